@@ -85,7 +85,7 @@ def _serve(arguments: list[str]) -> int:
 
     try:
         settings = read_settings(arguments)
-        check_model_source(settings.model_source(), settings.tensor_parallel_size)
+        check_model_source(settings.model_source(), settings.parallel_config())
     except ConfigError as fault:
         print(f"headrace serve: {fault}", file=sys.stderr)
         return 2

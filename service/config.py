@@ -84,13 +84,22 @@ class LoraConfig:
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
     """tensor_size: ranks that compute every layer together (ORCA's intra-layer parallelism), each on a device and in a
-    process of its own; 1: this process alone."""
+    process of its own. num_stages: so many such groups, each with its share of the layers (inter-layer parallelism).
+    Both 1: this process alone."""
 
     tensor_size: int = 1
+    num_stages: int = 1
 
     @property
     def num_ranks(self) -> int:
-        return self.tensor_size
+        return self.tensor_size * self.num_stages
+
+    def stage_of(self, rank: int) -> int:
+        """The first ranks are the last stage: what is drawn is rank 0's, which answers."""
+        return (rank // self.tensor_size - 1) % self.num_stages
+
+
+ONE_PROCESS = ParallelConfig()
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,11 +64,17 @@ def make_engine(
         clock,
         max_num_seqs=config.max_num_seqs,
         max_preemptions=config.max_preemptions,
+        num_lanes=settings.pipeline_parallel_size,
     )
     overlap = settings.overlap
     if overlap is None:
         overlap = loaded.device != "cpu"  # on a CPU the iteration itself holds the cores
-    masker = TokenBitmask(config.max_num_seqs, loaded.model_config.vocab_size, loaded.generation.eos_token_ids)
+    masker = TokenBitmask(
+        config.max_num_seqs,
+        loaded.model_config.vocab_size,
+        loaded.generation.eos_token_ids,
+        max(2, settings.pipeline_parallel_size),
+    )
     engine = Engine(
         scheduler,
         stand_in or parts.executor,

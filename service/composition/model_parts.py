@@ -35,7 +35,7 @@ from service.text.tokenizer import Tokenizer
 from service.text.tokenizer_config import read_tokenizer_config
 
 if TYPE_CHECKING:
-    from service.layers.tensor_parallel import TensorParallel
+    from service.layers.pipeline_stage import RankPlace
     from service.lora.adapter_store import AdapterReader, HostAdapter
     from service.runner.load import LoadedModel
 
@@ -72,6 +72,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
     embedder = _embedder(settings, folder)
     started_s = time.monotonic()
     # Not imported above: torch takes seconds, and HTTP already answers 503 meanwhile.
+    from service.layers.pipeline_stage import PlannedStage
     from service.layers.tensor_parallel import Planned
     from service.runner.device import choose_device, memory_bytes
     from service.runner.load import load_executor
@@ -84,10 +85,10 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
     device = choose_device(source.device)
     is_gpu, device_bytes = device.type == "cuda", memory_bytes(device)
     cache = settings.cache_config()
-    planned = Planned(settings.tensor_parallel_size)
-    num_seqs = NUM_SEQS
+    parallel, num_seqs = settings.parallel_config(), NUM_SEQS
     if is_gpu:
-        size = ModelSize.of(source, folder, device, cache, planned)
+        planned = Planned(parallel.tensor_size), PlannedStage(parallel.num_stages)
+        size = ModelSize.of(source, folder, device, cache, *planned)
         num_seqs = default_num_seqs(device_bytes, *size, cache)
     scheduler = settings.scheduler_config(
         num_seqs,
@@ -106,9 +107,10 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
         settings.log_level,
         settings.log_format,
         settings.lora_config(),
+        parallel,
     )
 
-    def load(parallel: TensorParallel) -> LoadedModel:
+    def load(place: RankPlace) -> LoadedModel:
         return load_executor(
             source,
             folder,
@@ -119,11 +121,12 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
             enforce_eager=enforce_eager,
             choices_file=settings.choices,
             lora=settings.lora_config(),
-            parallel=parallel,
+            parallel=place.parallel,
+            stage=place.stage,
         )
 
     loaded = ranks.load(task, load)
-    executor = ranks.executor(loaded.runner)
+    executor = ranks.executor(loaded.runner, is_gpu=is_gpu)
     recorder.record_startup("model", time.monotonic() - started_s)
     for phase, seconds in loaded.phases.items():
         recorder.record_startup(phase, seconds)

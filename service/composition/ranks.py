@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from service.config import ParallelConfig
 from service.core.stats import RankFacts
+from service.distributed.late_launch import LateLaunch
 from service.distributed.rank_loss import RankLoss
 from service.distributed.rank_processes import WORKER, RankProcesses
 from service.distributed.rank_status import Fact
@@ -20,7 +21,7 @@ from service.engine.ports import Executor
 from service.errors import ConfigError, ModelLoadError, ServerError
 
 if TYPE_CHECKING:
-    from service.layers.tensor_parallel import TensorParallel
+    from service.layers.pipeline_stage import RankPlace
     from service.lora.adapter_store import AdapterReader, AdapterStore
     from service.runner.load import LoadedModel
 
@@ -38,13 +39,13 @@ class Ranks(Protocol):
         thread."""
         ...
 
-    def load(self, task: RankTask, load: Callable[[TensorParallel], LoadedModel]) -> LoadedModel:
+    def load(self, task: RankTask, load: Callable[[RankPlace], LoadedModel]) -> LoadedModel:
         """Have every rank load its part, this one by `load`; returns once all can compute. In any thread. Raises what
         `load` raises, and ModelLoadError with a rank's own words if that one could not."""
         ...
 
-    def executor(self, local: Executor) -> Executor:
-        """Of plans, on all ranks; local: of this one's part. After `load`."""
+    def executor(self, local: Executor, *, is_gpu: bool) -> Executor:
+        """Of plans, on all ranks; local: of this one's part, on a GPU or not. After `load`."""
         ...
 
     def adapters(self, local: AdapterStore) -> AdapterReader:
@@ -66,12 +67,12 @@ class OneRank:
     def start(self, on_loss: Callable[[str], None]) -> None:
         pass
 
-    def load(self, task: RankTask, load: Callable[[TensorParallel], LoadedModel]) -> LoadedModel:
-        from service.layers.tensor_parallel import ALONE  # which brings torch: loaded by now
+    def load(self, task: RankTask, load: Callable[[RankPlace], LoadedModel]) -> LoadedModel:
+        from service.layers.pipeline_stage import RankPlace  # which brings torch: loaded by now
 
-        return load(ALONE)
+        return load(RankPlace())
 
-    def executor(self, local: Executor) -> Executor:
+    def executor(self, local: Executor, *, is_gpu: bool) -> Executor:
         return local
 
     def adapters(self, local: AdapterStore) -> AdapterReader:
@@ -91,6 +92,7 @@ class SeveralRanks:
     """This process is rank 0 of several. worker: as RankProcesses takes it."""
 
     def __init__(self, config: ParallelConfig, worker: Sequence[str] = WORKER) -> None:
+        self._config = config
         self._num_ranks = config.num_ranks
         self._worker = worker
         self._processes: RankProcesses | None = None
@@ -106,7 +108,7 @@ class SeveralRanks:
         self._watch = RankWatch(self._processes, self._loss)
         self._watch.start()
 
-    def load(self, task: RankTask, load: Callable[[TensorParallel], LoadedModel]) -> LoadedModel:
+    def load(self, task: RankTask, load: Callable[[RankPlace], LoadedModel]) -> LoadedModel:
         from service.distributed.process_groups import join_ranks  # which bring torch: loaded by now
         from service.distributed.rank_device import rank_device, reserved_bytes
 
@@ -116,7 +118,7 @@ class SeveralRanks:
             device = rank_device(task.source.device, 0, self._num_ranks)
             self._processes.tell(task)
             note_exchange = partial(statuses.note_exchange, 0)
-            loaded = load(join_ranks(0, self._num_ranks, self._processes.meeting_point, device, note_exchange))
+            loaded = load(join_ranks(0, self._config, self._processes.meeting_point, device, note_exchange))
             statuses.set(0, Fact.KV_BYTES, loaded.memory.kv_cache_bytes)
             self._memory_bytes = partial(reserved_bytes, device)
             self._watch.wait_until_ready()
@@ -132,11 +134,15 @@ class SeveralRanks:
             raise ModelLoadError(self._loss.reason) from fault
         return loaded
 
-    def executor(self, local: Executor) -> Executor:
+    def executor(self, local: Executor, *, is_gpu: bool) -> Executor:
         assert self._processes is not None and self._loss is not None
-        processes = self._processes
+        processes, config = self._processes, self._config
+        if config.num_stages > 1 and not is_gpu:
+            local = LateLaunch(local)
         take_dropped = processes.adapter_lines.take_dropped
-        return ToldExecutor(local, processes.writer, processes.statuses, self._loss, take_dropped)
+        return ToldExecutor(
+            local, processes.writer, processes.statuses, self._loss, take_dropped, num_peers=config.tensor_size
+        )
 
     def adapters(self, local: AdapterStore) -> AdapterReader:
         from service.distributed.shared_adapters import SharedAdapters  # which brings torch: loaded by now

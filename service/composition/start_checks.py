@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from service.config import ModelSource
+from service.config import ONE_PROCESS, ModelSource, ParallelConfig
 from service.errors import ConfigError
 from service.models.context_length import context_length
 from service.models.folder_checks import check_config, check_model_folder
 from service.models.implementation import ONE_RANK, choose_implementation
 from service.models.model_config import parse_model_config, read_config
 from service.models.model_folder import local_folder
-from service.models.rank_division import check_divides
+from service.models.rank_division import check_divides, check_stages
 from service.text.chat_template import check_template_file, load_chat_template
 
 
-def check_model_source(source: ModelSource, num_ranks: int = 1) -> None:
+def check_model_source(source: ModelSource, parallel: ParallelConfig = ONE_PROCESS) -> None:
     """Raises ConfigError if what is there, on this machine, cannot be served, or not by so many ranks; a hub id may yet
     turn out so."""
     folder = local_folder(source.model, source.revision)
@@ -28,8 +28,9 @@ def check_model_source(source: ModelSource, num_ranks: int = 1) -> None:
         if choose_implementation(fields, source.implementation, source.quantization) == "native":
             config = parse_model_config(fields, source.quantization)
             context_length(config, source.max_model_len)
-            check_divides(config, num_ranks)
-        elif num_ranks > 1:
+            check_stages(config, parallel.num_stages)
+            check_divides(config, parallel.tensor_size)
+        elif parallel.num_ranks > 1:
             raise ConfigError(ONE_RANK)
     if text_folder is not None:
         load_chat_template(text_folder, source.chat_template)

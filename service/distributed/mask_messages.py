@@ -1,7 +1,7 @@
 """Masks of grammars on their way to the other ranks: a message of their own, behind that of their plan.
 
 They are computed beside the forward pass, on rank 0 alone, which tells them when it needs them itself. A plan with
-masks is followed by exactly one such message, whatever becomes of it.
+masks is followed by exactly one such message, whatever becomes of it; other plans may stand between them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ToldMasks:
         return bits
 
     def settle(self) -> None:
-        """The plan is launched, or has failed: if nobody has waited for them, the others need not either."""
+        """The plan is computed, or has failed: if nobody has waited for them, the others need not either."""
         if not self._is_told:
             self._is_told = True
             self._writer.write(MessageKind.MASKS_FAILED)
@@ -48,19 +48,25 @@ def _packed(bits: memoryview) -> bytes:
 
 
 class HeardMasks:
-    """The same masks on another rank. take: the next message."""
+    """The same masks on another rank. read: have the next message read, which may be theirs."""
 
-    def __init__(self, rows: tuple[int, ...], take: Callable[[], Message]) -> None:
+    def __init__(self, rows: tuple[int, ...], read: Callable[[], None]) -> None:
         self.rows = rows
-        self._take = take
+        self._read = read
+        self._message: Message | None = None
         self._bits: memoryview | None = None
+
+    def hear(self, message: Message) -> None:
+        """Their own."""
+        self._message = message
 
     def wait(self) -> memoryview:
         """Raises RuntimeError where rank 0 has none: it fails with its plan, and so must this rank."""
+        while self._message is None:
+            self._read()
+        if self._message.kind is not MessageKind.MASKS:
+            raise RuntimeError("rank 0 has no masks for this plan")
         if self._bits is None:
-            message = self._take()
-            if message.kind is not MessageKind.MASKS:
-                raise RuntimeError("rank 0 has no masks for this plan")
-            shape = _SHAPE.unpack_from(message.payload)
-            self._bits = memoryview(message.payload)[_SHAPE.size :].cast("i", shape)
+            shape = _SHAPE.unpack_from(self._message.payload)
+            self._bits = memoryview(self._message.payload)[_SHAPE.size :].cast("i", shape)
         return self._bits

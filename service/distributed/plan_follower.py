@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.distributed.control_ring import Message, MessageKind, RingReader
+from service.distributed.drawn_messages import HeardDraws, NoteDrawn
 from service.distributed.integers import IntegerReader
 from service.distributed.mask_messages import HeardMasks
 from service.distributed.plan_codec import PlanDecoder
@@ -27,7 +28,8 @@ class PlanFollower:
     """It decides nothing, and waits for no result: what its device has computed is noted when it is there.
 
     executor: this rank's part. on_idle: called at most once in IDLE_LOOK_S, where no message came for as long.
-    drop_adapters: told of those that no later plan names.
+    drop_adapters: told of those that no later plan names. note_drawn: told what the last stage draws; None: it is of no
+    use here.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class PlanFollower:
         statuses: RankStatuses,
         on_idle: Callable[[], None] = lambda: None,
         drop_adapters: Callable[[Sequence[int]], None] = lambda adapter_ids: None,
+        note_drawn: NoteDrawn | None = None,
     ) -> None:
         self._rank = rank
         self._reader = reader
@@ -45,7 +48,10 @@ class PlanFollower:
         self._statuses = statuses
         self._on_idle = on_idle
         self._drop_adapters = drop_adapters
-        self._decoder = PlanDecoder(lambda rows: HeardMasks(rows, self._take))
+        self._decoder = PlanDecoder(self._await_masks)
+        self._draws = None if note_drawn is None else HeardDraws(note_drawn)
+        self._awaiting_masks: deque[HeardMasks] = deque()
+        self._ahead: deque[Message] = deque()  # read while masks were waited for
         self._launched: deque[PendingIteration] = deque()
         self._num_launched = self._num_done = 0
 
@@ -56,17 +62,37 @@ class PlanFollower:
 
     def follow_one(self) -> None:
         """Take the next message and do what it says."""
-        message = self._take()
+        if not self._ahead:
+            self._read()
+        if not self._ahead:  # masks, which their plan has now
+            return
+        message = self._ahead.popleft()
         if message.kind is MessageKind.PLAN:
             started_ns = time.monotonic_ns()
             self._launch(self._decoder.decode(message.payload))
             self._statuses.add(self._rank, Fact.BUSY_NS, time.monotonic_ns() - started_ns)
         elif message.kind is MessageKind.ADAPTERS_DROPPED:
             self._drop_adapters(IntegerReader(message.payload).many())
-        # Else masks that nobody has waited for: their plan had failed before.
+        elif message.kind is MessageKind.DRAWN and self._draws is not None:
+            self._draws.hear(message.payload)
+
+    def _await_masks(self, rows: tuple[int, ...]) -> HeardMasks:
+        masks = HeardMasks(rows, self._read)
+        self._awaiting_masks.append(masks)
+        return masks
+
+    def _read(self) -> None:
+        """The next message: masks go to their plan, all others are looked at in their turn."""
+        message = self._take()
+        if message.kind in (MessageKind.MASKS, MessageKind.MASKS_FAILED):
+            self._awaiting_masks.popleft().hear(message)
+        else:
+            self._ahead.append(message)
 
     def _launch(self, plan: IterationPlan) -> None:
         self._num_launched += 1
+        if self._draws is not None and plan.num_draws:
+            self._draws.expect(self._num_launched, plan)
         try:
             pending = self._executor.launch(plan)
         except Exception as fault:

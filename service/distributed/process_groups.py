@@ -10,11 +10,18 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+from torch.distributed import ProcessGroup
 
+from service.config import ParallelConfig
 from service.layers.group_parallel import GroupParallel, memory_of_gpus
+from service.layers.group_stage import GroupStage
+from service.layers.pipeline_stage import WHOLE, PipelineStage, RankPlace
+from service.layers.tensor_parallel import ALONE, TensorParallel
 
 _PATIENCE = timedelta(hours=1)
 """Of a collective. Who waits so long waits for a rank that is lost, which is found out otherwise."""
+
+NoteExchange = Callable[[int], None]
 
 ENVIRONMENT: Mapping[str, str] = {
     # Multicast of NVLink can take a host's GPUs out of service.
@@ -29,11 +36,11 @@ ENVIRONMENT: Mapping[str, str] = {
 
 def join_ranks(
     rank: int,
-    num_ranks: int,
+    config: ParallelConfig,
     meeting_point: str,
     device: torch.device,
-    note_exchange: Callable[[int], None] = lambda nanoseconds: None,
-) -> GroupParallel:
+    note_exchange: NoteExchange = lambda nanoseconds: None,
+) -> RankPlace:
     """Returns once every rank has come. meeting_point: a file that all share. device: this rank's own. note_exchange:
     as GroupParallel takes it."""
     os.environ.update(ENVIRONMENT)
@@ -42,15 +49,52 @@ def join_ranks(
     is_cuda = device.type == "cuda"
     dist.init_process_group(
         "nccl" if is_cuda else "gloo",
-        store=FileStore(meeting_point, num_ranks),
+        store=FileStore(meeting_point, config.num_ranks),
         rank=rank,
-        world_size=num_ranks,
+        world_size=config.num_ranks,
         timeout=_PATIENCE,
         device_id=device if is_cuda else None,
     )
-    group = dist.group.WORLD
-    assert group is not None
-    if not is_cuda:
-        return GroupParallel(group, note_exchange=note_exchange)
-    host_group = dist.new_group(backend="gloo")
+    return place_of(rank, config, device, note_exchange)
+
+
+def place_of(
+    rank: int,
+    config: ParallelConfig,
+    device: torch.device,
+    note_exchange: NoteExchange = lambda nanoseconds: None,
+) -> RankPlace:
+    """Of a rank that has joined the others, who all call this."""
+    return RankPlace(_parallel(rank, config, device, note_exchange), _stage(rank, config))
+
+
+def _parallel(rank: int, config: ParallelConfig, device: torch.device, note_exchange: NoteExchange) -> TensorParallel:
+    """Of this rank's stage."""
+    size = config.tensor_size
+    if size == 1:
+        return ALONE
+    stages = [list(range(first, first + size)) for first in range(0, config.num_ranks, size)]
+    if device.type != "cuda":
+        return GroupParallel(_own_group(rank, stages, "gloo"), note_exchange=note_exchange)
+    group = _own_group(rank, stages, "nccl", device)
+    host_group = _own_group(rank, stages, "gloo")
     return GroupParallel(group, host_group, memory_of_gpus(group, host_group, device), note_exchange)
+
+
+def _stage(rank: int, config: ParallelConfig) -> PipelineStage:
+    if config.num_stages == 1:
+        return WHOLE
+    size, num_ranks = config.tensor_size, config.num_ranks
+    columns = [list(range(first, num_ranks, size)) for first in range(size)]
+    whole = dist.group.WORLD
+    assert whole is not None
+    before, behind = (rank - size) % num_ranks, (rank + size) % num_ranks
+    column = _own_group(rank, columns, "gloo")
+    return GroupStage(config.stage_of(rank), config.num_stages, before, behind, whole, column)
+
+
+def _own_group(rank: int, groups: list[list[int]], backend: str, device: torch.device | None = None) -> ProcessGroup:
+    """This rank's among disjoint groups, which all ranks make together."""
+    made = [dist.new_group(ranks, backend=backend, device_id=device) for ranks in groups]
+    own: ProcessGroup = made[next(place for place, ranks in enumerate(groups) if rank in ranks)]
+    return own

@@ -23,8 +23,8 @@ def rank_device(requested: Literal["auto", "cpu", "cuda"], rank: int, num_ranks:
         return device
     if torch.cuda.device_count() < num_ranks:
         raise ConfigError(
-            f"tensor-parallel-size: {num_ranks} ranks need a GPU each, {torch.cuda.device_count()} can be seen "
-            "(see CUDA_VISIBLE_DEVICES)"
+            f"tensor-parallel-size x pipeline-parallel-size: {num_ranks} ranks need a GPU each, "
+            f"{torch.cuda.device_count()} can be seen (see CUDA_VISIBLE_DEVICES)"
         )
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)

@@ -9,6 +9,7 @@ from service.distributed.process_groups import join_ranks
 from service.distributed.rank_device import rank_device, reserved_bytes, stay_near
 from service.distributed.rank_status import RankStatuses
 from service.distributed.rank_task import Inherited, RankModel, RankTask
+from service.layers.pipeline_stage import is_first
 from service.runner.load import load_executor
 
 logger = logging.getLogger("headrace")
@@ -17,11 +18,11 @@ logger = logging.getLogger("headrace")
 def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
     """Raises ConfigError or ModelLoadError as `load_executor` does, and what torch raises where another rank is
     gone."""
-    rank, num_ranks = inherited.rank, inherited.num_ranks
-    device = rank_device(task.source.device, rank, num_ranks)
+    rank = inherited.rank
+    device = rank_device(task.source.device, rank, inherited.num_ranks)
     stay_near(device)
-    note_exchange = partial(RankStatuses(inherited.statuses, num_ranks).note_exchange, rank)
-    parallel = join_ranks(rank, num_ranks, f"/proc/self/fd/{inherited.meeting_point}", device, note_exchange)
+    note_exchange = partial(RankStatuses(inherited.statuses, inherited.num_ranks).note_exchange, rank)
+    place = join_ranks(rank, task.parallel, f"/proc/self/fd/{inherited.meeting_point}", device, note_exchange)
     loaded = load_executor(
         task.source,
         task.folder,
@@ -30,13 +31,16 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
         task.max_num_batched_tokens,
         enforce_eager=task.enforce_eager,
         lora=task.lora,
-        parallel=parallel,
+        parallel=place.parallel,
+        stage=place.stage,
     )
     logger.info("memory of %s: %s", device, loaded.memory)
+    embeds_draws = place.stage.size > 1 and is_first(place.stage)
     return RankModel(
         loaded.runner,
         loaded.memory.kv_cache_bytes,
         lambda: reserved_bytes(device),
         device.type == "cuda",
         loaded.adapters,
+        loaded.runner.note_drawn if embeds_draws else None,
     )

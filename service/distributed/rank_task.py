@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from service.config import CacheConfig, LoraConfig, ModelSource
+from service.config import ONE_PROCESS, CacheConfig, LoraConfig, ModelSource, ParallelConfig
 from service.distributed.control_ring import RingPlace
+from service.distributed.drawn_messages import NoteDrawn
 from service.engine.ports import Executor
 from service.process.log_format import LogFormat
 
@@ -30,7 +31,7 @@ class Inherited:
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """As the arguments of `load_executor` (service/runner/load.py), and how its log is written."""
+    """As the arguments of `load_executor` (service/runner/load.py), how its log is written, and who computes what."""
 
     source: ModelSource
     folder: Path
@@ -41,6 +42,7 @@ class RankTask:
     log_level: str
     log_format: LogFormat
     lora: LoraConfig | None = None
+    parallel: ParallelConfig = ONE_PROCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,12 @@ class HoldsAdapters(Protocol):
 @dataclass(frozen=True, slots=True)
 class RankModel:
     """executor: of this rank's part. kv_bytes: its part of all KV blocks. memory_bytes: what this process's allocator
-    has of the device by now; any thread. is_gpu: a device of its own computes. adapters: None where none are served."""
+    has of the device by now; any thread. is_gpu: a device of its own computes. adapters: None where none are served.
+    note_drawn: where the last stage's draws are embedded; None elsewhere."""
 
     executor: Executor
     kv_bytes: int
     memory_bytes: Callable[[], int]
     is_gpu: bool
     adapters: HoldsAdapters | None = None
+    note_drawn: NoteDrawn | None = None

@@ -10,6 +10,7 @@ from dataclasses import replace
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import FinishedTransfer, IterationResult
 from service.distributed.control_ring import MessageKind, ReaderStalled, RingWriter
+from service.distributed.drawn_messages import write_drawn
 from service.distributed.integers import IntegerWriter
 from service.distributed.mask_messages import ToldMasks
 from service.distributed.plan_codec import PlanEncoder
@@ -31,8 +32,11 @@ class ToldExecutor:
 
     A plan is told before rank 0 begins it: so the others have it while their devices still compute the one before.
     Nobody waits for their results but rank 0's own. It waits for them in two cases only: a transfer has finished once
-    every rank's has, and a plan that fails must fail on all, or their states differ from then on: then the ranks are
-    lost.
+    every rank's has, and a plan that fails must fail on all ranks of its stage, or their states differ from then on:
+    then the ranks are lost. Rank 0 is of the last stage. What fails there has been handed over by those before it, so
+    for them it is a plan as any other; what fails on one of these alone is the end of all.
+
+    num_peers: ranks of rank 0's stage, which are the first ones; None: all are.
     """
 
     def __init__(
@@ -42,11 +46,13 @@ class ToldExecutor:
         statuses: RankStatuses,
         loss: RankLoss,
         take_dropped: Callable[[], Sequence[int]] = tuple,
+        num_peers: int | None = None,
     ) -> None:
         self._local = local
         self._writer = writer
         self._statuses = statuses
         self._others = range(1, statuses.num_ranks)
+        self._peers = self._others if num_peers is None else range(1, num_peers)
         self._loss = loss
         self._take_dropped = take_dropped
         self._encoder = PlanEncoder()
@@ -67,39 +73,44 @@ class ToldExecutor:
         try:
             pending = self._local.launch(plan if masks is None else replace(plan, masks=masks))
         except BaseException:
-            self._settle(masks)
-            self.failed(number)
+            self.failed(number, plan, masks)
             raise
-        self._settle(masks)
-        return _ToldIteration(pending, number, self, awaits_transfer=plan.awaits_transfer)
+        return _ToldIteration(pending, number, self, plan, masks)
 
-    def completed(self, number: int, result: IterationResult, *, awaits_transfer: bool) -> IterationResult:
-        """Plan `number` is computed. Its result, with the transfers that have finished on every rank."""
+    def completed(
+        self, number: int, plan: IterationPlan, masks: ToldMasks | None, result: IterationResult
+    ) -> IterationResult:
+        """The plan, number `number`, is computed. Its result, with the transfers that have finished on every rank."""
+        self._settle(masks)
+        self._tell_drawn(number, plan, result.token_ids)
         self._statuses.set(0, Fact.PLANS_DONE, number)
         if not (result.finished_transfers or self._held):
             return result
         self._held |= {each.transfer_id: each for each in result.finished_transfers}
         finished = self._take_finished()
-        while awaits_transfer and not finished and self._held:
+        while plan.awaits_transfer and not finished and self._held:
             self._loss.check()
             time.sleep(_LOOK_EVERY_S)
             finished = self._take_finished()
         return replace(result, finished_transfers=finished)
 
-    def failed(self, number: int) -> None:
-        """Plan `number` has failed here. Returns once it has on every rank, or the ranks are lost."""
+    def failed(self, number: int, plan: IterationPlan, masks: ToldMasks | None) -> None:
+        """The plan, number `number`, has failed here. Returns once it has on all ranks of this stage, or the ranks are
+        lost."""
+        self._settle(masks)
+        self._tell_drawn(number, plan, ())
         self._held.clear()
         self._last_failed = number
         self._statuses.set(0, Fact.LAST_FAILED, number)
         self._statuses.set(0, Fact.PLANS_DONE, number)
         deadline_s = time.monotonic() + AGREES_WITHIN_S
-        while any(self._statuses.get(rank, Fact.PLANS_DONE) < number for rank in self._others):
+        while any(self._statuses.get(rank, Fact.PLANS_DONE) < number for rank in self._peers):
             if self._loss.reason is not None:
                 return
             if time.monotonic() > deadline_s:
                 break
             time.sleep(_LOOK_EVERY_S)
-        differing = [rank for rank in self._others if self._statuses.get(rank, Fact.LAST_FAILED) < number]
+        differing = [rank for rank in self._peers if self._statuses.get(rank, Fact.LAST_FAILED) < number]
         if differing:
             self._loss.declare(f"an iteration failed on rank 0, but not on rank {differing[0]}")
 
@@ -111,10 +122,17 @@ class ToldExecutor:
 
     def _settle(self, masks: ToldMasks | None) -> None:
         if masks is not None:
-            try:
-                masks.settle()
-            except ReaderStalled as fault:
-                self._loss.declare(str(fault))
+            self._tell(masks.settle)
+
+    def _tell_drawn(self, number: int, plan: IterationPlan, token_ids: tuple[int, ...]) -> None:
+        if len(self._peers) < len(self._others) and plan.num_draws:
+            self._tell(lambda: self._writer.write(MessageKind.DRAWN, write_drawn(number, token_ids)))
+
+    def _tell(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except ReaderStalled as fault:
+            self._loss.declare(str(fault))
 
     def _check(self) -> None:
         """Raises if the ranks are lost; or another failed where rank 0 did not, for then they are."""
@@ -136,18 +154,22 @@ class _ToldIteration:
     """Rank 0's part of an iteration that all ranks compute."""
 
     def __init__(
-        self, pending: PendingIteration, number: int, executor: ToldExecutor, *, awaits_transfer: bool
+        self,
+        pending: PendingIteration,
+        number: int,
+        executor: ToldExecutor,
+        plan: IterationPlan,
+        masks: ToldMasks | None,
     ) -> None:
         self._pending = pending
-        self._number = number
         self._executor = executor
-        self._awaits_transfer = awaits_transfer
+        self._told = number, plan, masks
         self.is_done = pending.is_done
 
     def wait(self) -> IterationResult:
         try:
             result = self._pending.wait()
         except BaseException:
-            self._executor.failed(self._number)
+            self._executor.failed(*self._told)
             raise
-        return self._executor.completed(self._number, result, awaits_transfer=self._awaits_transfer)
+        return self._executor.completed(*self._told, result)

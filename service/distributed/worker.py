@@ -61,9 +61,8 @@ def _serve(lifeline: Connection, inherited: Inherited, task: RankTask, load: Loa
 
         tell_memory()
         reader = RingReader(inherited.ring, rank, SPINS_S if loaded.is_gpu else 0.0)
-        follower = PlanFollower(
-            rank, reader, loaded.executor, statuses, tell_memory, _take_adapters(inherited, loaded, statuses)
-        )
+        take_adapters = _take_adapters(inherited, loaded, statuses)
+        follower = PlanFollower(rank, reader, loaded.executor, statuses, tell_memory, take_adapters, loaded.note_drawn)
         lifeline.send(RankReady())
         with settled(is_gpu=loaded.is_gpu):
             follower.follow()

@@ -22,7 +22,7 @@ _GIBIBYTE = 1 << 30
 def check_model(settings: Settings) -> Iterator[Finding]:
     source = settings.model_source()
     try:
-        check_model_source(source, settings.tensor_parallel_size)
+        check_model_source(source, settings.parallel_config())
         folder = local_folder(source.model, source.revision)
         if folder is None:
             yield _hub_model(source.model, source.revision)
@@ -73,14 +73,17 @@ def room_for(settings: Settings, folder: Path) -> Room:
     """Raises ModelLoadError."""
     import torch
 
+    from service.layers.pipeline_stage import PlannedStage
     from service.layers.tensor_parallel import Planned
     from service.runner.device import choose_device
     from service.runner.memory_profile import cpu_memory, profile_cpu
     from service.runner.model_size import ModelSize
 
     source, cache = settings.model_source(), settings.cache_config()
+    parallel = settings.parallel_config()
     device = choose_device(source.device)
-    size = ModelSize.of(source, folder, device, cache, Planned(settings.tensor_parallel_size))
+    planned = Planned(parallel.tensor_size), PlannedStage(parallel.num_stages)
+    size = ModelSize.of(source, folder, device, cache, *planned)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         usable = int(settings.gpu_memory_utilization * total) - (total - free) - size.weights_bytes

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from kernels.quantized_weight import FP8
 from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache
-from service.layers.embedding import OutputHead, TokenEmbedding
+from service.layers.embedding import HEAD_NAME, OutputHead, TokenEmbedding
 from service.layers.layer import Layer
 from service.layers.linear import NamedLinear
 from service.layers.mixture_of_experts import MixtureOfExperts
+from service.layers.pipeline_stage import WHOLE, PipelineStage, is_first, is_last, layers_of
 from service.layers.projection import Projection
 from service.layers.rotary import RotaryEmbedding
 from service.layers.shard import Shard
@@ -25,15 +26,24 @@ from service.layers.weight_storage import Destination, WeightStorage
 class CausalLM(Layer, ABC):
     """Token ids to hidden states to logits, over a paged KV cache, for a flat batch of T tokens.
 
-    Its life: constructed (on the meta device, so without memory) -> `shard` if several ranks compute it -> `store` of
-    quantized weights (quantized_model.py) -> `materialize` -> weights written through `checkpoint_tensors` ->
-    `finish_reading` -> `build_positions` -> each of `projections` has got its method -> `settle` -> forward. A
-    projection without one multiplies by its plain weight.
+    Its life: constructed (on the meta device, so without memory) -> `cut` if it is one stage of several -> `shard` if
+    several ranks compute each layer -> `store` of quantized weights (quantized_model.py) -> `materialize` -> weights
+    written through `checkpoint_tensors` -> `finish_reading` -> `build_positions` -> each of `projections` has got its
+    method -> `settle` -> forward. A projection without one multiplies by its plain weight.
+
+    hidden_size: of what stages hand over. first_layer: of this stage. dtype: from `materialize` on.
     """
 
     embedding: TokenEmbedding
     head: OutputHead
+    blocks: nn.ModuleList
     parallel: TensorParallel = ALONE
+    stage: PipelineStage = WHOLE
+    first_layer = 0
+    hidden_size: int
+    dtype: torch.dtype
+    _other_layers: frozenset[int] = frozenset()
+    _other_ends: frozenset[str] = frozenset()
 
     @abstractmethod
     def forward(
@@ -42,11 +52,13 @@ class CausalLM(Layer, ABC):
         positions: Tensor,
         caches: Sequence[LayerCache],
         attention: AttentionInputs,
+        received: Tensor | None = None,
     ) -> Tensor:
         """token_ids, positions [T] int64. caches: of each layer, to which the tokens' keys and values are written.
+        received [T, hidden_size]: what the stage before has handed over, in the embedding's place; overwritten.
 
         Returns the last layer's output, [T, hidden_size], or [N, hidden_size] of the rows where it is read
-        (`AttentionInputs.read_at`).
+        (`AttentionInputs.read_at`); of a stage before the last one, what is to be handed over.
         """
 
     @abstractmethod
@@ -80,15 +92,24 @@ class CausalLM(Layer, ABC):
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint may hold a tensor of this name that the model does not need."""
-        ignored = self.ignored_checkpoint_names()
-        return name in ignored or self.optional_prefix + name in ignored
+        ignored, full = self.ignored_checkpoint_names(), self.optional_prefix + name
+        return name in ignored or full in ignored or self._is_elsewhere(name) or self._is_elsewhere(full)
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether the tensor is another stage's."""
+        before, _, behind = name.partition(self.layer_prefix)
+        number = behind.partition(".")[0]
+        is_other = not before and number.isdecimal() and int(number) in self._other_layers
+        return is_other or name.rpartition(".")[0] in self._other_ends
 
     def checkpoint_shards(self) -> dict[str, Shard]:
         """Of those of `checkpoint_tensors` that are parts of stored tensors, which part; of others there is none. Also
         by other names that a checkpoint may have (`checkpoint_places`)."""
         if self.parallel.size == 1:
             return {}
-        shards = self.embedding.checkpoint_shards(self.embedding_name) | self.head.checkpoint_shards()
+        shards = self.embedding.checkpoint_shards(self.embedding_name) if self.has_embedding else {}
+        if is_last(self.stage):
+            shards |= self.head.checkpoint_shards()
         for linears in self.block_linears():
             for names, linear, _ in linears:
                 shards |= linear.checkpoint_shards(*names)
@@ -110,10 +131,43 @@ class CausalLM(Layer, ABC):
         """In a checkpoint."""
         return "model.embed_tokens.weight"
 
+    def ignored_head_names(self) -> frozenset[str]:
+        """A tied head that was saved all the same."""
+        return self.head.ignored_checkpoint_names() if is_last(self.stage) else frozenset({HEAD_NAME + ".weight"})
+
+    @property
+    def layer_prefix(self) -> str:
+        """Of the names of the layers' tensors in a checkpoint; a layer's number comes behind it."""
+        return "model.layers."
+
+    @property
+    def has_embedding(self) -> bool:
+        """The first stage has it, and the last one if its head is tied to it."""
+        return is_first(self.stage) or (is_last(self.stage) and self.head.is_tied)
+
+    @property
+    def ends(self) -> tuple[Sequence[str], Sequence[str]]:
+        """The submodules before the layers and those behind them."""
+        return ("embedding",), ("norm", "head")
+
     @property
     def optional_prefix(self) -> str:
         """A prefix of the names that a checkpoint may leave out of all of them, as one without an output head does."""
         return ""
+
+    def cut(self, stage: PipelineStage) -> None:
+        """Become this stage: what the others have is there no more."""
+        num_layers, whole = len(self.blocks), self.checkpoint_tensors().keys()
+        layers = layers_of(stage, num_layers)
+        self.stage, self.first_layer = stage, layers.start
+        self.blocks = self.blocks[layers.start : layers.stop]
+        first, last = self.ends
+        gone = set(() if is_first(stage) else first) | set(() if is_last(stage) else last)
+        for name in gone - ({"embedding"} if self.has_embedding else set()):
+            delattr(self, name)
+        self._other_layers = frozenset(range(num_layers)) - frozenset(layers)
+        there = self.checkpoint_tensors().keys()
+        self._other_ends = frozenset(n.rpartition(".")[0] for n in whole - there if not n.startswith(self.layer_prefix))
 
     def shard(self, parallel: TensorParallel) -> None:
         self.parallel = parallel
@@ -127,11 +181,12 @@ class CausalLM(Layer, ABC):
             projection.finish_reading(dtype)
 
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Give the parameters memory, those that are floats of dtype, and what quantized weights are read into; the
-        values are undefined.
+        """Give the parameters memory, those that are floats of `dtype`, from now on the model's, and what quantized
+        weights are read into; the values are undefined.
 
         Not by `to_empty`: to ask whether a tensor is a fake one, torch imports sympy for it, 1.7 s of a start.
         """
+        self.dtype = dtype
         for module in self.modules():
             for name, shape_of in module.named_parameters(recurse=False):
                 own_dtype = dtype if shape_of.is_floating_point() else shape_of.dtype

@@ -17,6 +17,7 @@ from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.linear import Product
 from service.layers.offset_rms_norm import OffsetRMSNorm, ResidualOffsetRMSNorm
+from service.layers.pipeline_stage import is_last
 from service.layers.rotary import RotaryEmbedding
 from service.layers.weight_storage import Destination
 from service.models.gemma_config import GemmaConfig
@@ -99,16 +100,24 @@ class Gemma(Llama):
         self._logit_softcap = facts.logit_softcap
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, caches: Sequence[LayerCache], attention: AttentionInputs
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        caches: Sequence[LayerCache],
+        attention: AttentionInputs,
+        received: Tensor | None = None,
     ) -> Tensor:
-        x, residual = self.embedding(token_ids), None
-        x = x * self._embedding_scale
+        x, residual = self.embedding(token_ids) * self._embedding_scale if received is None else received, None
         turns = self.rotary(positions)
         local_turns = turns if self.local_rotary is None else self.local_rotary(positions)
-        layers = zip(self.blocks, caches, attention.by_layer(len(self.blocks)), self._is_local, strict=True)
+        are_local = self._is_local[self.first_layer : self.first_layer + len(self.blocks)]
+        layers = zip(self.blocks, caches, attention.by_layer(len(self.blocks)), are_local, strict=True)
         for block, cache, inputs, is_local in layers:
             x, residual = block(x, residual, *(local_turns if is_local else turns), cache, inputs)
-        hidden, _ = self.norm(_value(x), residual)
+        x = _value(x)
+        if not is_last(self.stage):
+            return x if residual is None else x + residual
+        hidden, _ = self.norm(x, residual)
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

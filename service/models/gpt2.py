@@ -12,6 +12,7 @@ from service.layers.layer import Layer
 from service.layers.layer_norm import ResidualLayerNorm
 from service.layers.linear import NamedLinear, linear_tensors
 from service.layers.mlp import Mlp
+from service.layers.pipeline_stage import is_first, is_last
 from service.layers.shard import Shard
 from service.layers.weight_storage import Destination, QuantizedRows
 from service.models.causal_lm import CausalLM
@@ -56,6 +57,7 @@ class Gpt2Block(Layer):
 class Gpt2(CausalLM):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.hidden_size = config.hidden_size
         self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size)
         self.positions = PositionEmbedding(config.max_position_embeddings, config.hidden_size)
         self.blocks = nn.ModuleList(Gpt2Block(config) for _ in range(config.num_layers))
@@ -69,10 +71,14 @@ class Gpt2(CausalLM):
         positions: Tensor,
         caches: Sequence[LayerCache],
         attention: AttentionInputs,
+        received: Tensor | None = None,
     ) -> Tensor:
-        x, residual = self.embedding(token_ids) + self.positions(positions), None
+        x = self.embedding(token_ids) + self.positions(positions) if received is None else received
+        residual = None
         for block, cache, inputs in zip(self.blocks, caches, attention.by_layer(len(self.blocks)), strict=True):
             x, residual = block(x, residual, cache, inputs)
+        if not is_last(self.stage):
+            return x if residual is None else x + residual
         hidden, _ = self.norm(x, residual)
         return hidden
 
@@ -81,16 +87,20 @@ class Gpt2(CausalLM):
 
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
         blocks = [block for block in self.blocks if isinstance(block, Gpt2Block)]
-        return [[each.below(f"transformer.h.{i}.") for each in block.linears()] for i, block in enumerate(blocks)]
+        return [
+            [each.below(f"transformer.h.{i}.") for each in block.linears()]
+            for i, block in enumerate(blocks, self.first_layer)
+        ]
 
     def checkpoint_tensors(self) -> dict[str, Destination]:
-        table: dict[str, Destination] = {
-            **self.embedding.checkpoint_tensors(self.embedding_name),
-            "transformer.wpe.weight": self.positions.weight.detach(),
-            **self.norm.checkpoint_tensors("transformer.ln_f"),
-            **self.head.checkpoint_tensors(),
-        }
-        for i, block in enumerate(self.blocks):
+        table: dict[str, Destination] = {}
+        if self.has_embedding:
+            table |= self.embedding.checkpoint_tensors(self.embedding_name)
+        if is_first(self.stage):
+            table["transformer.wpe.weight"] = self.positions.weight.detach()
+        if is_last(self.stage):
+            table |= {**self.norm.checkpoint_tensors("transformer.ln_f"), **self.head.checkpoint_tensors()}
+        for i, block in enumerate(self.blocks, self.first_layer):
             assert isinstance(block, Gpt2Block)
             table |= {f"transformer.h.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
         return table
@@ -104,6 +114,14 @@ class Gpt2(CausalLM):
         return shards
 
     @property
+    def ends(self) -> tuple[Sequence[str], Sequence[str]]:
+        return ("embedding", "positions"), ("norm", "head")
+
+    @property
+    def layer_prefix(self) -> str:
+        return "transformer.h."
+
+    @property
     def embedding_name(self) -> str:
         return "transformer.wte.weight"
 
@@ -114,8 +132,9 @@ class Gpt2(CausalLM):
 
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """Causal masks, which checkpoints of several years hold, and a tied head that was saved all the same."""
-        masks = {f"transformer.h.{i}.attn.{mask}" for i in range(len(self.blocks)) for mask in ("bias", "masked_bias")}
-        return frozenset(masks) | self.head.ignored_checkpoint_names()
+        layers = range(self.first_layer, self.first_layer + len(self.blocks))
+        masks = {f"transformer.h.{i}.attn.{mask}" for i in layers for mask in ("bias", "masked_bias")}
+        return frozenset(masks) | self.ignored_head_names()
 
 
 def _transposed(tensors: dict[str, Destination]) -> dict[str, Destination]:

@@ -22,6 +22,7 @@ from service.layers.layer import Layer
 from service.layers.linear import Linear, NamedLinear, Product, linear_tensors
 from service.layers.linear_method import Normed
 from service.layers.mixture_of_experts import USUAL_NAMES, ExpertNames, MixtureOfExperts
+from service.layers.pipeline_stage import is_last
 from service.layers.rms_norm import ResidualRMSNorm
 from service.layers.rotary import RotaryEmbedding
 from service.layers.shard import Shard
@@ -152,6 +153,7 @@ class Llama(CausalLM):
         experts: ExpertNames = USUAL_NAMES,
     ) -> None:
         super().__init__()
+        self.hidden_size = config.hidden_size
         self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size)
         assert config.rope is not None
         self.rotary = RotaryEmbedding(config.rope)
@@ -170,13 +172,17 @@ class Llama(CausalLM):
         positions: Tensor,
         caches: Sequence[LayerCache],
         attention: AttentionInputs,
+        received: Tensor | None = None,
     ) -> Tensor:
-        x, residual = self.embedding(token_ids), None
+        x, residual = self.embedding(token_ids) if received is None else received, None
         cos, sin = self.rotary(positions)
         for block, cache, inputs in zip(self.blocks, caches, attention.by_layer(len(self.blocks)), strict=True):
             x, residual = block(x, residual, cos, sin, cache, inputs)
         # Not with the product at once: of the normed rows some are chosen before the head multiplies them.
-        hidden, _ = self.norm(x.value() if isinstance(x, Product) else x, residual)
+        x = x.value() if isinstance(x, Product) else x
+        if not is_last(self.stage):
+            return x if residual is None else x + residual
+        hidden, _ = self.norm(x, residual)
         return hidden
 
     @property
@@ -219,22 +225,25 @@ class Llama(CausalLM):
 
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
         blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
-        return [[each.below(f"model.layers.{i}.") for each in block.linears()] for i, block in enumerate(blocks)]
+        return [
+            [each.below(f"model.layers.{i}.") for each in block.linears()]
+            for i, block in enumerate(blocks, self.first_layer)
+        ]
 
     def checkpoint_tensors(self) -> dict[str, Destination]:
-        table: dict[str, Destination] = {
-            **self.embedding.checkpoint_tensors(self.embedding_name),
-            "model.norm.weight": self.norm.weight.detach(),
-            **self.head.checkpoint_tensors(),
-        }
-        for i, block in enumerate(self.blocks):
+        table: dict[str, Destination] = {}
+        if self.has_embedding:
+            table |= self.embedding.checkpoint_tensors(self.embedding_name)
+        if is_last(self.stage):
+            table |= {"model.norm.weight": self.norm.weight.detach(), **self.head.checkpoint_tensors()}
+        for i, block in enumerate(self.blocks, self.first_layer):
             assert isinstance(block, LlamaBlock)
             table |= {f"model.layers.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
         return table
 
     def checkpoint_shards(self) -> dict[str, Shard]:
         shards = super().checkpoint_shards()
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.blocks, self.first_layer):
             if self.parallel.size > 1 and isinstance(block, LlamaBlock):
                 experts = block.mlp.checkpoint_shards() if isinstance(block.mlp, MixtureOfExperts) else {}
                 of_block = block.attention.norm_shards() | experts
@@ -244,7 +253,7 @@ class Llama(CausalLM):
     def checkpoint_places(self, stored: Collection[str]) -> dict[str, Destination]:
         """Besides, all experts' weights may stand in one tensor."""
         places = super().checkpoint_places(stored)
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.blocks, self.first_layer):
             if isinstance(block, LlamaBlock) and isinstance(block.mlp, MixtureOfExperts):
                 for name, (tensor, replaced) in block.mlp.substitutes().items():
                     if (full := f"model.layers.{i}.{name}") in stored:
@@ -255,5 +264,6 @@ class Llama(CausalLM):
 
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """Frequency tables that early checkpoints hold, and a tied head that was saved all the same."""
-        tables = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(len(self.blocks))}
-        return frozenset(tables) | self.head.ignored_checkpoint_names()
+        layers = range(self.first_layer, self.first_layer + len(self.blocks))
+        tables = frozenset(f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in layers)
+        return tables | self.ignored_head_names()

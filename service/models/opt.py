@@ -12,6 +12,7 @@ from service.layers.layer import Layer
 from service.layers.layer_norm import ResidualLayerNorm
 from service.layers.linear import Linear, NamedLinear, linear_tensors
 from service.layers.mlp import Mlp
+from service.layers.pipeline_stage import is_first, is_last
 from service.layers.weight_storage import Destination
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
@@ -68,6 +69,7 @@ class Opt(CausalLM):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         size, embedding_size = config.hidden_size, config.embedding_size
+        self.hidden_size = size
         self.embedding = TokenEmbedding(config.vocab_size, embedding_size)
         self.positions = PositionEmbedding(config.max_position_embeddings, size, _POSITION_OFFSET)
         self.project_in = Linear(embedding_size, size) if embedding_size != size else None
@@ -83,18 +85,22 @@ class Opt(CausalLM):
         positions: Tensor,
         caches: Sequence[LayerCache],
         attention: AttentionInputs,
+        received: Tensor | None = None,
     ) -> Tensor:
-        x = self.embedding(token_ids)
-        if self.project_in is not None:
-            x = self.project_in(x)
-        x, residual = x + self.positions(positions), None
+        x, residual = self._embed(token_ids, positions) if received is None else received, None
         for block, cache, inputs in zip(self.blocks, caches, attention.by_layer(len(self.blocks)), strict=True):
             x, residual = block(x, residual, cache, inputs)
-        if self.norm is not None:
+        if is_last(self.stage) and self.norm is not None:
             x, _ = self.norm(x, residual)
         elif residual is not None:
             x = x + residual
         return x
+
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        x = self.embedding(token_ids)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        return x + self.positions(positions)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         if self.project_out is not None:
@@ -104,23 +110,37 @@ class Opt(CausalLM):
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
         blocks = [block for block in self.blocks if isinstance(block, OptBlock)]
         prefix = "model.decoder.layers"
-        return [[each.below(f"{prefix}.{i}.") for each in block.linears()] for i, block in enumerate(blocks)]
+        return [
+            [each.below(f"{prefix}.{i}.") for each in block.linears()]
+            for i, block in enumerate(blocks, self.first_layer)
+        ]
 
     def checkpoint_tensors(self) -> dict[str, Destination]:
-        table: dict[str, Destination] = {
-            **self.embedding.checkpoint_tensors(self.embedding_name),
-            "model.decoder.embed_positions.weight": self.positions.weight.detach(),
-        }
-        if self.project_in is not None and self.project_out is not None:
-            table |= self.project_in.checkpoint_tensors("model.decoder.project_in")
-            table |= self.project_out.checkpoint_tensors("model.decoder.project_out")
-        if self.norm is not None:
-            table |= self.norm.checkpoint_tensors("model.decoder.final_layer_norm")
-        table |= self.head.checkpoint_tensors()
-        for i, block in enumerate(self.blocks):
+        table: dict[str, Destination] = {}
+        if self.has_embedding:
+            table |= self.embedding.checkpoint_tensors(self.embedding_name)
+        if is_first(self.stage):
+            table["model.decoder.embed_positions.weight"] = self.positions.weight.detach()
+            if self.project_in is not None:
+                table |= self.project_in.checkpoint_tensors("model.decoder.project_in")
+        if is_last(self.stage):
+            if self.project_out is not None:
+                table |= self.project_out.checkpoint_tensors("model.decoder.project_out")
+            if self.norm is not None:
+                table |= self.norm.checkpoint_tensors("model.decoder.final_layer_norm")
+            table |= self.head.checkpoint_tensors()
+        for i, block in enumerate(self.blocks, self.first_layer):
             assert isinstance(block, OptBlock)
             table |= {f"model.decoder.layers.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
         return table
+
+    @property
+    def ends(self) -> tuple[Sequence[str], Sequence[str]]:
+        return ("embedding", "positions", "project_in"), ("norm", "project_out", "head")
+
+    @property
+    def layer_prefix(self) -> str:
+        return "model.decoder.layers."
 
     @property
     def embedding_name(self) -> str:
@@ -133,4 +153,4 @@ class Opt(CausalLM):
 
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """The format's version, and a tied head that was saved all the same."""
-        return frozenset({"model.decoder.version"}) | self.head.ignored_checkpoint_names()
+        return frozenset({"model.decoder.version"}) | self.ignored_head_names()

@@ -12,6 +12,15 @@ MXFP4_GROUP = 32
 """As kernels/mxfp4.py has it, beside torch."""
 
 
+def check_stages(config: ModelConfig, num_stages: int) -> None:
+    """Raises ConfigError if the layers do not make so many equal stages."""
+    if config.num_layers % num_stages:
+        raise ConfigError(
+            f"pipeline-parallel-size: {num_stages} does not divide the model's {config.num_layers} layers, of which"
+            " each stage has as many as the others"
+        )
+
+
 def check_divides(config: ModelConfig, num_ranks: int) -> None:
     """Raises ConfigError naming what so many ranks cannot share."""
     if num_ranks == 1:

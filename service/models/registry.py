@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from service.errors import ConfigError
+from service.layers.pipeline_stage import WHOLE, PipelineStage
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.causal_lm import CausalLM
 from service.models.gemma import Gemma
@@ -22,7 +23,7 @@ from service.models.model_config import ModelConfig, parse_model_config, read_co
 from service.models.olmoe import Olmoe
 from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
-from service.models.rank_division import check_divides
+from service.models.rank_division import check_divides, check_stages
 
 ARCHITECTURES: Mapping[str, Callable[[ModelConfig], CausalLM]] = MappingProxyType(
     {
@@ -60,14 +61,15 @@ def open_model(
     wanted: WantedImplementation = "auto",
     parallel: TensorParallel = ALONE,
     quantization: str | None = None,
+    stage: PipelineStage = WHOLE,
 ) -> OpenedModel:
     """By the folder's config.json, and the setting `quantization`. Raises ModelLoadError naming the field, or what is
     not served; ConfigError as `build_model` does."""
     fields = read_config(folder)
     if choose_implementation(fields, wanted, quantization) == "native":
         config = parse_model_config(fields, quantization)
-        return OpenedModel(config, build_model(config, parallel))
-    if parallel.size > 1:
+        return OpenedModel(config, build_model(config, parallel, stage))
+    if parallel.size * stage.size > 1:
         raise ConfigError(ONE_RANK)
     # Not imported above: it takes seconds, and transformers is an optional dependency.
     from service.models.transformers_backend.build import build_with_transformers
@@ -75,11 +77,14 @@ def open_model(
     return OpenedModel(*build_with_transformers(folder))
 
 
-def build_model(config: ModelConfig, parallel: TensorParallel = ALONE) -> CausalLM:
+def build_model(config: ModelConfig, parallel: TensorParallel = ALONE, stage: PipelineStage = WHOLE) -> CausalLM:
     """The architecture, or this rank's part of it, without memory (on the meta device). Raises ConfigError if the ranks
     cannot share it, with the numbers."""
     with torch.device("meta"):
         model = ARCHITECTURES[config.architecture](config)
+        if stage.size > 1:
+            check_stages(config, stage.size)
+            model.cut(stage)
         if parallel.size > 1:
             check_divides(config, parallel.size)
             model.shard(parallel)

@@ -73,7 +73,8 @@ class EagerStep:
         return replace(outputs, prompt_logprobs=prompt_logprobs, pooled=pooled)
 
     def begin(self, step: Step) -> dict[str, Tensor]:
-        """The batch's arrays on the device, pending ids filled in; what is remembered for draws is up to date."""
+        """The batch's arrays on the device, pending ids filled in, and what was received; what is remembered for draws
+        is up to date."""
         batch = step.batch
         self._forward_pass.row_invariance.want(step.is_deterministic)
         step.turn.begins()
@@ -81,6 +82,8 @@ class EagerStep:
         self._drawn.grow(self._rows.num_rows)
         if batch.has_pending:
             self._drawn.fill_in(tensors["token_ids"], tensors["rows"][: batch.num_decode])
+        if step.received is not None:
+            tensors["received"] = step.received
         if not batch.is_plain:
             self._sampling_rows.update(step.plan.scheduled, step.columns, batch, tensors["token_ids"])
         return tensors

@@ -17,9 +17,9 @@ _MOST_PROMPTS = 8
 def has_finite_logits(runner: ModelRunner, *, most_prompts: int, block_size: int, vocab_size: int) -> bool:
     """Whether at least one of a few prompts, of tokens from all over the vocabulary, gives logits that are all finite.
 
-    One iteration, drawn greedily. A model that fails with some of the prompts can still answer others: that is logged.
-    To be called while no sequence is alive; the contents of the first `most_prompts` blocks are lost. most_prompts: as
-    many as an iteration may have, and blocks.
+    One iteration, drawn greedily; true on a stage that does not draw. A model that fails with some of the prompts can
+    still answer others: that is logged. To be called while no sequence is alive; the contents of the first
+    `most_prompts` blocks are lost. most_prompts: as many as an iteration may have, and blocks.
     """
     num_prompts = min(_MOST_PROMPTS, most_prompts, vocab_size)
     first_ids = [number * vocab_size // num_prompts for number in range(num_prompts)]
@@ -39,6 +39,8 @@ def has_finite_logits(runner: ModelRunner, *, most_prompts: int, block_size: int
     )
     drawn = runner.launch(IterationPlan(prompts)).wait().token_ids
     runner.launch(IterationPlan((), released=tuple(prompt.row for prompt in prompts))).wait()
+    if not drawn:  # by another stage
+        return True
     failed = [token_id for token_id, drew in zip(first_ids, drawn, strict=True) if drew == INVALID_TOKEN_ID]
     if failed and len(failed) < num_prompts:
         logger.warning("the model gives no finite logits after these tokens: %s", failed)

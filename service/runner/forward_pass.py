@@ -31,7 +31,8 @@ from service.runner.staging import to_device
 class ForwardPass:
     """Hidden states of plans, [tokens, hidden_size]; keys and values go to the storage. Engine thread.
 
-    planned and batch: of one plan; tensors: the batch's arrays on the device, its pending ids filled in.
+    planned and batch: of one plan; tensors: the batch's arrays on the device, its pending ids filled in, and as
+    "received" what the stage before has handed over, if there is one.
     adapter_step: what the model's linears are told of adapters. row_invariance: what steps are to be from now on.
     """
 
@@ -39,7 +40,7 @@ class ForwardPass:
         self.adapter_step = AdapterStep()
         self.row_invariance = RowInvariance(model, plain_cache=not storage.layout.is_fp8)
         self._model = model
-        self._may_cut = model.parallel.size == 1
+        self._may_cut = model.parallel.size * model.stage.size == 1
         self._storage = storage
         self._rows = rows
         self._device = device
@@ -57,11 +58,16 @@ class ForwardPass:
             self._caches = self._storage.layers
 
     def compute(
-        self, token_ids: Tensor, positions: Tensor, attention: AttentionInputs, adapters: AdapterInputs | None = None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionInputs,
+        adapters: AdapterInputs | None = None,
+        received: Tensor | None = None,
     ) -> Tensor:
         """As CausalLM.forward, over the storage. adapters: of the tokens; None: none has one."""
         self.adapter_step.inputs = adapters
-        hidden: Tensor = self._model(token_ids, positions, self._caches, attention)
+        hidden: Tensor = self._model(token_ids, positions, self._caches, attention, received)
         return hidden
 
     def of_logit_rows(self, planned: PlanColumns, batch: FlatBatch, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -92,7 +98,8 @@ class ForwardPass:
                     batch, tensors, self._block_size, only_logits=only_logits, all_as_prompts=all_as_prompts
                 )
                 adapters = adapter_inputs(tensors, only_logits=only_logits)
-                return self.compute(tensors["token_ids"], tensors["positions"], attention, adapters)
+                received = tensors.get("received")
+                return self.compute(tensors["token_ids"], tensors["positions"], attention, adapters, received)
             some = planned.part(first, stop)
             part = flatten(some, self._rows, self._block_size)
             places = np.empty_like(some.token_ids)
@@ -100,7 +107,8 @@ class ForwardPass:
             there = to_device({**part.arrays(), "places": places}, self._device)
             token_ids = tensors["token_ids"].index_select(0, there["places"])
             attention = attention_inputs(part, there, self._block_size, all_as_prompts=all_as_prompts)
-            hidden = self.compute(token_ids, there["positions"], attention, adapter_inputs(there))
+            received = tensors["received"].index_select(0, there["places"]) if "received" in tensors else None
+            hidden = self.compute(token_ids, there["positions"], attention, adapter_inputs(there), received)
             if whole is None:
                 whole = hidden.new_empty(batch.num_tokens, hidden.shape[1])
             return whole.index_copy_(0, there["places"], hidden)

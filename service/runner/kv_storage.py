@@ -34,8 +34,8 @@ _MOST_COPIES = 65535
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """One block: [num_layers, 2, block_size, num_kv_heads, head_dim] of `dtype`, or with `is_fp8` of eight bits, and
-    behind them the exponents of every head (kernels/fp8_cache.py). num_kv_heads: of a rank, where several have a part
-    of every block. dtype: what the model computes in; adapters lie in blocks in it, too."""
+    behind them the exponents of every head (kernels/fp8_cache.py). num_layers, num_kv_heads: of a rank, where several
+    have a part of every block. dtype: what the model computes in; adapters lie in blocks in it, too."""
 
     num_layers: int
     block_size: int
@@ -46,10 +46,18 @@ class KvLayout:
 
     @classmethod
     def of(
-        cls, config: ModelConfig, block_size: int, dtype: torch.dtype, num_ranks: int = 1, *, is_fp8: bool = False
+        cls,
+        config: ModelConfig,
+        block_size: int,
+        dtype: torch.dtype,
+        num_ranks: int = 1,
+        num_stages: int = 1,
+        *,
+        is_fp8: bool = False,
     ) -> KvLayout:
-        num_kv_heads = max(1, config.num_kv_heads // num_ranks)
-        return cls(config.num_layers, block_size, num_kv_heads, config.head_dim, dtype, is_fp8)
+        """num_ranks: that share the heads of each layer."""
+        num_layers, num_kv_heads = config.num_layers // num_stages, max(1, config.num_kv_heads // num_ranks)
+        return cls(num_layers, block_size, num_kv_heads, config.head_dim, dtype, is_fp8)
 
     @property
     def shape(self) -> tuple[int, ...]:

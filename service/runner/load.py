@@ -14,6 +14,7 @@ import torch
 
 from service.config import CacheConfig, LoraConfig, ModelSource
 from service.errors import ConfigError, ModelLoadError
+from service.layers.pipeline_stage import WHOLE, PipelineStage, RankPlace, is_last
 from service.layers.shard import Shard
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.lora.adapter_folder import AdapterSite
@@ -109,6 +110,7 @@ def load_executor(
     timer: Timer | None = None,
     lora: LoraConfig | None = None,
     parallel: TensorParallel = ALONE,
+    stage: PipelineStage = WHOLE,
 ) -> LoadedModel:
     """Load, size the cache, warm up. Raises ModelLoadError or ConfigError naming the file, field or setting.
 
@@ -116,19 +118,19 @@ def load_executor(
     used without any timing; written if it is not there yet. timer: what is chosen by; the device's own if left out.
     lora: None: no adapters are served. parallel: the ranks that compute the model together, which all call this alike
     (choices_file is rank 0's, which chooses for all) and carry out the same plans afterwards. Each has its part of the
-    weights and of every block, and as many blocks as the others.
+    weights and of every block, and as many blocks as the others. stage: likewise; each chooses for itself, and computes
+    without CUDA graphs.
     """
+    place = RankPlace(parallel, stage)
     phases = LoadPhases()
     file = ChoicesFile(choices_file)
-    config, model = _opened(source, folder, lora, parallel)
+    config, model = _opened(source, folder, lora, place)
     generation = load_generation_config(folder, config)
     max_model_len = context_length(config, source.max_model_len)
     device = _chosen_device(source, cache)
-    num_threads = use_cores(device, parallel.size)
-    timer = timer or timer_of(device)
-    dtype = _chosen_dtype(source, file, device, config, timer, parallel)
-    if device.type == "cpu":
-        keep_freed_memory()
+    num_threads = use_cores(device, place.num_ranks)
+    enforce_eager, timer = enforce_eager or stage.size > 1, timer or timer_of(device)
+    dtype = _chosen_dtype(source, file, device, config, timer, place)
     graphs = _graphs(source, device, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager)
     sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
     unread = _store_quantized(model, config.quantization, device)
@@ -137,15 +139,14 @@ def load_executor(
     weights_bytes = _load_weights(model, source, folder, dtype, device, max_model_len, phases, on_progress, unread)
     twice = _fits_twice(weights_bytes, device)
     choose = partial(choose_steps, model, made_for, known, device, graphs, timer, in_two_forms=twice)
-    layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, is_fp8=cache.dtype == "fp8")
+    layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, stage.size, is_fp8=cache.dtype == "fp8")
     adapters = None if lora is None else _adapter_layout(model, layout, lora.max_rank)
-    if lora is not None and adapters is not None:
-        sizes = replace(sizes, adapters=_adapter_sizes(adapters, lora))
+    sizes = sizes if adapters is None or lora is None else replace(sizes, adapters=_adapter_sizes(adapters, lora))
     choices, memory = choose_and_measure(choose, model, layout, device, weights_bytes, cache, sizes, phases)
     if known is None:
         file.keep(choices)
-    num_blocks = _num_blocks(memory, layout, sizes, parallel)
-    host_blocks = _host_blocks(layout, cache, num_blocks, device, parallel.size)
+    num_blocks = _num_blocks(memory, layout, sizes, place)
+    host_blocks = _host_blocks(layout, cache, num_blocks, device, place.num_ranks)
     storage, store = KvStorage(layout, num_blocks, device), _store(adapters, device)
     tables = None if store is None else AdapterTables(model.block_linears(), storage, store, sizes.adapters.num_slots)
     runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, host_blocks, tables)
@@ -184,22 +185,23 @@ def _chosen_dtype(
     device: torch.device,
     config: ModelConfig,
     timer: Timer,
-    parallel: TensorParallel,
+    place: RankPlace,
 ) -> torch.dtype:
-    """Rank 0 chooses."""
-    if parallel.rank > 0:
-        return torch.bfloat16 if parallel.of_first("") == "bfloat16" else torch.float32
-    requested = source.dtype if file.kept is None or source.dtype != "auto" else file.kept.made_for.dtype
-    dtype = choose_dtype(requested, device, config.checkpoint_dtype, timer)
-    parallel.of_first("bfloat16" if dtype is torch.bfloat16 else "float32")
-    return dtype
+    """Rank 0 chooses: the first of the last stage."""
+    chosen = ""
+    if place.parallel.rank == 0 and is_last(place.stage):
+        requested = source.dtype if file.kept is None or source.dtype != "auto" else file.kept.made_for.dtype
+        dtype = choose_dtype(requested, device, config.checkpoint_dtype, timer)
+        chosen = "bfloat16" if dtype is torch.bfloat16 else "float32"
+    chosen = place.stage.of_last(place.parallel.of_first(chosen))
+    return torch.bfloat16 if chosen == "bfloat16" else torch.float32
 
 
-def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, parallel: TensorParallel) -> OpenedModel:
+def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, place: RankPlace) -> OpenedModel:
     """Where adapters are trained, a CPU is to keep the plain weights beside those that it packs."""
-    if lora is not None and lora.trains and parallel.size > 1:
+    if lora is not None and lora.trains and place.num_ranks > 1:
         raise ConfigError("tensor-parallel-size: one rank alone trains (see enable-finetuning)")
-    opened = open_model(folder, source.implementation, parallel, source.quantization)
+    opened = open_model(folder, source.implementation, place.parallel, source.quantization, place.stage)
     if lora is not None and lora.trains:
         check_trains(opened.config.quantization)
         for projection in opened.model.projections:
@@ -264,8 +266,10 @@ def _load_weights(
 ) -> int:
     """Give the model its weights on the device, and its positions; returns the weights' bytes. unread: names
     of the checkpoint that are left alone."""
+    if device.type == "cpu":
+        keep_freed_memory()
     weights_bytes = model.weights_bytes(dtype, device)
-    _check_weights_fit(weights_bytes, device, model.parallel.size)
+    _check_weights_fit(weights_bytes, device, RankPlace(model.parallel, model.stage).num_ranks)
     model.materialize(dtype, device)
     phases.end("device")
     if source.load_format == "dummy":
@@ -414,11 +418,12 @@ def _fits_twice(weights_bytes: int, device: torch.device) -> bool:
     return device.type == "cpu" and weights_bytes <= cpu_memory()[1] // 4
 
 
-def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: StepSizes, parallel: TensorParallel) -> int:
-    """How many blocks the memory of every rank holds, but no more than the sequences of one iteration, and the adapters
-    in all slots, can ever fill."""
-    usable = sizes.max_num_seqs * -(-sizes.max_model_len // layout.block_size) + sizes.adapters.most_blocks
-    num_blocks = parallel.least(min(memory.kv_cache_bytes // layout.block_bytes, usable))
+def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: StepSizes, place: RankPlace) -> int:
+    """How many blocks the memory of every rank holds, but no more than the sequences of an iteration, for each that may
+    be in flight, and the adapters in all slots, can ever fill."""
+    num_seqs = sizes.max_num_seqs * place.stage.size
+    usable = num_seqs * -(-sizes.max_model_len // layout.block_size) + sizes.adapters.most_blocks
+    num_blocks = place.stage.least(place.parallel.least(min(memory.kv_cache_bytes // layout.block_bytes, usable)))
     if num_blocks < 1:
         raise ConfigError(
             f"kv-cache-memory: {max(0, memory.kv_cache_bytes)} bytes are there for it, one block of "

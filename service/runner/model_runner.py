@@ -8,9 +8,10 @@ import torch
 
 from kernels.cpu_loops import loops_for
 from service.core.iteration_plan import IterationPlan
+from service.layers.pipeline_stage import is_last
 from service.models.causal_lm import CausalLM
 from service.runner.adapter_tables import AdapterTables
-from service.runner.batch_columns import ADAPTER_COLUMNS, BATCH_COLUMNS
+from service.runner.batch_columns import ADAPTER_COLUMNS, BATCH_COLUMNS, Int64Array
 from service.runner.cuda_graphs import GraphPlace, GraphStep, StepGraphs
 from service.runner.drawn_ids import DrawnIds
 from service.runner.eager_step import EagerStep
@@ -25,6 +26,7 @@ from service.runner.launched_iteration import LaunchedIteration, Outputs
 from service.runner.recorded_steps import RecordedSteps
 from service.runner.sampling_rows import SamplingRows
 from service.runner.sequence_rows import DeviceBlockTable, SequenceRows
+from service.runner.stage_step import HandOver, StageStep
 from service.runner.staging import StagingTurns
 from service.runner.step_ways import Step, StepWay
 from service.runner.trainings import LaunchedShare, Trainings
@@ -75,6 +77,13 @@ class ModelRunner:
             model, self._forward_pass, self._rows, self._sampling_rows, drawn, vocab_size, device, shard
         )
         self._ways: Sequence[StepWay] = (self._eager,)
+        self._stage_step: StageStep | None = None
+        self._hand_over: HandOver | None = None
+        if model.stage.size > 1:
+            self._hand_over = HandOver(model.stage, model.hidden_size, model.dtype, device)
+        if self._hand_over is not None and not is_last(model.stage):
+            self._stage_step = StageStep(self._forward_pass, self._rows, drawn, self._hand_over, device)
+            self._ways = (self._stage_step,)
         self._turns = StagingTurns(device)
 
     @torch.inference_mode()
@@ -102,8 +111,16 @@ class ModelRunner:
         return LaunchedIteration(outputs, self.transfer, awaits_transfer=plan.awaits_transfer)
 
     def _compute(self, plan: IterationPlan) -> Outputs:
-        step = Step(plan, self._turns.take(), self._rows, self._block_size, all_deterministic=self.all_deterministic)
+        # Before all that may fail (see HandOver).
+        received = None if self._hand_over is None else self._hand_over.receive(plan.num_scheduled_tokens)
+        turn, is_all = self._turns.take(), self.all_deterministic
+        step = Step(plan, turn, self._rows, self._block_size, received, all_deterministic=is_all)
         return next(way for way in self._ways if way.takes(step)).compute(step)
+
+    def note_drawn(self, rows: Int64Array, token_ids: Int64Array) -> None:
+        """The last stage has drawn these ids for these rows, which the next plans compute. On a stage before it."""
+        assert self._stage_step is not None
+        self._stage_step.note_drawn(rows, token_ids)
 
     @property
     def padded_size(self) -> Callable[[int, int, int], GraphSize | None] | None:
@@ -165,6 +182,8 @@ class ModelRunner:
 
 
 def _vocab_shard(model: CausalLM) -> VocabShard | None:
-    """None if one rank has all logits."""
-    parallel, head = model.parallel, model.head
-    return None if parallel.size == 1 else VocabShard(head.ids, head.vocab_size, parallel.all_gather)
+    """None if one rank has all logits, or this one has none."""
+    parallel = model.parallel
+    if parallel.size == 1 or not is_last(model.stage):
+        return None
+    return VocabShard(model.head.ids, model.head.vocab_size, parallel.all_gather)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from service.config import CacheConfig, ModelSource
+from service.layers.pipeline_stage import WHOLE, PipelineStage
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.quantized_model import store_quantized
 from service.models.registry import open_model
@@ -29,12 +30,13 @@ class ModelSize(NamedTuple):
         device: torch.device,
         cache: CacheConfig,
         parallel: TensorParallel = ALONE,
+        stage: PipelineStage = WHOLE,
     ) -> ModelSize:
         """The model's size as it would be on the device. Raises ModelLoadError naming the file or field, or as
         `open_model` does."""
-        config, model = open_model(folder, source.implementation, parallel, source.quantization)
+        config, model = open_model(folder, source.implementation, parallel, source.quantization, stage)
         dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
-        layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, is_fp8=cache.dtype == "fp8")
+        layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, stage.size, is_fp8=cache.dtype == "fp8")
         if config.quantization is not None:
             store_quantized(model, config.quantization, dequantized=device.type == "cpu")
         return cls(model.weights_bytes(dtype, device), -(-layout.block_bytes // cache.block_size))

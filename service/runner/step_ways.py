@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Protocol
 
+from torch import Tensor
+
 from service.core.iteration_plan import IterationPlan
 from service.runner.launched_iteration import Outputs
 from service.runner.plan_columns import PlanColumns, plan_columns
@@ -16,7 +18,8 @@ from service.runner.staging import StagingTurn
 class Step:
     """A plan that computes something, and what it was turned into so far: ways that are asked share it.
 
-    turn: the iteration's. all_deterministic: every step is.
+    turn: the iteration's. received: the hidden states of its tokens, from the stage before; None on the first one.
+    all_deterministic: every step is.
     """
 
     def __init__(
@@ -25,11 +28,13 @@ class Step:
         turn: StagingTurn,
         rows: SequenceRows,
         block_size: int,
+        received: Tensor | None = None,
         *,
         all_deterministic: bool = False,
     ) -> None:
         self.plan = plan
         self.turn = turn
+        self.received = received
         self._rows = rows
         self._block_size = block_size
         self._all_deterministic = all_deterministic

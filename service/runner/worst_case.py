@@ -112,13 +112,14 @@ def choose_and_measure(
     choose: gives the model its methods (service/runner/choices/choosing.py); takes launches to be compiled beside its
     own.
     """
+    num_ranks = model.parallel.size * model.stage.size
     if device.type == "cpu":
         choices = choose(lambda: None)
         phases.end("choices")
-        return choices, profile_cpu(weights_bytes, cache.memory_bytes, model.parallel.size)
+        return choices, profile_cpu(weights_bytes, cache.memory_bytes, num_ranks)
     worst_case = WorstCase(model, layout, device, sizes)
     # What runs the whole model runs on all ranks together; the first one's timings do not.
-    choices = choose(worst_case.launch_kernels if model.parallel.size == 1 else lambda: None)
+    choices = choose(worst_case.launch_kernels if num_ranks == 1 else lambda: None)
     phases.end("choices")
     compile_ahead(worst_case.launch_kernels)
     phases.end("kernels")

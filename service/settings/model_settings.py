@@ -50,6 +50,12 @@ class ModelSettings(BaseModel):
     tensor_parallel_size: int = Field(
         1, ge=1, le=64, description="GPUs that compute every layer together, each with its part of the weights"
     )
+    pipeline_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="stages, one behind another, each with as many layers, on GPUs of its own",
+    )
     max_model_len: TokenCount | None = Field(
         None, ge=2, description="context length in tokens (8192, 8k, 8K); the model's own if left out"
     )
@@ -72,7 +78,7 @@ class ModelSettings(BaseModel):
         )
 
     def parallel_config(self) -> ParallelConfig:
-        return ParallelConfig(self.tensor_parallel_size)
+        return ParallelConfig(self.tensor_parallel_size, self.pipeline_parallel_size)
 
     def public_model_name(self) -> str:
         """What clients may know of where the model comes from: a hub id, or a folder's name without its path."""

@@ -74,6 +74,17 @@ class Settings(AdapterSettings, SchedulerSettings, OperationSettings, HttpSettin
             raise ValueError(f"deterministic: swap-compression {self.swap_compression} rounds what is swapped")
         return self
 
+    @model_validator(mode="after")
+    def _check_stages(self) -> Settings:
+        adapters = "lora-modules, lora-dir and enable-finetuning"
+        unserved = {adapters: self.lora_config() is not None, "choices": self.choices is not None}
+        unserved["speculation"] = self.speculation != "none"
+        for names in (names for names, is_wanted in unserved.items() if is_wanted and self.pipeline_parallel_size > 1):
+            raise ValueError(f"pipeline-parallel-size {self.pipeline_parallel_size}: {names} need one stage, for now")
+        if self.pipeline_parallel_size > 1 and self.overlap is False:
+            raise ValueError("overlap false: with pipeline-parallel-size a batch is in flight for each stage")
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,

@@ -43,14 +43,15 @@ _FEW_ROWS = 2
 
 
 class TokenBitmask:
-    """The engine's TokenMasker. Owns the bits: two sets of masks, used in turn.
+    """The engine's TokenMasker. Owns the bits: sets of masks, used in turn.
 
-    vocab_size: width of a row of logits. eos_token_ids: forbidden while a model thinks.
+    vocab_size: width of a row of logits. eos_token_ids: forbidden while a model thinks. num_sets: as many as iterations
+    may be in flight.
     """
 
-    def __init__(self, max_num_masks: int, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, max_num_masks: int, vocab_size: int, eos_token_ids: frozenset[int], num_sets: int = 2) -> None:
         self._num_words = -(-vocab_size // 32)
-        self._bits = [np.zeros((max_num_masks, self._num_words), np.int32) for _ in range(2)]
+        self._bits = [np.zeros((max_num_masks, self._num_words), np.int32) for _ in range(num_sets)]
         self._free_row = _all_but(eos_token_ids, self._num_words)
         self._thread = ThreadPoolExecutor(1, "bitmask")
         self._under_way: Future[memoryview] | None = None
@@ -61,7 +62,7 @@ class TokenBitmask:
         if self._under_way is not None:
             self._under_way.exception()  # waits. After a fault nobody has, and they must not come into later ones' bits
         different, stands_for = _different(cast(Sequence[StructuredMatcher], matchers))
-        self._bits.reverse()
+        self._bits.append(self._bits.pop(0))
         bits = self._bits[0][: len(different)]
         shared = [-1 if row < 0 else stands_for[row] for row in rows]
         if len(different) <= _FEW_ROWS:

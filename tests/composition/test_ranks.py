@@ -18,7 +18,7 @@ def test_one_rank_is_no_other_process_and_its_executor_is_the_runner_itself():
     assert ranks is ONE_RANK
     ranks.start(lambda reason: None)
     local = Scripted()
-    assert ranks.executor(local) is local
+    assert ranks.executor(local, is_gpu=False) is local
     assert ranks.load(TASK, lambda parallel: LOADED) is LOADED
     assert ranks.facts() == ()
     ranks.close()

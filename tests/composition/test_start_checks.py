@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.composition.start_checks import check_model_source
+from service.config import ParallelConfig
 from service.errors import ConfigError, ModelLoadError
 from service.settings.quickstart import QUICKSTART_MODEL
 from service.settings.settings import Settings
@@ -74,9 +75,11 @@ def test_the_command_says_so_in_one_line_within_a_second_and_without_torch(kind:
 
 def test_ranks_that_cannot_share_the_model_are_refused_with_the_numbers():
     source = Settings().model_source()
-    check_model_source(source, 2)
+    check_model_source(source, ParallelConfig(2, 3))
     with pytest.raises(ConfigError, match="tensor-parallel-size: 3 does not divide the model's attention heads"):
-        check_model_source(source, 3)
+        check_model_source(source, ParallelConfig(3))
+    with pytest.raises(ConfigError, match="pipeline-parallel-size: 4 does not divide the model's 6 layers"):
+        check_model_source(source, ParallelConfig(1, 4))
 
 
 def test_a_model_of_transformers_modules_is_refused_to_several_ranks(tmp_path: Path):
@@ -86,8 +89,9 @@ def test_a_model_of_transformers_modules_is_refused_to_several_ranks(tmp_path: P
     source = replace(
         Settings().model_source(), model=str(tmp_path), load_format="dummy", tokenizer=str(QUICKSTART_MODEL)
     )
-    check_model_source(source, 1)
-    with pytest.raises(
-        ConfigError, match=r"tensor-parallel-size: transformers' modules .* are served by one rank only"
-    ):
-        check_model_source(source, 2)
+    check_model_source(source)
+    for parallel in (ParallelConfig(2), ParallelConfig(1, 2)):
+        with pytest.raises(
+            ConfigError, match=r"pipeline-parallel-size: transformers' modules .* are served by one rank only"
+        ):
+            check_model_source(source, parallel)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.distributed.control_ring import RingPlace, RingReader, RingWriter
+from service.distributed.drawn_messages import NoteDrawn
 from service.distributed.plan_follower import PlanFollower
 from service.distributed.rank_loss import RankLoss
 from service.distributed.rank_status import Fact, RankStatuses
@@ -50,13 +51,16 @@ class Scripted:
 
 
 class Scene:
-    """executors: of every rank. A context manager; follows from its beginning to its end."""
+    """executors: of every rank. num_peers: as of ToldExecutor. note_drawn: of each other rank. A context manager;
+    follows from its beginning to its end."""
 
     def __init__(
         self,
         *executors: Executor,
         take_dropped: Callable[[], Sequence[int]] = tuple,
         drop_adapters: Callable[[Sequence[int]], None] = lambda adapter_ids: None,
+        num_peers: int | None = None,
+        note_drawn: Sequence[NoteDrawn] = (),
     ) -> None:
         self._place = RingPlace.make(len(executors) - 1)
         memory = RankStatuses.make_memory(len(executors))
@@ -64,7 +68,9 @@ class Scene:
         os.close(memory)
         self.losses: list[str] = []
         self.loss = RankLoss(self.losses.append)
-        self.executor = ToldExecutor(executors[0], RingWriter(self._place), self.statuses, self.loss, take_dropped)
+        writer = RingWriter(self._place)
+        self.executor = ToldExecutor(executors[0], writer, self.statuses, self.loss, take_dropped, num_peers)
+        self._note_drawn = note_drawn
         self._drop_adapters = drop_adapters
         self._stopping = False
         self._faults: list[BaseException] = []
@@ -75,7 +81,10 @@ class Scene:
 
     def _follow(self, rank: int, executor: Executor) -> None:
         reader = RingReader(self._place, rank)
-        follower = PlanFollower(rank, reader, executor, self.statuses, drop_adapters=self._drop_adapters)
+        note_drawn = self._note_drawn[rank - 1] if self._note_drawn else None
+        follower = PlanFollower(
+            rank, reader, executor, self.statuses, drop_adapters=self._drop_adapters, note_drawn=note_drawn
+        )
         try:
             while not self._stopping:
                 if reader.has_message:

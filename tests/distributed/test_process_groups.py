@@ -7,9 +7,11 @@ from pathlib import Path
 
 JOIN = """
 import os, sys, torch
+from service.config import ParallelConfig
 from service.distributed.process_groups import join_ranks
 rank, meeting_point = int(sys.argv[1]), int(sys.argv[2])
-parallel = join_ranks(rank, 2, f"/proc/self/fd/{meeting_point}", torch.device("cpu"))
+parallel, stage = join_ranks(rank, ParallelConfig(2), f"/proc/self/fd/{meeting_point}", torch.device("cpu"))
+assert stage.size == 1
 total = parallel.all_reduce(torch.tensor([1.0 + rank]))
 gathered = parallel.all_gather(torch.tensor([rank]))
 print(parallel.rank, parallel.size, total.item(), gathered.flatten().tolist(), parallel.least(5 - rank),

@@ -25,7 +25,10 @@ def test_each_rank_has_the_gpu_of_its_number_and_too_few_are_refused_with_the_nu
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     assert [rank_device("auto", rank, 2) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert chosen == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    with pytest.raises(ConfigError, match=r"tensor-parallel-size: 4 ranks .* 2 can be seen \(see CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(
+        ConfigError,
+        match=r"tensor-parallel-size x pipeline-parallel-size: 4 ranks .* 2 can be seen \(see CUDA_VISIBLE_DEVICES",
+    ):
         rank_device("cuda", 0, 4)
 
 

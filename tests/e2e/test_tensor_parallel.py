@@ -9,8 +9,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import httpx
 import pytest
@@ -35,7 +36,7 @@ PROMPTS = ["Headrace is", "What is PagedAttention?", "def main():", "One two thr
 
 def others(server: ServerProcess) -> list[int]:
     """Process ids of the ranks that are not the server's own."""
-    (line,) = (line for line in server.log if "rank 0 of 2 is this process" in line)
+    (line,) = (line for line in server.log if re.search(r"rank 0 of \d is this process", line))
     return [int(pid) for pid in re.findall(r"\d+", line.split("the others are")[1])]
 
 
@@ -50,11 +51,16 @@ def server() -> Iterator[ServerProcess]:
         yield server
 
 
-def test_every_parameter_gets_the_tokens_that_one_process_gives_in_a_cache_that_is_too_small(server: ServerProcess):
-    """Chat and completions, streams, n, beams, grammars, logprobs, penalties, the prefix cache, prompts in chunks and
-    preemption by swapping, each beside all others: as one process answers each alone, in fp32."""
+@cache
+def answers_of_one_process() -> tuple[object, ...]:
+    """To CALLS, each alone."""
     with ServerProcess(*FLAGS) as alone, httpx.Client(base_url=alone.url, timeout=60) as http:
-        expected = [said(whole(http, path, body)["choices"]) for path, body in CALLS]
+        return tuple(said(whole(http, path, body)["choices"]) for path, body in CALLS)
+
+
+def check_every_parameter(server: ServerProcess) -> None:
+    """All calls at once get what one process gives each alone."""
+    expected = answers_of_one_process()
     order = list(range(len(CALLS)))
     random.Random(0).shuffle(order)
 
@@ -68,6 +74,12 @@ def test_every_parameter_gets_the_tokens_that_one_process_gives_in_a_cache_that_
 
     with httpx.Client(base_url=server.url, timeout=120) as http, ThreadPoolExecutor(NUM_CLIENTS) as pool:
         list(pool.map(ask, order))
+
+
+def test_every_parameter_gets_the_tokens_that_one_process_gives_in_a_cache_that_is_too_small(server: ServerProcess):
+    """Chat and completions, streams, n, beams, grammars, logprobs, penalties, the prefix cache, prompts in chunks and
+    preemption by swapping, each beside all others: as one process answers each alone, in fp32."""
+    check_every_parameter(server)
     told = metrics(server)
     assert all(told[f'headrace_preemptions_total{{kind="{kind}"}}'] > 0 for kind in ("recompute", "swap"))
     assert told["headrace_prefix_cache_hit_tokens_total"] > 0
@@ -130,7 +142,12 @@ class Answers:
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_lost_rank_ends_each_request_in_one_error_and_the_process_with_status_1_in_time(how: str):
-    with ServerProcess(*ROOMY) as server:
+    check_loss(how, ROOMY)
+
+
+def check_loss(how: str, arguments: Sequence[str]) -> None:
+    """Of rank 1, while requests run."""
+    with ServerProcess(*arguments) as server:
         (other,) = others(server)
         answers = Answers(server, 4, LONG)
         server.wait_for_gauge("headrace_requests_running", 4)

@@ -16,6 +16,7 @@ from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
 from service.models.rank_division import MXFP4_GROUP
 from service.models.registry import ARCHITECTURES, build_model
+from tests.layers.test_pipeline_stage import Stage
 from tests.layers.test_shard import ranks
 from tests.models.test_model_config import FIELDS, LEAST_FIELDS
 
@@ -97,3 +98,31 @@ def test_what_does_not_divide_is_refused_with_the_numbers(changes, size, message
     for rank in ranks(size):
         with pytest.raises(ConfigError, match=f"tensor-parallel-size: {size} does not divide the model's .*{message}"):
             build_model(config, rank)
+
+
+@pytest.mark.parametrize("name", LEAST_FIELDS)
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_stages_hold_each_tensor_once_and_together_the_whole(name: str, is_tied: bool):
+    """But for the embedding, which a tied head needs, too. Of what another stage has the names are known."""
+    layers = {"num_hidden_layers": 4, "n_layer": 4}
+    config = parse_model_config({**LEAST_FIELDS[name], **layers, "tie_word_embeddings": is_tied})
+    whole = build_model(config).checkpoint_tensors()
+    models = [build_model(config, stage=Stage(index, 2)) for index in range(2)]
+    first, last = (model.checkpoint_tensors() for model in models)
+    shared = first.keys() & last.keys()
+    assert shared == ({models[0].embedding_name} if config.tie_word_embeddings else set())
+    assert first.keys() | last.keys() == whole.keys()
+    assert all(part.shape == whole[stored].shape for table in (first, last) for stored, part in table.items())
+    for model, table in zip(models, (first, last), strict=True):
+        assert all(model.ignores(stored) for stored in whole.keys() - table.keys())
+        assert not model.ignores(model.layer_prefix + "4.some.weight")
+        assert not model.ignores(model.layer_prefix + f"{model.first_layer}.some.weight")
+        assert not model.ignores("some.weight")
+        names = [each for of_block in model.block_linears() for linear in of_block for each in linear.names]
+        assert all(each + ".weight" in table for each in names)
+
+
+def test_layers_that_do_not_make_equal_stages_are_refused_with_the_numbers():
+    config = parse_model_config({**FIELDS, "num_hidden_layers": 4})
+    with pytest.raises(ConfigError, match="pipeline-parallel-size: 3 does not divide the model's 4 layers"):
+        build_model(config, stage=Stage(2, 3))

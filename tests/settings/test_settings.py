@@ -236,3 +236,16 @@ def test_what_swap_rounds_cannot_be_deterministic():
     with pytest.raises(ConfigError, match="deterministic: swap-compression fp8"):
         read_settings([*rounding, "swap"])
     assert read_settings([*rounding, "recompute"]).api_config().exact_swap
+
+
+def test_stages_are_equal_ranks_behind_one_another_and_serve_what_they_can():
+    settings = read_settings(["--tensor-parallel-size", "2", "--pipeline-parallel-size", "3"])
+    assert settings.parallel_config() == ParallelConfig(2, 3)
+    assert settings.parallel_config().num_ranks == 6
+    unserved = {"lora-modules, lora-dir": ("--lora-dir", "there"), "choices": ("--choices", "there")}
+    unserved["speculation"] = ("--speculation", "ngram")
+    for names, others in unserved.items():
+        with pytest.raises(ConfigError, match=f"pipeline-parallel-size 2: {names}.* need one stage"):
+            read_settings(["--pipeline-parallel-size", "2", *others])
+    with pytest.raises(ConfigError, match="overlap false: with pipeline-parallel-size"):
+        read_settings(["--pipeline-parallel-size", "2", "--no-overlap"])

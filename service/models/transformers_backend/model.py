@@ -50,6 +50,7 @@ class TransformersModel(CausalLM):
         positions: Tensor,
         caches: Sequence[LayerCache],
         attention: AttentionInputs,
+        received: Tensor | None = None,
     ) -> Tensor:
         with self._current.answered_by(PagedStep(caches, attention)):
             made = self.base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)

@@ -1,0 +1,48 @@
+"""Pipeline stages over process groups of torch.distributed, which somebody else has made: NCCL's send and receive
+between GPUs, gloo's on CPUs."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+
+
+class GroupStage:
+    """A PipelineStage. group: of all ranks. before, behind: the neighbours' ranks in it. column: for what is exchanged
+    on the host, of the ranks of this number within each stage, the last stage's first."""
+
+    def __init__(
+        self, index: int, size: int, before: int, behind: int, group: ProcessGroup, column: ProcessGroup
+    ) -> None:
+        self.index = index
+        self.size = size
+        self._before = before
+        self._behind = behind
+        self._group = group
+        self._column = column
+        self._sending: deque[tuple[Work, Tensor]] = deque()  # the tensors must outlive it
+
+    def receive(self, into: Tensor) -> None:
+        dist.recv(into, self._before, group=self._group)
+
+    def send(self, hidden: Tensor) -> None:
+        while self._sending and self._sending[0][0].is_completed():
+            self._sending.popleft()
+        hidden = hidden.contiguous()
+        work = dist.isend(hidden, self._behind, group=self._group)
+        assert work is not None, "this rank is in the group"
+        self._sending.append((work, hidden))
+
+    def least(self, number: int) -> int:
+        value = torch.tensor([number], dtype=torch.int64)
+        dist.all_reduce(value, dist.ReduceOp.MIN, group=self._column)
+        return int(value)
+
+    def of_last(self, text: str) -> str:
+        told = [text]
+        dist.broadcast_object_list(told, group=self._column, group_src=0)
+        return told[0]

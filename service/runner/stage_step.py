@@ -1,0 +1,89 @@
+"""What a stage before the last one computes of a step: its layers, and nothing is drawn (ORCA's inter-layer
+parallelism)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from service.layers.pipeline_stage import PipelineStage, is_first
+from service.runner.batch_columns import Int64Array
+from service.runner.drawn_ids import DrawnIds
+from service.runner.forward_pass import ForwardPass
+from service.runner.launched_iteration import Outputs
+from service.runner.sequence_rows import SequenceRows
+from service.runner.staging import PendingTokenIds, to_device
+from service.runner.step_ways import Step
+
+
+class HandOver:
+    """Hidden states between stages, [tokens, hidden_size]. For each plan that computes exactly one comes in and one
+    goes out, whatever goes wrong between them: so the stages stay in step, and who waits for a plan's gets no other's.
+    """
+
+    def __init__(self, stage: PipelineStage, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._stage = stage
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+        self._device = device
+
+    def receive(self, num_tokens: int) -> Tensor | None:
+        """None on the first stage."""
+        if is_first(self._stage):
+            return None
+        hidden = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
+        self._stage.receive(hidden)
+        return hidden
+
+    def send(self, hidden: Tensor) -> None:
+        self._stage.send(hidden)
+
+    def send_nothing(self, num_tokens: int) -> None:
+        """The step failed here: NaN in its place, of which nothing can be drawn."""
+        shape = num_tokens, self._hidden_size
+        self._stage.send(torch.full(shape, math.nan, dtype=self._dtype, device=self._device))
+
+
+class StageStep:
+    """A StepWay that takes every plan, kernel by kernel. drawn: of a first stage the ids to be embedded."""
+
+    def __init__(
+        self, forward_pass: ForwardPass, rows: SequenceRows, drawn: DrawnIds, hand_over: HandOver, device: torch.device
+    ) -> None:
+        self._forward_pass = forward_pass
+        self._rows = rows
+        self._drawn = drawn
+        self._hand_over = hand_over
+        self._device = device
+
+    def takes(self, step: Step) -> bool:
+        return True
+
+    def compute(self, step: Step) -> Outputs:
+        """Hands over what comes of it; of a step that fails, NaN."""
+        try:
+            hidden, tensors = self._computed(step)
+        except BaseException:
+            self._hand_over.send_nothing(step.plan.num_scheduled_tokens)
+            raise
+        self._hand_over.send(hidden)
+        return Outputs(PendingTokenIds(tensors["token_ids"], 0, step.turn))
+
+    def note_drawn(self, rows: Int64Array, token_ids: Int64Array) -> None:
+        """The last stage has drawn these ids for these rows."""
+        self._drawn.grow(self._rows.num_rows)
+        there = to_device({"rows": rows, "token_ids": token_ids}, self._device)
+        self._drawn.note(there["rows"], there["token_ids"])
+
+    def _computed(self, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
+        self._forward_pass.row_invariance.want(step.is_deterministic)
+        step.turn.begins()
+        tensors = to_device(step.batch.arrays(), self._device, step.turn)
+        if step.batch.has_pending:
+            self._drawn.grow(self._rows.num_rows)
+            self._drawn.fill_in(tensors["token_ids"], tensors["rows"][: step.batch.num_decode])
+        if step.received is not None:
+            tensors["received"] = step.received
+        return self._forward_pass.of_all_tokens(step.columns, step.batch, tensors), tensors

@@ -1,0 +1,159 @@
+"""What ranks of tests do as stages of a model: rank 0 has the engine and the last stage, and tells
+the others each plan.
+
+Plans go as pickles here; how they go in a service is looked at by tests/distributed and tests/e2e.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from service.config import CacheConfig, ParallelConfig
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+from service.distributed.drawn_messages import HeardDraws, write_drawn
+from service.distributed.process_groups import place_of
+from service.engine.ports import PendingIteration
+from service.layers.tensor_parallel import TensorParallel
+from service.runner.load import LoadedModel, load_executor
+from tests.engine.harness import Harness
+from tests.engine.test_engine import SometimesSwap
+from tests.equivalence.rank_work import BLOCK_SIZE, BUDGET, MAX_NUM_SEQS, Answered, Asked
+from tests.runner.loading import source
+
+
+class Told:
+    """Rank 0's executor."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._num_plans = 0
+
+    def launch(self, plan: IterationPlan) -> PendingIteration:
+        self._num_plans += 1
+        tell(plan)
+        return _Late(self._loaded, plan, self._num_plans)
+
+
+class _Late(NamedTuple):
+    loaded: LoadedModel
+    plan: IterationPlan
+    number: int
+
+    def is_done(self) -> bool:
+        return False
+
+    def wait(self) -> IterationResult:
+        result = self.loaded.runner.launch(self.plan).wait()
+        if self.plan.num_draws:
+            tell(write_drawn(self.number, result.token_ids))
+        return result
+
+
+def tell(message: IterationPlan | bytes | None) -> None:
+    dist.broadcast_object_list([message])
+
+
+def follow(loaded: LoadedModel, *, is_first: bool) -> None:
+    """Until there are no more plans."""
+    draws = HeardDraws(loaded.runner.note_drawn) if is_first else None
+    number, launched = 0, deque[PendingIteration]()
+    while True:
+        told: list[Any] = [None]
+        dist.broadcast_object_list(told)
+        match told[0]:
+            case None:
+                return
+            case bytes(drawn):
+                if draws is not None:
+                    draws.hear(drawn)
+            case plan:
+                number += 1
+                if draws is not None and plan.num_draws:
+                    draws.expect(number, plan)
+                launched.append(loaded.runner.launch(plan))
+                launched.popleft().wait()
+
+
+class Counted(NamedTuple):
+    """answered: by rank 0. calls: of torch.distributed for tensors, by name, while requests were computed; and the
+    number of plans that computed something."""
+
+    answered: Answered | None
+    calls: Counter[str]
+    num_plans: int
+
+
+def answer_in_stages(
+    parallel: TensorParallel,
+    folder: Path,
+    asked: list[Asked],
+    max_tokens: int,
+    config: ParallelConfig,
+    num_blocks: int | None = None,
+) -> Counted:
+    """All of these requests at once."""
+    place = place_of(parallel.rank, config, torch.device("cpu"))
+    cache = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20, swap_bytes=1 << 20)
+    how = {"parallel": place.parallel, "stage": place.stage}
+    loaded = load_executor(source(folder), folder, cache, MAX_NUM_SEQS, BUDGET, **how)
+    calls, plans = Counter[str](), list[IterationPlan]()
+    compute = loaded.runner._compute
+    loaded.runner._compute = lambda plan: (plans.append(plan), compute(plan))[1]
+    with counted(calls):
+        if parallel.rank > 0:
+            follow(loaded, is_first=place.stage.index == 0)
+            return Counted(None, calls, len(plans))
+        told = _answered(loaded, asked, max_tokens, num_blocks, config.num_stages)
+    tell(None)
+    return Counted(told, calls, len(plans))
+
+
+def _answered(
+    loaded: LoadedModel, asked: list[Asked], max_tokens: int, num_blocks: int | None, num_stages: int
+) -> Answered:
+    harness = Harness(
+        num_blocks or loaded.num_blocks,
+        BLOCK_SIZE,
+        MAX_NUM_SEQS,
+        BUDGET,
+        executor=Told(loaded),
+        num_host_blocks=loaded.num_host_blocks,
+        preemption=SometimesSwap(0.5),
+        num_lanes=num_stages,
+    )
+    for prompt, sampling, _ in asked:
+        assert harness.add(harness.request(prompt, max_tokens, **sampling))
+    harness.run()
+    assert len(harness.finals) == len(asked)
+    preempted = sum(stats.num_preemptions for stats, *_ in harness.sink.requests)
+    tokens, logprobs = dict(harness.tokens), dict(harness.logprobs)
+    return Answered(tokens, logprobs, harness.prompt_logprobs, preempted, loaded.num_blocks, loaded.block_bytes)
+
+
+@contextmanager
+def counted(calls: Counter[str]) -> Iterator[None]:
+    """What goes from rank to rank meanwhile, but for the tests' own control."""
+    original = {name: getattr(dist, name) for name in ("recv", "isend", "all_reduce", "all_gather_into_tensor")}
+
+    def counting(name: str) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            calls[name] += 1
+            return original[name](*args, **more)
+
+        return call
+
+    for name in original:
+        setattr(dist, name, counting(name))
+    try:
+        yield
+    finally:
+        for name, function in original.items():
+            setattr(dist, name, function)

@@ -1,0 +1,90 @@
+"""A model in stages answers as one process does: the same tokens in fp32, and log probabilities that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from service.config import ParallelConfig
+from service.layers.tensor_parallel import ALONE
+from tests.equivalence.rank_work import answer
+from tests.equivalence.stage_work import Counted, answer_in_stages
+from tests.equivalence.test_tensor_parallel import ALL_KINDS, FAMILIES, GREEDY, SAMPLED, check_same, requests_of
+from tests.models.checkpoints import llama
+from tests.ranks import Ranks
+
+MAX_TOKENS = 6
+NUM_LAYERS = 4
+TWO_STAGES, TWO_BY_TWO, FOUR_STAGES = ParallelConfig(1, 2), ParallelConfig(2, 2), ParallelConfig(1, 4)
+
+
+@pytest.fixture(scope="module", params=["llama", "llama, tied", "gpt-oss", "qwen2-moe", "opt, norms last", "gpt2"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return FAMILIES[request.param](tmp_path_factory.mktemp("model"))
+
+
+def check_hand_overs(counted: list[Counted], config: ParallelConfig, num_layers: int) -> None:
+    """ORCA, figure 7: each plan that computes is handed over P - 1 times and costs the sums of its layers alone;
+    nothing is exchanged for control."""
+    num_plans = {each.num_plans for each in counted}
+    assert len(num_plans) == 1
+    (num,) = num_plans
+    for rank, each in enumerate(counted):
+        stage = config.stage_of(rank)
+        is_first, is_last = stage == 0, stage == config.num_stages - 1
+        assert each.calls["recv"] == (0 if is_first else num)
+        assert each.calls["isend"] == (0 if is_last else num)
+        assert each.calls["all_reduce"] == 0
+        if config.tensor_size == 1:
+            assert each.calls["all_gather_into_tensor"] == 0
+        elif not is_last:  # the last one also draws
+            sums = 2 * num_layers // config.num_stages + int(is_first)
+            assert each.calls["all_gather_into_tensor"] == sums * num
+    sent = sum(each.calls["isend"] for each in counted)
+    assert sent == (config.num_stages - 1) * config.tensor_size * num
+
+
+def check(ranks: Ranks, folder: Path, kinds: tuple, config: ParallelConfig, num_layers: int) -> None:
+    asked = requests_of(kinds)
+    counted = ranks.run(answer_in_stages, folder, asked, MAX_TOKENS, config)
+    assert counted[0].answered is not None
+    check_same(answer(ALONE, folder, asked, MAX_TOKENS), [counted[0].answered])
+    check_hand_overs(counted, config, num_layers)
+
+
+def test_two_stages_answer_as_one_process(two_ranks: Ranks, folder: Path):
+    """Every family's ends: tied heads, learned positions, projected embeddings, norms last, experts in one stage
+    alone."""
+    check(two_ranks, folder, ALL_KINDS, TWO_STAGES, 2)
+
+
+@pytest.fixture(scope="module")
+def some_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama(tmp_path_factory.mktemp("llama"), num_hidden_layers=NUM_LAYERS)
+
+
+def test_preempted_swapped_and_resumed_in_stages_they_answer_as_one(two_ranks: Ranks, some_llama: Path):
+    asked = requests_of((GREEDY, SAMPLED))
+    alone = answer(ALONE, some_llama, asked, 12)
+    last, _ = two_ranks.run(answer_in_stages, some_llama, asked, 12, TWO_STAGES, 12)
+    assert last.answered.num_preemptions > 0
+    assert last.answered.tokens == alone.tokens
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(4)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.mark.load
+@pytest.mark.parametrize("config", [TWO_BY_TWO, FOUR_STAGES], ids=["2 x 2", "4 stages"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_four_ranks_answer_as_one_process(four_ranks: Ranks, tmp_path: Path, config: ParallelConfig, family: str):
+    layers = {"n_layer" if family == "gpt2" else "num_hidden_layers": NUM_LAYERS}
+    folder = partial(FAMILIES[family], **layers)(tmp_path)
+    check(four_ranks, folder, ALL_KINDS, config, NUM_LAYERS)
