@@ -57,7 +57,7 @@ def events(http: httpx.Client, path: str, body: dict[str, Any], most: int | None
     found: list[dict[str, Any]] = []
     with http.stream("POST", path, json={**ALWAYS, **body, "stream": True}) as response:
         assert response.status_code == 200
-        for line in filter(None, response.iter_lines()):
+        for line in (line for line in response.iter_lines() if line and not line.startswith(":")):  # comments: pings
             if line == "data: [DONE]":
                 break
             found.append(json.loads(line.removeprefix("data: ")))
