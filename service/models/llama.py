@@ -189,7 +189,8 @@ class Llama(CausalLM):
     def is_row_invariant(self) -> bool:
         """By a CPU's loops: each computes a row, or a token and head, by itself. What is not one of them (experts,
         other activations than SiLU, sinks) is torch's, which may take a row otherwise beside others."""
-        loops, blocks = loops_for(self.norm.weight), [block for block in self.blocks if isinstance(block, LlamaBlock)]
+        blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
+        loops = loops_for(blocks[0].attention_norm.weight)  # every stage has one
         return (
             loops is not None
             and all(loops.takes_head_dim(block.attention.head_dim) for block in blocks)
