@@ -37,14 +37,14 @@ def make_spans(settings: Settings, clock: Clock, at_end: ExitStack) -> list[Http
 
     name = settings.api_config().served_model_names[0]
     ranks = settings.parallel_config().num_ranks
-    facts = {"service.version": distribution_version(), "headrace.model": name, "headrace.ranks": ranks}
-    resource = Resource.create(facts)
+    version = distribution_version()
+    resource = Resource.create({"service.version": version, "headrace.model": name, "headrace.ranks": ranks})
     if str(resource.attributes["service.name"]).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "headrace"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url)))
     at_end.callback(_in_time, provider.shutdown)
-    return [RequestSpans(provider.get_tracer("headrace", distribution_version()), clock)]
+    return [RequestSpans(provider.get_tracer("headrace", version), clock)]
 
 
 def _in_time(send_the_rest: Callable[[], None]) -> None:
