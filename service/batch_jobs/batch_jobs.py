@@ -163,8 +163,9 @@ class BatchJobs:
         self._thread.shutdown(wait=False)
 
     def _as_it_is(self, batch: Batch) -> Batch:
+        """What is on the disk, with what has happened since; but an end is told once it is on the disk."""
         run = self._runs.get(batch.batch_id)
-        return batch if run is None or batch.is_over else run.batch
+        return batch if run is None or batch.is_over or run.batch.is_over else run.batch
 
     async def _resume(self) -> None:
         while True:

@@ -276,3 +276,26 @@ def test_what_is_left_and_what_is_answered_are_all_lines(tmp_path: Path) -> None
 
     with_jobs(tmp_path, use, ask, most_lines=3)
     assert seen and seen == sorted(seen, reverse=True)
+
+
+def test_an_end_is_told_once_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is told of an end finds it after a crash, too."""
+    save, may_save = BatchJobs._save, asyncio.Event()
+
+    async def slow_save(jobs: BatchJobs, batch: Batch) -> None:
+        if batch.is_over:
+            await may_save.wait()
+        await save(jobs, batch)
+
+    monkeypatch.setattr(BatchJobs, "_save", slow_save)
+
+    async def use(storage: Storage, jobs: BatchJobs) -> None:
+        batch_id = (await begin(storage, jobs, lines(range(3)))).batch_id
+        while (run := jobs._runs.get(batch_id)) is None or not run.batch.is_over:
+            await asyncio.sleep(0.001)
+        told = await jobs.get(batch_id, "ann")
+        assert (told.status, told.num_completed) == (BatchStatus.FINALIZING, 3)
+        may_save.set()
+        assert (await ended(jobs, batch_id)).status is BatchStatus.COMPLETED
+
+    with_jobs(tmp_path, use)

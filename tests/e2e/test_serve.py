@@ -239,7 +239,9 @@ def test_the_engine_begins_once_garbage_is_collected(monkeypatch: pytest.MonkeyP
     order: list[str] = []
     harness = Harness()
     parts = SimpleNamespace(
-        loaded=SimpleNamespace(device="cpu", adapters=None), scheduler=SchedulerConfig(2, 16, 0.0, 9, 99)
+        loaded=SimpleNamespace(device="cpu", adapters=None),
+        adapter_reader=None,
+        scheduler=SchedulerConfig(2, 16, 0.0, 9, 99),
     )
     monkeypatch.setattr("service.main.load_model_parts", lambda *_: parts)
     monkeypatch.setattr("service.main.make_engine", lambda *_: (harness.engine, harness.blocks))

@@ -1,14 +1,17 @@
 """What ranks of tests do as stages of a model: rank 0 has the engine and the last stage, and tells
 the others each plan.
 
-Plans go as pickles here; how they go in a service is looked at by tests/distributed and tests/e2e.
+Plans go as pickles through a file here, so that rank 0 waits for no reader, as with a ring. How they go in
+a service is looked at by tests/distributed and tests/e2e.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,22 +31,45 @@ from tests.engine.test_engine import SometimesSwap
 from tests.equivalence.rank_work import BLOCK_SIZE, BUDGET, MAX_NUM_SEQS, Answered, Asked
 from tests.runner.loading import source
 
+Message = IterationPlan | bytes | None
+"""A plan, what one has drawn, or the end."""
+
+
+class Control:
+    """From rank 0 to all others, in order."""
+
+    def __init__(self, path: Path, num_ranks: int) -> None:
+        self._store = dist.FileStore(str(path), num_ranks)
+        self._store.set_timeout(timedelta(seconds=60))
+        self._number = 0
+
+    def tell(self, message: Message) -> None:
+        self._number += 1
+        self._store.set(str(self._number), pickle.dumps(message))
+
+    def hear(self) -> Message:
+        """The next one; waits for it."""
+        self._number += 1
+        return pickle.loads(self._store.get(str(self._number)))
+
 
 class Told:
     """Rank 0's executor."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, control: Control) -> None:
         self._loaded = loaded
+        self._control = control
         self._num_plans = 0
 
     def launch(self, plan: IterationPlan) -> PendingIteration:
         self._num_plans += 1
-        tell(plan)
-        return _Late(self._loaded, plan, self._num_plans)
+        self._control.tell(plan)
+        return _Late(self._loaded, self._control, plan, self._num_plans)
 
 
 class _Late(NamedTuple):
     loaded: LoadedModel
+    control: Control
     plan: IterationPlan
     number: int
 
@@ -53,22 +79,16 @@ class _Late(NamedTuple):
     def wait(self) -> IterationResult:
         result = self.loaded.runner.launch(self.plan).wait()
         if self.plan.num_draws:
-            tell(write_drawn(self.number, result.token_ids))
+            self.control.tell(write_drawn(self.number, result.token_ids))
         return result
 
 
-def tell(message: IterationPlan | bytes | None) -> None:
-    dist.broadcast_object_list([message])
-
-
-def follow(loaded: LoadedModel, *, is_first: bool) -> None:
+def follow(loaded: LoadedModel, control: Control, *, is_first: bool) -> None:
     """Until there are no more plans."""
     draws = HeardDraws(loaded.runner.note_drawn) if is_first else None
     number, launched = 0, deque[PendingIteration]()
     while True:
-        told: list[Any] = [None]
-        dist.broadcast_object_list(told)
-        match told[0]:
+        match control.hear():
             case None:
                 return
             case bytes(drawn):
@@ -97,9 +117,10 @@ def answer_in_stages(
     asked: list[Asked],
     max_tokens: int,
     config: ParallelConfig,
+    control_path: Path,
     num_blocks: int | None = None,
 ) -> Counted:
-    """All of these requests at once."""
+    """All of these requests at once. control_path: a file that is not there yet."""
     place = place_of(parallel.rank, config, torch.device("cpu"))
     cache = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20, swap_bytes=1 << 20)
     how = {"parallel": place.parallel, "stage": place.stage}
@@ -107,24 +128,25 @@ def answer_in_stages(
     calls, plans = Counter[str](), list[IterationPlan]()
     compute = loaded.runner._compute
     loaded.runner._compute = lambda plan: (plans.append(plan), compute(plan))[1]
+    control = Control(control_path, config.num_ranks)
     with counted(calls):
         if parallel.rank > 0:
-            follow(loaded, is_first=place.stage.index == 0)
+            follow(loaded, control, is_first=place.stage.index == 0)
             return Counted(None, calls, len(plans))
-        told = _answered(loaded, asked, max_tokens, num_blocks, config.num_stages)
-    tell(None)
+        told = _answered(loaded, Told(loaded, control), asked, max_tokens, num_blocks, config.num_stages)
+    control.tell(None)
     return Counted(told, calls, len(plans))
 
 
 def _answered(
-    loaded: LoadedModel, asked: list[Asked], max_tokens: int, num_blocks: int | None, num_stages: int
+    loaded: LoadedModel, executor: Told, asked: list[Asked], max_tokens: int, num_blocks: int | None, num_stages: int
 ) -> Answered:
     harness = Harness(
         num_blocks or loaded.num_blocks,
         BLOCK_SIZE,
         MAX_NUM_SEQS,
         BUDGET,
-        executor=Told(loaded),
+        executor=executor,
         num_host_blocks=loaded.num_host_blocks,
         preemption=SometimesSwap(0.5),
         num_lanes=num_stages,

@@ -47,18 +47,20 @@ def check_hand_overs(counted: list[Counted], config: ParallelConfig, num_layers:
     assert sent == (config.num_stages - 1) * config.tensor_size * num
 
 
-def check(ranks: Ranks, folder: Path, kinds: tuple, config: ParallelConfig, num_layers: int) -> None:
+def check(
+    ranks: Ranks, folder: Path, control_path: Path, kinds: tuple, config: ParallelConfig, num_layers: int
+) -> None:
     asked = requests_of(kinds)
-    counted = ranks.run(answer_in_stages, folder, asked, MAX_TOKENS, config)
+    counted = ranks.run(answer_in_stages, folder, asked, MAX_TOKENS, config, control_path)
     assert counted[0].answered is not None
     check_same(answer(ALONE, folder, asked, MAX_TOKENS), [counted[0].answered])
     check_hand_overs(counted, config, num_layers)
 
 
-def test_two_stages_answer_as_one_process(two_ranks: Ranks, folder: Path):
+def test_two_stages_answer_as_one_process(two_ranks: Ranks, folder: Path, tmp_path: Path):
     """Every family's ends: tied heads, learned positions, projected embeddings, norms last, experts in one stage
     alone."""
-    check(two_ranks, folder, ALL_KINDS, TWO_STAGES, 2)
+    check(two_ranks, folder, tmp_path / "control", ALL_KINDS, TWO_STAGES, 2)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +68,10 @@ def some_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return llama(tmp_path_factory.mktemp("llama"), num_hidden_layers=NUM_LAYERS)
 
 
-def test_preempted_swapped_and_resumed_in_stages_they_answer_as_one(two_ranks: Ranks, some_llama: Path):
+def test_preempted_swapped_and_resumed_in_stages_they_answer_as_one(two_ranks: Ranks, some_llama: Path, tmp_path: Path):
     asked = requests_of((GREEDY, SAMPLED))
     alone = answer(ALONE, some_llama, asked, 12)
-    last, _ = two_ranks.run(answer_in_stages, some_llama, asked, 12, TWO_STAGES, 12)
+    last, _ = two_ranks.run(answer_in_stages, some_llama, asked, 12, TWO_STAGES, tmp_path / "control", 12)
     assert last.answered.num_preemptions > 0
     assert last.answered.tokens == alone.tokens
 
@@ -87,4 +89,4 @@ def four_ranks() -> Iterator[Ranks]:
 def test_four_ranks_answer_as_one_process(four_ranks: Ranks, tmp_path: Path, config: ParallelConfig, family: str):
     layers = {"n_layer" if family == "gpt2" else "num_hidden_layers": NUM_LAYERS}
     folder = partial(FAMILIES[family], **layers)(tmp_path)
-    check(four_ranks, folder, ALL_KINDS, config, NUM_LAYERS)
+    check(four_ranks, folder, tmp_path / "control", ALL_KINDS, config, NUM_LAYERS)

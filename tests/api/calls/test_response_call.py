@@ -158,7 +158,7 @@ def test_what_is_not_heeded_is_named_in_a_header(able: RunningServer) -> None:
         "stream_options": {"include_obfuscation": False},
     }
     ignored = ask(able, **fields).headers["x-ignored-params"].split(",")
-    assert sorted(ignored) == ["client_metadata", "input.mood", "reasoning.summary", "store", "tools.web_search"]
+    assert sorted(ignored) == ["input.mood", "reasoning.summary", "store", "tools.web_search"]
     assert "x-ignored-params" not in ask(able, store=False, metadata={"a": "b"}, user="u").headers
 
 
