@@ -87,6 +87,5 @@ def four_ranks() -> Iterator[Ranks]:
 @pytest.mark.parametrize("config", [TWO_BY_TWO, FOUR_STAGES], ids=["2 x 2", "4 stages"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 def test_four_ranks_answer_as_one_process(four_ranks: Ranks, tmp_path: Path, config: ParallelConfig, family: str):
-    layers = {"n_layer" if family == "gpt2" else "num_hidden_layers": NUM_LAYERS}
-    folder = partial(FAMILIES[family], **layers)(tmp_path)
+    folder = partial(FAMILIES[family], num_hidden_layers=NUM_LAYERS)(tmp_path)
     check(four_ranks, folder, tmp_path / "control", ALL_KINDS, config, NUM_LAYERS)
