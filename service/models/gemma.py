@@ -17,7 +17,6 @@ from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.linear import Product
 from service.layers.offset_rms_norm import OffsetRMSNorm, ResidualOffsetRMSNorm
-from service.layers.pipeline_stage import is_last
 from service.layers.rotary import RotaryEmbedding
 from service.layers.weight_storage import Destination
 from service.models.gemma_config import GemmaConfig
@@ -114,11 +113,7 @@ class Gemma(Llama):
         layers = zip(self.blocks, caches, attention.by_layer(len(self.blocks)), are_local, strict=True)
         for block, cache, inputs, is_local in layers:
             x, residual = block(x, residual, *(local_turns if is_local else turns), cache, inputs)
-        x = _value(x)
-        if not is_last(self.stage):
-            return x if residual is None else x + residual
-        hidden, _ = self.norm(x, residual)
-        return hidden
+        return self.end_of_layers(x, residual)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         logits = self.head(hidden)

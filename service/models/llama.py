@@ -178,6 +178,10 @@ class Llama(CausalLM):
         cos, sin = self.rotary(positions)
         for block, cache, inputs in zip(self.blocks, caches, attention.by_layer(len(self.blocks)), strict=True):
             x, residual = block(x, residual, cos, sin, cache, inputs)
+        return self.end_of_layers(x, residual)
+
+    def end_of_layers(self, x: Tensor | Product, residual: Tensor | None) -> Tensor:
+        """What `forward` returns of what the last block has given."""
         # Not with the product at once: of the normed rows some are chosen before the head multiplies them.
         x = x.value() if isinstance(x, Product) else x
         if not is_last(self.stage):

@@ -15,10 +15,11 @@ from service.core.iteration_result import IterationResult
 from service.distributed.control_ring import MessageKind, RingWriter
 from service.distributed.late_launch import LateLaunch
 from service.distributed.rank_status import Fact
+from tests.distributed.random_traffic import add_random_request
 from tests.distributed.scene import Done, Scene
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.test_engine import SometimesSwap
-from tests.engine.toy_grammar import ToyGrammar, ToyMasker
+from tests.engine.toy_grammar import ToyMasker
 from tests.engine.toy_model import ToyExecutor
 
 Patch = pytest.MonkeyPatch
@@ -80,17 +81,7 @@ def play(seed: int, num_stages: int) -> None:
             num_lanes=num_stages,
         )
         for _ in range(30):
-            prompt = tuple(chance.choices(range(50), k=chance.randint(1, 20)))
-            kind = chance.randrange(4)
-            if kind == 0:
-                request = harness.beam_request(prompt, chance.randint(1, 8), width=3, n=2)
-            else:
-                request = harness.request(prompt, chance.randint(1, 15), n=chance.choice([1, 1, 3]), seed=seed)
-            if kind == 1:
-                request = harness.requests[request.request_id] = replace(request, grammar=ToyGrammar(4))
-            harness.add(request)
-            for _ in range(chance.randint(0, 4)):
-                harness.step()
+            request = add_random_request(harness, chance, seed)
             assert not harness.engine.num_failed_in_a_row
             if chance.random() < 0.1:
                 harness.engine.requests.abort(request.request_id)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -12,10 +11,11 @@ from service.core.iteration_result import FinishedTransfer, IterationResult
 from service.distributed.rank_status import Fact
 from service.errors import ServerError
 from tests.distributed.plans import Masks, is_same
+from tests.distributed.random_traffic import add_random_request
 from tests.distributed.scene import Done, Scene, Scripted
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.test_engine import SometimesSwap
-from tests.engine.toy_grammar import ToyGrammar, ToyMasker
+from tests.engine.toy_grammar import ToyMasker
 from tests.engine.toy_model import ToyExecutor
 
 EMPTY = IterationPlan(())
@@ -51,17 +51,7 @@ def test_ranks_that_are_told_the_same_compute_the_same_whatever_requests_come(se
             masker=ToyMasker(VOCABULARY),
         )
         for _ in range(40):
-            prompt = tuple(chance.choices(range(50), k=chance.randint(1, 20)))
-            kind = chance.randrange(4)
-            if kind == 0:
-                request = harness.beam_request(prompt, chance.randint(1, 8), width=3, n=2)
-            else:
-                request = harness.request(prompt, chance.randint(1, 15), n=chance.choice([1, 1, 3]), seed=seed)
-            if kind == 1:
-                request = harness.requests[request.request_id] = replace(request, grammar=ToyGrammar(4))
-            harness.add(request)
-            for _ in range(chance.randint(0, 4)):
-                harness.step()
+            request = add_random_request(harness, chance, seed)
             if chance.random() < 0.1:
                 harness.engine.requests.abort(request.request_id)
         harness.run()

@@ -16,14 +16,12 @@ from openai import OpenAI
 from service.api.answers.followed_events import FollowedEvents
 from service.api.endpoints.stored_responses import MOST_FOLLOWERS
 from service.api.kept_events import KeptEvents
+from tests.api.endpoints.test_stored_responses import CALL, RESPONSES, TOOLS
 from tests.api.running_server import MODEL, RunningServer, Scene, running
 from tests.api.wire import error_of
 from tests.e2e.strict_client import strict_client
 from tests.text import tiny_tokenizers
 
-RESPONSES = "/v1/responses"
-TOOLS: Any = [{"type": "function", "name": "rain", "parameters": {"type": "object", "properties": {}}, "strict": False}]
-CALL = '<think>So.</think>Well<tool_call>{"name": "rain", "arguments": {}}</tool_call>'
 STORE_BYTES = 150_000
 CONFIG = replace(Scene().config, responses_store_bytes=STORE_BYTES, responses_store_entries=20)
 
