@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -18,6 +19,21 @@ _data_home = tempfile.TemporaryDirectory(prefix="headrace-tests-")
 atexit.register(_data_home.cleanup)
 os.environ["XDG_DATA_HOME"] = _data_home.name
 """Servers that tests start keep their files here, not among the user's."""
+
+
+_MUCH = 4 << 30
+"""Bytes of a device's memory that a test may leave reserved for the next."""
+
+
+@pytest.fixture(autouse=True)
+def device_memory_for_others(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Several processes of tests share one GPU: what a test took and freed goes back to the device."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is None or request.node.get_closest_marker("gpu") is None or not torch.cuda.is_initialized():
+        return
+    if torch.cuda.memory_reserved() > _MUCH:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ def test_one_that_fails_is_not_noted_and_its_fault_is_not_hidden():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_on_a_gpu_some_are_timed_nobody_waits_for_them_and_none_in_a_graph():
     noted: list[int] = []
     timer = ExchangeTimer(noted.append)
@@ -39,8 +40,8 @@ def test_on_a_gpu_some_are_timed_nobody_waits_for_them_and_none_in_a_graph():
         with timer.timed(x):
             torch.mm(x, x)
 
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for _ in range(80):
             exchange()
     finally:
