@@ -1,29 +1,33 @@
 """How long products take on a GPU, by plain and by quantized weights, us:
 
-    python -m loadtest.bench.products [--rows 1 16 64 256 2048] [--tune]
+    python -m loadtest.bench.products [--rows 1 16 64 256 2048] [--tune] [--seconds 90]
 
 Each is one linear of Llama-8B's shapes. Columns: cuBLAS and skinny_linear of bf16; skinny_linear of fp8, and the
 product of fp8 by the matrix units with the rounding of x; skinny_linear of int4 in groups of 128, and the product by
 the plain matrix that is made of it. `--tune` times other tiles of skinny_linear for quantized weights instead
-(kernels/skinny_linear.py). By replays of CUDA graphs over weights of more bytes than the L2 cache holds. Some 40 s,
-tuning some minutes; the last line is JSON.
+(kernels/skinny_linear.py). By replays of CUDA graphs over weights of more bytes than the L2 cache holds. Some 40 s;
+tuning ends soon after --seconds, with the rows in their order. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.compile_ahead import compile_ahead
 from kernels.quantized_linear import quantized_linear
 from kernels.quantized_weight import QuantizedWeight, Weight, quantize_fp8
 from kernels.replay_timing import seconds_by_replay
 from kernels.skinny_linear import (
+    FEW_ROWS,
     MAX_QUANTIZED_ROWS,
     MAX_ROWS,
     SkinnyConfig,
@@ -46,8 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="time products of quantized weights")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256, 2048])
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--seconds", type=float, default=90.0, help="after which tuning begins no other case")
     options = parser.parse_args(arguments)
-    results = list(_tuned(options.rows) if options.tune else _compared(options.rows))
+    results = list(_tuned(options.rows, options.seconds) if options.tune else _compared(options.rows))
     print(json.dumps(results))
 
 
@@ -73,30 +78,56 @@ def _compared(all_rows: Sequence[int]) -> Iterator[dict[str, object]]:
             yield {"shape": shape, "rows": rows} | dict(zip(names, us, strict=True))
 
 
-def _tuned(all_rows: Sequence[int]) -> Iterator[dict[str, object]]:
-    for shape, (num_features, size) in SHAPES.items():
-        arrivals = new_arrivals(num_features, torch.device("cuda"))
-        for form in ("fp8", "int4"):
+def _tuned(all_rows: Sequence[int], seconds: float) -> Iterator[dict[str, object]]:
+    begin = time.monotonic()
+    cases = [(form, rows) for rows in all_rows if rows <= MAX_QUANTIZED_ROWS for form in ("fp8", "int4")]
+    for form, rows in cases:
+        for shape, (num_features, size) in SHAPES.items():
+            if time.monotonic() - begin > seconds:
+                print(f"{shape} {form} {rows} rows: no time left")
+                continue
+            arrivals = new_arrivals(num_features, torch.device("cuda"))
             weights = _rotated(form, num_features, size)
-            for rows in (n for n in all_rows if n <= MAX_QUANTIZED_ROWS):
-                x = torch.randn(rows, size, device="cuda").bfloat16()
-                assert isinstance(weights[0], QuantizedWeight)
-                now = quantized_config(rows, weights[0])
-                timed = {config: _timed(x, weights, arrivals, config) for config in {now, *_configs(form, rows)}}
-                best = sorted(timed, key=timed.__getitem__)
-                print(f"{shape} {form} {rows} rows: now {timed[now]:.1f} us by {now}")
-                for config in best[:4]:
-                    print(f"    {timed[config]:7.1f} us by {config}")
-                yield {"shape": shape, "form": form, "rows": rows, "now": timed[now], "best": timed[best[0]]}
+            x = torch.randn(rows, size, device="cuda").bfloat16()
+            assert isinstance(weights[0], QuantizedWeight)
+            now = quantized_config(rows, weights[0])
+            configs = [now, *(config for config in tuned_configs(form, rows) if config != now)]
+            compile_ahead(partial(_launch_all, x, weights[0], arrivals, configs))
+            timed = {config: _timed(x, weights, arrivals, config) for config in configs}
+            best = sorted(timed, key=timed.__getitem__)[:4]
+            print(f"{shape} {form} {rows} rows: now {timed[now]:.1f} us by {now}", flush=True)
+            for config in best:
+                print(f"    {timed[config]:7.1f} us by {config}", flush=True)
+            all_us = {" ".join(map(str, astuple(config))): round(us, 1) for config, us in timed.items()}
+            yield {"shape": shape, "form": form, "rows": rows, "now": timed[now], "us": all_us}
 
 
-def _configs(form: str, rows: int) -> Iterator[SkinnyConfig]:
-    sizes = (128, 256) if form == "fp8" and rows <= MAX_ROWS else (128,)
-    for block_n, num_warps in ((32, 2), (32, 4), (64, 4), (128, 4), (128, 8)):
-        for block_k in sizes:
-            for num_stages in (3, 4, 6, 8):
-                for num_splits in (1, 2, 4) if rows <= MAX_ROWS and block_n <= 64 else (1,):
-                    yield SkinnyConfig(block_n, block_k, num_warps, num_stages, num_splits)
+def tuned_configs(form: str, rows: int) -> Iterator[SkinnyConfig]:
+    """Those worth a trial: several programs share a multiprocessor's memory, since bytes become numbers by its four
+    schedulers and two warps occupy half of them."""
+    if rows <= FEW_ROWS:
+        tiles = [(32, 128, 2, 4), (32, 128, 2, 8), (32, 128, 4, 4), (64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6)]
+        tiles += [(128, 128, 8, 3), (128, 128, 8, 4)]
+        tiles += [(32, 256, 2, 3), (32, 256, 2, 4), (64, 256, 4, 3), (64, 256, 4, 4)] if form == "fp8" else []
+    elif rows <= MAX_ROWS:
+        tiles = [
+            (32, 128, 4, 4),
+            (64, 128, 4, 3),
+            (64, 128, 4, 4),
+            (128, 128, 4, 3),
+            (128, 128, 8, 3),
+            (128, 128, 8, 4),
+        ]
+    else:
+        tiles = [(64, 128, 4, 3), (64, 128, 4, 4), (128, 128, 4, 3), (128, 128, 8, 3), (128, 128, 8, 4)]
+    for block_n, block_k, num_warps, num_stages in tiles:
+        for num_splits in (1, 2, 4) if rows <= MAX_ROWS else (1,):
+            yield SkinnyConfig(block_n, block_k, num_warps, num_stages, num_splits)
+
+
+def _launch_all(x: Tensor, weight: Weight, arrivals: Tensor, configs: Sequence[SkinnyConfig]) -> None:
+    for config in configs:
+        skinny_linear_triton(x, weight, None, arrivals, config)
 
 
 def _timed(x: Tensor, weights: Sequence[Weight], arrivals: Tensor, config: SkinnyConfig) -> float:
