@@ -63,6 +63,7 @@ class ServedModel:
     max_model_len: tokens that one sequence may have, prompt and output; no more than the whole KV cache holds.
     vocab_size: ids of prompts are below it. eos_token_ids: end a sequence unless the client says `ignore_eos`.
     quantization: the format of the weights; None: plain ones.
+    takes_deterministic: requests may ask to be: they are computed in batches, or the server was started to do without.
     build: what the answers depend on besides the request (weights' revision, dtype, device, kernels), for people and
     for `system_fingerprint`. Shown to clients: no paths.
     tokenizer_options: the fields of tokenizer_config.json, paths of this machine among them or not.
@@ -83,6 +84,7 @@ class ServedModel:
     defaults: GenerationDefaults = GenerationDefaults()
     build: Mapping[str, str] = field(default_factory=dict)
     quantization: str | None = None
+    takes_deterministic: bool = False
     tokenizer_options: Mapping[str, object] = field(default_factory=dict)
     grammars: Grammars | None = None
     adapters: Adapters | None = None

@@ -56,6 +56,7 @@ def make_served_model(
             "headrace": distribution_version(),
         },
         quantization=loaded.quantization,
+        takes_deterministic=settings.deterministic or loaded.batches_deterministic,
         tokenizer_options=parts.tokenizer_options,
         grammars=GrammarCompiler(partial(token_table, parts.tokenizer, vocab_size, eos_token_ids)),
         adapters=adapters,

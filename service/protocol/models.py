@@ -38,7 +38,7 @@ class DefaultSampling(BaseModel):
 class ModelCard(BaseModel):
     """`root` is what the name stands for; `parent` is the base model of an adapter, null for a base model.
     `quantization` is the format of the weights, null for plain ones. `deterministic`: every request is, without asking
-    for it. From `type` on the fields are Anthropic's, of
+    for it; `deterministic_on_request`: those are that ask. From `type` on the fields are Anthropic's, of
     whose list this is an entry, too; prompt and answer share the context."""
 
     id: str
@@ -50,6 +50,7 @@ class ModelCard(BaseModel):
     max_model_len: int
     quantization: str | None = None
     deterministic: bool = False
+    deterministic_on_request: bool = False
     permission: list[ModelPermission]
     default_sampling: DefaultSampling
     type: Literal["model"] = "model"

@@ -92,6 +92,11 @@ class LoadedModel:
     phases: Mapping[str, float]
 
     @property
+    def batches_deterministic(self) -> bool:
+        """As the runner's."""
+        return self.runner.batches_deterministic
+
+    @property
     def quantization(self) -> str | None:
         """What the weights' format is called; None: plain."""
         quantization = self.model_config.quantization
@@ -150,7 +155,7 @@ def load_executor(
     storage, store = KvStorage(layout, num_blocks, device), _store(adapters, device)
     tables = None if store is None else AdapterTables(model.block_linears(), storage, store, sizes.adapters.num_slots)
     runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, host_blocks, tables)
-    runner.all_deterministic = source.deterministic
+    _make_deterministic(runner, source)
     if device.type == "cpu" and not enforce_eager and parallel.size == 1:
         runner.record_steps()
     phases.end("cache")
@@ -177,6 +182,13 @@ def load_executor(
         weights=f"seed {source.seed}" if source.load_format == "dummy" else weights_revision(folder),
         phases=phases.seconds,
     )
+
+
+def _make_deterministic(runner: ModelRunner, source: ModelSource) -> None:
+    """If that is wanted of all steps."""
+    runner.all_deterministic = source.deterministic
+    if source.deterministic and not runner.batches_deterministic:
+        logger.warning("deterministic: this model has no batched way here; a step computes one token after the other")
 
 
 def _chosen_dtype(

@@ -117,6 +117,12 @@ class ModelRunner:
         step = Step(plan, turn, self._rows, self._block_size, received, all_deterministic=is_all)
         return next(way for way in self._ways if way.takes(step)).compute(step)
 
+    @property
+    def batches_deterministic(self) -> bool:
+        """Whether a step whose rows have the bits that they have alone is computed at once, as others are; else its
+        tokens are computed one after the other."""
+        return self._forward_pass.row_invariance.can_be_at_once
+
     def note_drawn(self, rows: Int64Array, token_ids: Int64Array) -> None:
         """The last stage has drawn these ids for these rows, which the next plans compute. On a stage before it."""
         assert self._stage_step is not None

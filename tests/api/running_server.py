@@ -80,6 +80,7 @@ class Scene:
     finds_prefixes: bool = False
     max_model_len: int = 2048
     vocab_size: int | None = None
+    takes_deterministic: bool = True
     added_tokens: str | None = None
     chat_template: str | None = tiny_tokenizers.CHAT_TEMPLATE
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
@@ -256,6 +257,7 @@ class RunningServer:
             defaults=self.scene.defaults,
             build={"dtype": "none"},
             grammars=self._grammars,
+            takes_deterministic=self.scene.takes_deterministic,
             adapters=self.scene.adapters,
             embedder=self.scene.embedder,
             fine_tuning=None if self.scene.fine_tuning is None else self.scene.fine_tuning(self.storage),

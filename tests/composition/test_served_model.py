@@ -39,6 +39,12 @@ def test_it_says_what_the_answers_depend_on_and_no_path(parts: ModelParts):
     assert len(fingerprints) == 3
 
 
+def test_requests_may_ask_for_determinism_where_it_is_batched_or_all_have_it(parts: ModelParts):
+    """The model is in fp32, which is not batched."""
+    assert not asyncio.run(serve(parts)).takes_deterministic
+    assert asyncio.run(serve(parts, deterministic=True)).takes_deterministic
+
+
 def test_priorities_are_heeded_under_their_policy_only(parts: ModelParts):
     assert not asyncio.run(serve(parts)).defaults.heeds_priority
     assert asyncio.run(serve(parts, scheduling_policy="priority")).defaults.heeds_priority

@@ -58,6 +58,12 @@ def test_any_other_is_computed_one_by_one(save, dtype, tmp_path):
 
 
 @pytest.mark.usefixtures("two_forms")
+def test_the_loaded_model_says_whether_it_is_batched(tmp_path):
+    assert load(qwen3(tmp_path / "narrow", head_dim=32, vocab_size=320), dtype="bfloat16").batches_deterministic
+    assert not load(qwen3(tmp_path / "wide", head_dim=32, vocab_size=320)).batches_deterministic
+
+
+@pytest.mark.usefixtures("two_forms")
 def test_where_the_cache_has_other_numbers_than_the_model_it_is_one_by_one(tmp_path):
     model = model_of(qwen3(tmp_path, head_dim=32, vocab_size=320))
     assert RowInvariance(model).can_be_at_once

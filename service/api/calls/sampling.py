@@ -100,9 +100,15 @@ def sampling_maker(
 ) -> Callable[[int], SamplingParams]:
     """Makes a prompt's parameters, given its max_tokens; each prompt has a seed of its own.
 
-    Refuses ids that are not in the vocabulary, and rules that could leave nothing to draw. Any thread: bad words are
-    tokenized here.
+    Refuses ids that are not in the vocabulary, determinism where the model is not served so, and rules that could leave
+    nothing to draw. Any thread: bad words are tokenized here.
     """
+    if sampling.deterministic and not model.takes_deterministic:
+        raise InvalidRequest(
+            "deterministic: of this model this server would compute one token after the other, for all who share its"
+            " steps. It does so only if it is started with --deterministic.",
+            param="deterministic",
+        )
     check_token_ids([token_id for token_id, _ in sampling.logit_bias], model.vocab_size, "logit_bias")
     check_token_ids(sampling.allowed_token_ids or (), model.vocab_size, "allowed_token_ids")
     check_token_ids(sampling.logprob_token_ids, model.vocab_size, "logprob_token_ids")

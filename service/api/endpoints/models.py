@@ -62,6 +62,7 @@ class Models:
             max_model_len=model.max_model_len,
             quantization=model.quantization,
             deterministic=self._context.config.deterministic,
+            deterministic_on_request=model.takes_deterministic and self._context.config.exact_swap,
             permission=[ModelPermission(id=f"modelperm-{name}", created=model.created)],
             default_sampling=DefaultSampling(
                 **{name: getattr(model.defaults, name) for name in DefaultSampling.model_fields}

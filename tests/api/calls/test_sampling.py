@@ -120,16 +120,30 @@ def test_where_all_are_deterministic_nobody_need_ask() -> None:
     with running(scene) as server, httpx.Client(base_url=server.base_url) as http:
         http.post(COMPLETIONS, json=completion())
         assert server.executor.last_sampling.deterministic
-        assert http.get("/v1/models").json()["data"][0]["deterministic"] is True
+        card = http.get("/v1/models").json()["data"][0]
+        assert (card["deterministic"], card["deterministic_on_request"]) == (True, True)
 
 
 def test_who_asks_for_determinism_is_told_where_it_cannot_be() -> None:
     scene = Scene(config=dataclasses.replace(Scene().config, exact_swap=False))
     with running(scene) as server, httpx.Client(base_url=server.base_url) as http:
+        assert http.get("/v1/models").json()["data"][0]["deterministic_on_request"] is False
         assert http.post(COMPLETIONS, json=completion()).status_code == 200
         refusal = error_of(http.post(COMPLETIONS, json=completion(deterministic=True)))
     assert refusal["param"] == "deterministic"
     assert "--swap-compression" in refusal["message"]
+
+
+def test_who_asks_for_determinism_is_told_to_start_the_server_so_where_it_would_slow_all_others() -> None:
+    with running(Scene(takes_deterministic=False)) as server, httpx.Client(base_url=server.base_url) as http:
+        card = http.get("/v1/models").json()["data"][0]
+        assert (card["deterministic"], card["deterministic_on_request"]) == (False, False)
+        for path, body in BODIES:
+            answer = http.post(path, json=body | {"deterministic": True})
+            assert answer.status_code == 400
+            assert error_of(answer)["param"] == "deterministic"
+            assert "--deterministic" in error_of(answer)["message"]
+            assert http.post(path, json=body | {"deterministic": False}).status_code == 200
 
 
 def test_the_models_own_defaults() -> None:
