@@ -52,7 +52,11 @@ def options(save, number):
     return {"r": [16, 3, 24][number], "lora_alpha": [8, 6, 4][number], "target_modules": some}
 
 
-@pytest.fixture(scope="module", params=[llama, mistral, qwen2, qwen3, phi3, gemma3, mixtral, opt, gpt2], ids=lambda save: save.__name__)
+@pytest.fixture(
+    scope="module",
+    params=[llama, mistral, qwen2, qwen3, phi3, gemma3, mixtral, opt, gpt2],
+    ids=lambda save: save.__name__,
+)
 def adapted(request, tmp_path_factory) -> tuple[Path, list[Path], list[list[list[int]]]]:
     """The base's folder, the adapters', and what each of base and adapters makes of the prompts that are its."""
     torch.manual_seed(0)
