@@ -192,7 +192,8 @@ class CausalLM(Layer, ABC):
                 own_dtype = dtype if shape_of.is_floating_point() else shape_of.dtype
                 values = torch.empty(shape_of.shape, dtype=own_dtype, device=device)
                 module.register_parameter(name, nn.Parameter(values, requires_grad=shape_of.requires_grad))
-            for name, like in module.named_buffers(recurse=False) if isinstance(module, WeightStorage) else ():
+            is_read_into = isinstance(module, WeightStorage | MixtureOfExperts)
+            for name, like in module.named_buffers(recurse=False) if is_read_into else ():
                 module.register_buffer(name, torch.empty(like.shape, dtype=like.dtype, device=device))
 
     def weights_bytes(self, dtype: torch.dtype, device: torch.device) -> int:

@@ -165,7 +165,13 @@ def test_only_what_the_format_brings_is_left_unread(plain):
 
 
 def test_experts_get_eight_bits_at_load_and_the_router_stays(tmp_path):
-    model = loaded(mixtral(tmp_path), dequantized=False, quantization="fp8")
+    folder = mixtral(tmp_path)
+    model, wanted = loaded(folder, dequantized=False, quantization="fp8"), plain_model(folder)
     for block in model.blocks:
         assert block.mlp.gate_up.dtype == block.mlp.down.dtype == FP8
         assert block.mlp.router.plain_weight.dtype == torch.float32
+    model.dequantize(torch.float32)
+    for block, exact in zip(model.blocks, wanted.blocks, strict=True):
+        for name in ("gate_up", "down"):
+            values = getattr(exact.mlp, name)
+            torch.testing.assert_close(getattr(block.mlp, name), values, rtol=2**-4, atol=values.abs().max() / 2**9)
