@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import resource
 import sys
 import tempfile
@@ -76,43 +75,18 @@ TINY_CASES = (Case(2, 64, 4, (), 2), Case(1, 16, 8, ("q_proj", "v_proj"), 2))
 
 def ours(case: Case, folder: Path) -> Figures:
     """By the trainer of this service, over weights as they are served."""
-    from service.finetune.dataset import Example
-    from service.finetune.hyperparameters import Hyperparameters
-    from service.finetune.lora_parameters import first_state
-    from service.finetune.lora_training import LoraTraining
-    from service.finetune.packing import TrainingData
-    from service.finetune.trainable_model import parameter_layout
-    from service.models.dummy_weights import fill_with_dummy_weights
+    from loadtest.bench.dummy_training import dummy_model, new_training
     from service.models.model_config import load_model_config
-    from service.models.registry import build_model
 
     device, config = _device(), load_model_config(folder)
-    model = build_model(config)
-    model.materialize(_dtype(device), device)
-    fill_with_dummy_weights(model, seed=0)
-    model.build_positions(case.num_tokens, device)
-    is_trained = np.arange(case.num_tokens) > 0
-    examples = [Example(ids, is_trained) for ids in case.token_ids(config.vocab_size)]
-    chosen = Hyperparameters(
-        learning_rate=1e-4,
-        rank=case.rank,
-        alpha=2 * case.rank,
-        targets=case.targets,
-        num_epochs=1,
+    model = dummy_model(folder, _dtype(device), device, case.num_tokens)
+    training = new_training(
+        model,
+        case.token_ids(config.vocab_size),
         batch_size=case.num_sequences,
-        max_length=case.num_tokens,
-        micro_batch_tokens=case.num_tokens,
-        max_gradient_norm=math.inf,
+        rank=case.rank,
+        targets=case.targets,
     )
-    data = TrainingData(
-        examples,
-        batch_size=chosen.batch_size,
-        micro_batch_tokens=chosen.micro_batch_tokens,
-        num_epochs=1,
-        seed=0,
-    )
-    state = first_state(parameter_layout(model, case.targets, case.rank), seed=0)
-    training = LoraTraining(1, model, data, chosen, state, steps_per_checkpoint=len(examples))
     layer_steps = case.num_sequences * training.layer_steps_per_iteration
     for _ in range(WARM_STEPS - 1):
         training.advance(layer_steps)
