@@ -53,10 +53,10 @@ CASES = (Case(1, 256, 64, ("q_proj", "v_proj")), Case(8, 512, 16), Case(4, 2048,
 
 
 class Kernel(NamedTuple):
-    """All launches of one name in a part. count, ms: of one part."""
+    """All launches of one name in a part. number, ms: of one part."""
 
     name: str
-    count: float
+    number: float
     ms: float
 
 
@@ -118,8 +118,8 @@ def _profiled(training: LoraTraining, num_layer_steps: int) -> list[Any]:
     with torch.profiler.profile(activities=[activity.CUDA if is_gpu else activity.CPU]) as profile:
         training.advance(num_layer_steps)
         _synchronize()
-    device = torch.autograd.DeviceType.CUDA if is_gpu else torch.autograd.DeviceType.CPU
-    return [event for event in profile.events() or () if event.device_type == device]
+    device = "CUDA" if is_gpu else "CPU"
+    return [event for event in profile.events() or () if event.device_type.name == device]
 
 
 def _part(name: str, times: Sequence[tuple[float, float]], profiles: Sequence[Sequence[Any]], num_rows: int) -> Part:
@@ -134,7 +134,7 @@ def _part(name: str, times: Sequence[tuple[float, float]], profiles: Sequence[Se
         1e3 * wall_s,
         1e3 * launching_s,
         sum(kernel.ms for kernel in kernels),
-        sum(kernel.count for kernel in kernels),
+        sum(kernel.number for kernel in kernels),
         min(map(idle_ms, profiles)),
         kernels[:num_rows],
     )
@@ -171,7 +171,7 @@ def table(parts: Sequence[Part]) -> str:
 def kernel_table(part: Part) -> str:
     rows = [[part.name, "number", "us each", "ms"]]
     for kernel in part.kernels:
-        figures = (kernel.count, 1e3 * kernel.ms / kernel.count, kernel.ms)
+        figures = (kernel.number, 1e3 * kernel.ms / kernel.number, kernel.ms)
         rows.append([kernel.name[:100], *map(format_figure, figures)])
     return aligned(rows)
 
