@@ -77,6 +77,7 @@ WITHOUT_A_TWIN = {
     "service/scheduler/scheduling_policy.py": "a Protocol only",
     "service/scheduler/decision_tally.py": "values only",
     "service/scheduler/scheduler_policies.py": "values only",
+    "loadtest/bench/dummy_training.py": "tests/loadtest/bench/test_training_steps.py",
     "loadtest/capacity/__main__.py": "tests/test_cli.py runs it",
     "loadtest/bench/__main__.py": "tests/loadtest/bench/test_cli.py runs it",
     "loadtest/parity/__main__.py": "tests/test_cli.py runs it",
