@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, RootModel
 
-from service.protocol.generation import Members, Strings, WireRequest, bounds
+from service.protocol.generation import Members, Strings, Whole, WireRequest, bounds
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -98,7 +98,8 @@ class MessagesPromptFields(Cacheable):
 
 
 class MessagesRequest(MessagesPromptFields):
-    """A field that is null is as if it were not there. service_tier: there is one."""
+    """A field that is null is as if it were not there. service_tier: there is one. seed, deterministic:
+    as of a chat."""
 
     max_tokens: Annotated[int, bounds(0)]
     stop_sequences: Strings | None = None
@@ -106,6 +107,8 @@ class MessagesRequest(MessagesPromptFields):
     temperature: Annotated[float | None, bounds(0, 2)] = None
     top_p: Annotated[float | None, bounds(0, 1)] = None
     top_k: Annotated[int | None, bounds(-1)] = None
+    seed: Whole | None = None
+    deterministic: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 

@@ -77,6 +77,8 @@ async def prepare_messages(
         temperature=fields.temperature,
         top_p=fields.top_p,
         top_k=fields.top_k,
+        seed=fields.seed,
+        deterministic=fields.deterministic,
         user=fields.metadata.user_id if fields.metadata else None,
         response_format=_response_format(_format(fields)),
     )

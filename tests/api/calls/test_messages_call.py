@@ -117,6 +117,14 @@ def test_sampling_fields_and_stop_sequences_reach_the_engine(able: RunningServer
     assert answer["content"] == [{"type": "text", "text": "one t"}]
 
 
+def test_who_asks_for_determinism_has_it(able: RunningServer) -> None:
+    able.say("so")
+    for asks in (True, False, None):
+        assert post(able, **ask(deterministic=asks, seed=7)).status_code == 200
+        assert able.executor.last_sampling.deterministic is bool(asks)
+        assert able.executor.last_sampling.seed == 7
+
+
 def test_the_context_may_leave_less_than_max_tokens(able: RunningServer) -> None:
     """The field is required, so clients send one that fits the largest model; it is the most that they want."""
     able.play(lambda prompt, so_far, seed: 75)
