@@ -43,8 +43,27 @@ class Reasoning(Enum):
     BEGUN = auto()  # the prompt has opened it
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """How long a model may think.
+
+    num_tokens: of reasoning that may come; then it is ended. think, end_think: ids that begin and end it. is_thinking:
+    the prompt has begun it. think is None where only a prompt does.
+    """
+
+    num_tokens: int
+    think: int | None
+    end_think: int
+    is_thinking: bool
+
+
 class Matcher(Protocol):
     """Where one sequence stands in its grammar. Engine thread only."""
+
+    @property
+    def allows_anything(self) -> bool:
+        """Whether the next token may be any, so that it needs no mask. Does not change state."""
+        ...
 
     def accept(self, token_id: int) -> bool:
         """Go on by a token. False: it does not fit, or the grammar has outgrown its limits; nothing follows then."""
@@ -81,6 +100,10 @@ class Grammars(Protocol):
 
     async def compile(self, spec: GrammarSpec, reasoning: Reasoning = Reasoning.NONE) -> Grammar:
         """InvalidRequest that names the field and the keyword if it cannot be honoured."""
+        ...
+
+    def limited(self, grammar: Grammar | None, budget: ThinkingBudget) -> Grammar:
+        """The grammar behind reasoning that is ended when the budget is spent; None: any text behind it."""
         ...
 
 

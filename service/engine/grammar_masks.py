@@ -11,7 +11,7 @@ from service.scheduler.request_pool import RequestPool
 
 
 def with_masks(plan: IterationPlan, pool: RequestPool, masker: TokenMasker) -> IterationPlan:
-    """The plan with its masks, which are computed beside the forward pass; as it was if no draw has a grammar.
+    """The plan with its masks, which are computed beside the forward pass; as it was if no draw needs one.
 
     The choices that are drawn from one prompt all stand at the beginning of one grammar: they share a mask.
     """
@@ -22,6 +22,8 @@ def with_masks(plan: IterationPlan, pool: RequestPool, masker: TokenMasker) -> I
             continue
         member = pool.member(item.sequence_id)
         matcher = None if member is None else member[1].matcher
+        if matcher is not None and matcher.allows_anything:
+            matcher = None
         rows += [-1 if matcher is None else len(matchers)] * len(item.samples)
         if matcher is not None:
             matchers.append(matcher)

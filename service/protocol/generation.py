@@ -112,6 +112,7 @@ class GenerationFields(SamplingFields):
     allowed_token_ids: TokenIds | None = None
     seed: Whole | None = None
     deterministic: bool | None = None
+    thinking_token_budget: Annotated[Whole | None, bounds(-1)] = None
     n: Annotated[Whole | None, bounds(1)] = None
     best_of: Annotated[Whole | None, bounds(1)] = None
     use_beam_search: bool | None = None

@@ -26,6 +26,7 @@ class RenderedSampling(BaseModel):
     skip_special_tokens: bool
     logprobs: int | None
     prompt_logprobs: int | None
+    thinking_token_budget: int | None
 
 
 class RenderedPrompt(BaseModel):

@@ -120,6 +120,7 @@ class ResponsesRequest(SamplingFields):
     user: str | None = None
     seed: Whole | None = None
     deterministic: bool | None = None
+    thinking_token_budget: Annotated[Whole | None, bounds(-1)] = None
     stop: str | Strings | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None

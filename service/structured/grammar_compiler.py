@@ -7,14 +7,16 @@ import logging
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import cast
 
-from service.core.grammar import GrammarSpec, Reasoning
+from service.core.grammar import Grammar, GrammarSpec, Reasoning, ThinkingBudget
 from service.errors import InvalidRequest, Overloaded
 from service.structured.compilation import compile_grammar
 from service.structured.compile_fork_server import Trial, TrialLimits
 from service.structured.compile_trials import CompileTrials
 from service.structured.grammar_errors import grammar_fault
-from service.structured.grammar_matcher import CompiledGrammar, ReasoningGrammar
+from service.structured.grammar_matcher import CompiledGrammar
+from service.structured.reasoning_matcher import ReasoningGrammar, limited
 from service.structured.vocabulary import TokenTableMaker, Vocabulary, vocabulary_of_table
 
 _logger = logging.getLogger(__name__)
@@ -68,6 +70,10 @@ class GrammarCompiler:
         if may_begin and vocabulary.think is None:
             return grammar
         return ReasoningGrammar(grammar, vocabulary.end_think, vocabulary.think if may_begin else None)
+
+    def limited(self, grammar: Grammar | None, budget: ThinkingBudget) -> Grammar:
+        """See `Grammars`. The grammar must be one that was compiled here."""
+        return limited(cast(CompiledGrammar | ReasoningGrammar | None, grammar), budget)
 
     def close(self) -> None:
         self._is_closed = True

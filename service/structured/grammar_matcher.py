@@ -21,8 +21,8 @@ class StructuredMatcher(Protocol):
     """What `TokenBitmask` asks of a matcher. Does not change state."""
 
     @property
-    def constraint(self) -> LLMatcher | None:
-        """The matcher whose mask holds now; None: anything but the end of the text."""
+    def constraint(self) -> LLMatcher | int | None:
+        """The matcher whose mask holds now; an id: nothing but this one; None: anything but the end of the text."""
         ...
 
     @property
@@ -53,6 +53,7 @@ class GrammarMatcher:
     """The text so far is a beginning of what the grammar describes."""
 
     also_allowed: int | None = None
+    allows_anything = False
 
     def __init__(self, grammar: CompiledGrammar, state: LLMatcher) -> None:
         self._grammar = grammar
@@ -92,59 +93,3 @@ class GrammarMatcher:
 
     def fork(self) -> GrammarMatcher:
         return GrammarMatcher(self._grammar, self._state.deep_copy())
-
-
-class ReasoningGrammar:
-    """A grammar for what follows the reasoning.
-
-    end_think: the id that ends it. think: the id that begins it, if the prompt has not: the first token is this one
-        or the grammar's first.
-    """
-
-    follows_reasoning = True
-
-    def __init__(self, grammar: CompiledGrammar, end_think: int, think: int | None) -> None:
-        self._grammar = grammar
-        self._end_think = end_think
-        self._think = think
-
-    def start(self) -> ReasoningMatcher:
-        return ReasoningMatcher(self._grammar.start(), self._end_think, self._think, is_thinking=self._think is None)
-
-
-class ReasoningMatcher:
-    """Everything is allowed while the model thinks, but to end; then the grammar holds.
-
-    also_allowed: the id that begins the reasoning, while it may.
-    """
-
-    def __init__(self, after: GrammarMatcher, end_think: int, think: int | None, *, is_thinking: bool) -> None:
-        self._after = after
-        self._end_think = end_think
-        self.also_allowed = think
-        self._is_thinking = is_thinking
-
-    @property
-    def constraint(self) -> LLMatcher | None:
-        return None if self._is_thinking else self._after.constraint
-
-    @property
-    def is_finished(self) -> bool:
-        return not self._is_thinking and self._after.is_finished
-
-    def accept(self, token_id: int) -> bool:
-        begins, self.also_allowed = token_id == self.also_allowed, None
-        if begins:
-            self._is_thinking = True
-        elif self._is_thinking:
-            self._is_thinking = token_id != self._end_think
-        else:
-            return self._after.accept(token_id)
-        return True
-
-    @property
-    def refusal(self) -> InvalidRequest | None:
-        return self._after.refusal
-
-    def fork(self) -> ReasoningMatcher:
-        return ReasoningMatcher(self._after.fork(), self._end_think, self.also_allowed, is_thinking=self._is_thinking)

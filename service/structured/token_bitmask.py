@@ -76,6 +76,8 @@ class TokenBitmask:
             constraint = matcher.constraint
             if constraint is None:
                 bits[index] = self._free_row
+            elif isinstance(constraint, int):
+                bits[index] = _only(constraint, self._num_words)
             else:
                 constrained.append((constraint, index))
         if constrained:
@@ -110,7 +112,7 @@ class TokenBitmask:
 
 def _different(matchers: Sequence[StructuredMatcher]) -> tuple[list[StructuredMatcher], list[int]]:
     """The matchers less all but one of those that think, and for each of the given ones which of them has its mask."""
-    keys = [None if matcher.constraint is None else id(matcher) for matcher in matchers]
+    keys = [id(matcher) if isinstance(matcher.constraint, LLMatcher) else (matcher.constraint,) for matcher in matchers]
     different = dict(zip(keys, matchers, strict=True))
     index_of = {key: index for index, key in enumerate(different)}
     return [*different.values()], [index_of[key] for key in keys]

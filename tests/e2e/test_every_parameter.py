@@ -38,6 +38,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 5},
     "seed": {"seed": 3},
     "deterministic": {"deterministic": False},  # true is refused of a model in fp32
+    "thinking_token_budget": {"thinking_token_budget": -1},
     "n": {"n": 3},
     "use_beam_search": {"use_beam_search": True, "temperature": 1, "n": 2, "seed": None},
     "beam_width": {"use_beam_search": True, "temperature": 1, "beam_width": 3, "seed": None},

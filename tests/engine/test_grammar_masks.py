@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,12 +18,14 @@ from service.core.request import FinishReason, Request
 from service.core.sampling_params import SamplingParams
 from service.errors import InvalidRequest, ServerError
 from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap
+from service.structured.reasoning_matcher import ReasoningGrammar
 from service.structured.token_bitmask import TokenBitmask
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
 from tests.structured.tiny_grammars import END_ID, TOKENIZER, ids, regex, schema
 
 SIZE = TOKENIZER.num_tokens
+END_THINK = ids("</think>")[0]
 SCALARS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [
         {"type": "integer", "minimum": -5, "maximum": 99},
@@ -237,3 +240,35 @@ def test_masks_are_begun_before_the_executor_launches_and_awaited_by_it() -> Non
     request(harness, regex("[0-9]{2}"))
     harness.run()
     assert order == ["begin", "launch"] * 2
+
+
+@given(
+    budgets=st.lists(st.none() | st.integers(0, 12), min_size=2, max_size=4),
+    n=st.integers(1, 3),
+    overlap=st.booleans(),
+    swaps=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_who_may_think_so_long_thinks_no_longer_and_as_alone(
+    budgets: list[int | None], n: int, overlap: bool, swaps: bool
+) -> None:
+    """Beside each other, preempted or not, each writes what it writes alone; nobody without a budget is held to one."""
+
+    def written(harness: Harness, of: Sequence[tuple[int, int | None]]) -> list[list[list[int]]]:
+        asked = [request(harness, thinking(budget), 30, n, seed=index) for index, budget in of]
+        harness.run()
+        return [[harness.tokens[each.request_id, choice] for choice in range(n)] for each in asked]
+
+    policy = {"preemption": AlwaysSwap() if swaps else AlwaysRecompute(), "num_host_blocks": 128 if swaps else 0}
+    numbered = list(enumerate(budgets))
+    together = written(make_harness(num_blocks=n * 10 + 4, overlap=overlap, **policy), numbered)
+    for (index, budget), choices in zip(numbered, together, strict=True):
+        assert [choices] == written(make_harness(), [(index, budget)])
+        for tokens in choices:
+            if budget is not None and len(tokens) > budget:
+                assert END_THINK in tokens[: budget + 1] or END_ID in tokens[: budget + 1]
+
+
+def thinking(budget: int | None) -> Grammar | None:
+    """Of a prompt that has begun the reasoning."""
+    return None if budget is None else ReasoningGrammar(None, END_THINK, None, budget)

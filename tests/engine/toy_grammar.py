@@ -28,6 +28,8 @@ class ToyGrammar:
 
 
 class ToyMatcher:
+    allows_anything = False
+
     def __init__(self, grammar: ToyGrammar, num_accepted: int = 0, kind: int = 0) -> None:
         self._grammar = grammar
         self.place = (num_accepted, kind)

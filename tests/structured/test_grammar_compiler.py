@@ -16,7 +16,8 @@ from service.errors import InvalidRequest, Overloaded
 from service.structured import grammar_compiler
 from service.structured.compile_fork_server import Trial, TrialLimits
 from service.structured.grammar_compiler import CompileLimits, GrammarCompiler
-from service.structured.grammar_matcher import CompiledGrammar, ReasoningGrammar
+from service.structured.grammar_matcher import CompiledGrammar
+from service.structured.reasoning_matcher import ReasoningGrammar
 from service.structured.vocabulary import TokenTable
 from tests.structured.tiny_grammars import ids, table
 

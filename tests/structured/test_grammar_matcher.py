@@ -3,10 +3,7 @@ from __future__ import annotations
 import pytest
 
 from service.structured import grammar_matcher
-from service.structured.grammar_matcher import ReasoningGrammar
 from tests.structured.tiny_grammars import END_ID, fits, ids, regex
-
-THINK, END_THINK = 400, 401
 
 
 def test_accepts_what_fits_and_knows_its_end() -> None:
@@ -40,33 +37,6 @@ def test_forks_go_their_own_ways() -> None:
     assert fits(grammar, "abd"), "the grammar itself has not moved"
 
 
-def test_a_grammar_begins_after_the_reasoning() -> None:
-    matcher = ReasoningGrammar(regex("ab"), END_THINK, None).start()
-    for token_id in [*ids("anything, ab at all"), END_THINK]:
-        assert matcher.constraint is None
-        assert not matcher.is_finished
-        assert matcher.accept(token_id)
-    assert matcher.fork().constraint is not None
-    assert not matcher.fork().accept(ids("x")[0])
-    assert all(matcher.accept(token_id) for token_id in ids("a") + ids("b"))
-    assert matcher.is_finished
-
-
-def test_reasoning_may_begin_with_the_first_token_only() -> None:
-    grammar = ReasoningGrammar(regex("ab"), END_THINK, THINK)
-    thinking = grammar.start()
-    assert thinking.also_allowed == THINK
-    assert thinking.accept(THINK)
-    assert thinking.constraint is None
-    assert thinking.accept(ids("x")[0])
-    assert thinking.accept(END_THINK)
-    assert thinking.constraint is not None
-    answering = grammar.start()
-    assert answering.accept(ids("a")[0])
-    assert answering.also_allowed is None
-    assert not answering.accept(THINK)
-
-
 def test_what_was_cut_by_a_limit_is_not_whole() -> None:
     """After a mask that could not be computed the end is all that is allowed; taken, it would look like success."""
     grammar = regex("((a{1,40}){1,40}){1,40}")
@@ -90,8 +60,7 @@ def test_a_token_against_the_grammar_is_not_the_clients_fault() -> None:
 
 def test_what_takes_too_long_to_read_again_and_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_matcher, "_SLOW_ACCEPT_S", -1.0)
-    matcher = ReasoningGrammar(regex("abcd"), END_THINK, None).start()
-    assert matcher.accept(END_THINK)
+    matcher = regex("abcd").start()
     assert [matcher.accept(token_id) for token_id in ids("a") + ids("b") + ids("c")] == [True, True, False]
     assert matcher.refusal is not None
     assert "takes too long" in str(matcher.refusal)

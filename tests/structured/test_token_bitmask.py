@@ -12,8 +12,9 @@ from llguidance import LLMatcher
 from service.core.grammar import GrammarSpec
 from service.structured import compilation
 from service.structured.compilation import compile_grammar
-from service.structured.grammar_matcher import CompiledGrammar, GrammarMatcher, ReasoningGrammar
+from service.structured.grammar_matcher import CompiledGrammar, GrammarMatcher
 from service.structured.grammar_source import grammar_source
+from service.structured.reasoning_matcher import ReasoningGrammar
 from service.structured.token_bitmask import TokenBitmask
 from tests.structured.lark_grammars import lark_grammars
 from tests.structured.masks import allowed_ids
@@ -82,6 +83,14 @@ def test_who_may_think_may_begin_to() -> None:
     assert 31 in allowed_ids(np.asarray(masker.begin([matcher], [0]).wait())[0])
     assert matcher.accept(ids("a")[0])
     assert 31 not in allowed_ids(np.asarray(masker.begin([matcher], [0]).wait())[0])
+
+
+def test_who_has_thought_enough_may_only_say_so() -> None:
+    masker = TokenBitmask(4, SIZE, frozenset({END_ID}))
+    spent = [ReasoningGrammar(grammar, 5, None, budget=0).start() for grammar in (None, regex("ab"))]
+    masks = masker.begin([*spent, ReasoningGrammar(None, 7, None, budget=0).start()], range(3))
+    rows = np.asarray(masks.wait())
+    assert [allowed_ids(rows[row]) for row in masks.rows] == [[5], [5], [7]]
 
 
 def test_more_logits_than_tokens() -> None:

@@ -13,6 +13,7 @@ from service.api.calls.legacy_functions import legacy_names, with_tools
 from service.api.calls.output_form import compile_form
 from service.api.calls.prepared_call import CallPrompts, PreparedCall
 from service.api.calls.prompt_ids import truncated
+from service.api.calls.thinking_budget import check_thinking_budget
 from service.api.calls.token_checks import check_asked_tokens, check_num_logprobs
 from service.api.calls.tools import output_form
 from service.api.calls.unknown_fields import unknown_fields
@@ -60,6 +61,7 @@ async def _prepared(
     adapter = await find_adapter(fields.model, model, context.config)
     call = check_call(fields, context.config, model.defaults, logprobs=logprobs, unknown=unknown, adapter=adapter)
     chat = check_chat(fields, model, context)
+    limit = check_thinking_budget(fields, model)
     model.engine.check_accepts()
     must_fit = call.truncate_prompt_tokens is None
     prompt = truncated(await chat_prompt_ids(chat, model, context, receive, must_fit=must_fit), call, model)
@@ -69,7 +71,8 @@ async def _prepared(
     if not may_think and (call.form is not None or chat.tools.must_call):
         thinking = Reasoning.NONE  # else the grammar is for calls alone, and the text beside them may think
     prompts = CallPrompts([prompt], "messages", num_logprobs=call.prompt_logprobs, echoes=_echo(fields))
-    return PreparedCall(head, model, call, prompts, form, _output_maker(fields, chat, thinking), chat.tools.style)
+    make_output = _output_maker(fields, chat, thinking)
+    return PreparedCall(head, model, call, prompts, form, limit, make_output, chat.tools.style)
 
 
 def _echo(fields: ChatRequest) -> list[str] | None:

@@ -20,6 +20,7 @@ from service.api.calls.prompt_ids import (
     truncated,
     undivided,
 )
+from service.api.calls.thinking_budget import check_thinking_budget
 from service.api.calls.token_checks import check_asked_tokens, check_num_logprobs, check_token_ids
 from service.api.calls.validation import CheckedCall, check_call, find_adapter
 from service.api.context import ApiContext
@@ -47,6 +48,7 @@ async def prepare_completion(
     if infill is not None and not call.ignore_eos:
         call = replace(call, stops=replace(call.stops, token_ids=call.stops.token_ids | infill.end_ids))
     prompts = _check_prompts(fields, context.config)
+    limit = check_thinking_budget(fields, model)
     model.engine.check_accepts(len(prompts))
     prompt_ids = await _prompt_ids(prompts, fields, call, receive, model, context, infill)
     to_submit = CallPrompts(
@@ -57,7 +59,7 @@ async def prepare_completion(
         call.sampling.num_returned,  # each choice tells the prompt's
         await _echoes(prompts, prompt_ids, call, model, context) if fields.echo else None,
     )
-    return PreparedCall(head, model, call, to_submit, await compile_form(call.form, model))
+    return PreparedCall(head, model, call, to_submit, await compile_form(call.form, model), limit)
 
 
 async def _prompt_ids(

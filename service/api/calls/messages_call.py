@@ -16,6 +16,7 @@ from service.api.calls.chat_prompting import chat_prompt_ids, check_chat, thinki
 from service.api.calls.field_names import fields_named
 from service.api.calls.message_turns import chat_messages, check_continued
 from service.api.calls.prepared_call import PreparedCall
+from service.api.calls.thinking_budget import end_think_id
 from service.api.calls.token_checks import INT64_MAX, check_range
 from service.api.calls.unsupported import extra_fields
 from service.api.calls.validation import check_name, ignored_fields
@@ -45,6 +46,7 @@ _NAMES = (
     (re.compile(r"^(tools\[\d+\])\.function"), r"\1"),
     (re.compile(r"^response_format\.json_schema"), "output_config.format"),
     (re.compile(r"^reasoning_effort$"), "output_config.effort"),
+    (re.compile(r"^thinking_token_budget$"), "thinking.budget_tokens"),
 )
 
 
@@ -70,6 +72,7 @@ async def prepare_messages(
     """As `prepare_chat`. `max_tokens` is the most that the client wants: where the context leaves less, it is less."""
     check_range("max_tokens", fields.max_tokens, 0, INT64_MAX)
     prompt = _prompt(fields, model.chat_template, context.config)
+    budget, unheeded = _budget(fields, model)
     chat = ChatRequest(
         **prompt.fields,
         stop=fields.stop_sequences,
@@ -79,10 +82,11 @@ async def prepare_messages(
         top_k=fields.top_k,
         seed=fields.seed,
         deterministic=fields.deterministic,
+        thinking_token_budget=budget,
         user=fields.metadata.user_id if fields.metadata else None,
         response_format=_response_format(_format(fields)),
     )
-    unknown = (*_unknown_fields(fields), *prompt.unheeded)
+    unknown = (*_unknown_fields(fields), *prompt.unheeded, *unheeded)
     with in_anthropics_names():
         call = await prepare_chat(chat, head, receive, model, context, also_unknown=unknown)
     return replace(call, prompts=replace(call.prompts, default_max_tokens=fields.max_tokens))
@@ -94,7 +98,8 @@ async def count_prompt(
     """Tokens of the prompt as a call with these fields has it, and the fields that are ignored."""
     check_name(fields.model, model, context.config)
     prompt = _prompt(fields, model.chat_template, context.config)
-    ignored = ignored_fields((*_unknown_fields(fields), *prompt.unheeded), context.config)
+    _, unheeded = _budget(fields, model)
+    ignored = ignored_fields((*_unknown_fields(fields), *prompt.unheeded, *unheeded), context.config)
     with in_anthropics_names():
         chat = check_chat(ChatPromptFields(**_without_model(prompt.fields)), model, context)
         return len(await chat_prompt_ids(chat, model, context, receive, must_fit=False)), ignored
@@ -174,13 +179,25 @@ def _thinking(fields: MessagesPromptFields, template: ChatTemplate | None) -> _T
             unheeded.append("thinking")
         else:
             options = dict.fromkeys(switches, wanted)
-        if thinking.budget_tokens is not None:
-            unheeded.append("thinking.budget_tokens")
     effort = fields.output_config.effort if fields.output_config else None
     if effort is not None and not template.takes("reasoning_effort"):
         unheeded.append("output_config.effort")
         effort = None
     return _Thinking(options, "xhigh" if effort == "max" else effort, unheeded)
+
+
+def _budget(fields: MessagesPromptFields, model: ServedModel) -> tuple[int | None, Sequence[str]]:
+    """Tokens that the model may think, and the fields that nothing heeds: a model that thinks nothing, or whose
+    thinking no single token ends, keeps to no number."""
+    thinking = fields.thinking
+    if thinking is None or thinking.budget_tokens is None:
+        return None, ()
+    check_range("thinking.budget_tokens", thinking.budget_tokens, 1, INT64_MAX)
+    template = model.chat_template
+    thinks = template is not None and template.knows_reasoning and end_think_id(model) is not None
+    if thinking.type != "enabled" or not thinks:
+        return None, ("thinking.budget_tokens",)
+    return thinking.budget_tokens, ()
 
 
 def _format(fields: MessagesPromptFields) -> OutputFormat | None:

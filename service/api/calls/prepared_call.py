@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from service.api.call_head import CallHead
 from service.api.calls.output_form import CompiledForm
 from service.api.calls.sampling import sampling_maker
+from service.api.calls.thinking_budget import ThinkingLimit, check_beside_budget
 from service.api.calls.token_budget import kv_room, logprob_room, max_tokens_for
 from service.api.calls.token_checks import check_token_ids
 from service.api.calls.validation import CheckedCall
@@ -38,7 +39,7 @@ class CallPrompts:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """checked: its fields. form: what its output is held to.
+    """checked: its fields. form: what its output is held to. thinking: how long the model may think; None: as it likes.
 
     make_output: makes what tells a chat choice's output apart; None if it can only be content. tool_style: how the
     model writes calls; None if it is not asked to make any.
@@ -49,6 +50,7 @@ class PreparedCall:
     checked: CheckedCall
     prompts: CallPrompts
     form: CompiledForm
+    thinking: ThinkingLimit | None = None
     make_output: Callable[[], ChatOutput] | None = None
     tool_style: ToolStyle | None = None
 
@@ -63,6 +65,8 @@ def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
         _check_beside_grammar(checked)
     check_token_ids(list(checked.stops.token_ids), model.vocab_size, "stop_token_ids")
     stop_token_ids = checked.stops.token_ids | (frozenset() if checked.ignore_eos else model.eos_token_ids)
+    if call.thinking is not None:
+        check_beside_budget(call.thinking, checked.sampling, stop_token_ids)
     make_sampling = sampling_maker(checked.sampling, model, stop_token_ids, prompts.num_logprobs)
     room = logprob_room(checked, prompts.token_ids, prompts.num_logprobs, prompts.num_told, config.max_logprob_entries)
     snapshot = model.engine.snapshot
@@ -87,7 +91,7 @@ def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
                 cache_salt,
                 checked.priority,
                 head.client,
-                call.form.grammar,
+                call.form.grammar if call.thinking is None else call.thinking.applied(call.form.grammar, prompt),
                 checked.adapter,
                 head.is_background,
                 head.start_within_s,

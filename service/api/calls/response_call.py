@@ -45,7 +45,7 @@ _PASSED_ON = frozenset(
         *("seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
         *("skip_special_tokens", "logit_bias", "bad_words", "allowed_token_ids", "structured_outputs"),
         *("chat_template_kwargs", "cache_salt", "priority", "model", "stream", "parallel_tool_calls"),
-        *("service_tier", "user", "top_logprobs", "deterministic"),
+        *("service_tier", "user", "top_logprobs", "deterministic", "thinking_token_budget"),
     }
 )
 """Fields that are the same in a chat."""

@@ -40,7 +40,6 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     # which tokens are drawn
     "logits_processors": ([],),
     "custom_logit_processor": (),
-    "thinking_token_budget": (),
     "repetition_detection": (),
     "vllm_xargs": ({},),
     "lora_path": (),

@@ -84,6 +84,7 @@ def _shape(request: Request, call: PreparedCall, cache_salt: str | None) -> Rend
             skip_special_tokens=checked.skip_special_tokens,
             logprobs=checked.logprobs,
             prompt_logprobs=sampling.num_prompt_logprobs,
+            thinking_token_budget=None if call.thinking is None else call.thinking.num_tokens,
         ),
         stream=checked.stream,
         cache_salt=cache_salt,

@@ -182,7 +182,7 @@ def test_the_output_may_be_held_to_a_schema(able: RunningServer, place: str) -> 
         (tiny_tokenizers.TOOL_TEMPLATE, {"thinking": {"type": "adaptive"}}, "<think>\n", ""),
         (
             tiny_tokenizers.TOOL_TEMPLATE,
-            {"thinking": {"type": "enabled", "budget_tokens": 2000}},
+            {"thinking": {"type": "adaptive", "budget_tokens": 2000}},
             "<think>\n",
             "thinking.budget_tokens",
         ),

@@ -20,7 +20,6 @@ ASKING = {
     "store": True,
     "return_prompt_text": True,
     "return_hidden_states": True,
-    "thinking_token_budget": 10,
     "repetition_detection": {"max_pattern_size": 4},
     "logits_processors": ["a.b"],
     "vllm_xargs": {"a": 1},
