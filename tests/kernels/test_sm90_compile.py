@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from kernels import lora_expand as expand
 from kernels import lora_gated_expand as gated_expand
 from kernels import lora_shrink as shrink
 from kernels import norm_linear as behind
+from kernels import ordered_linear as ordered
 from kernels import paged_attention_decode as decode
 from kernels import paged_attention_prefill as prefill
 from kernels import route_to_experts as routing
@@ -188,6 +190,25 @@ def test_gated_linear_copies_by_tiles_and_leaves_room_for_a_second_program(monke
     assert "wgmma.mma_async" in compiled.ptx and "cp.async.bulk.tensor" in compiled.ptx
     assert compiled.spills_in_loops == 0
     assert 2 * compiled.shared_bytes <= SHARED_MEMORY_BYTES
+
+
+@pytest.mark.parametrize(("num_features", "size"), [(28672, 4096), (4096, 14336)])
+@pytest.mark.parametrize("num_rows", [65, 256, 8192])
+def test_ordered_linear(num_rows, num_features, size, monkeypatch, tmp_path):
+    """Its sums stay in registers, and it multiplies by the instruction of few rows: 64 of one side, 16 inputs."""
+    for module, name in ((ordered, "_ordered_linear_kernel"), (skinny, "_skinny_linear_kernel")):
+        monkeypatch.setattr(module, name, LaunchRecorder(getattr(module, name)))
+    weight = torch.empty(num_features, size, dtype=torch.bfloat16)
+    for rows in (num_rows, 1):
+        x = torch.empty(rows, size, dtype=torch.bfloat16)
+        ordered.ordered_linear_triton(x, weight, None, skinny.new_arrivals(num_features, x.device))
+    many, few = ordered._ordered_linear_kernel.launches, skinny._skinny_linear_kernel.launches
+    for launch in (*many, *few):
+        compiled = compile_for_sm90(with_pdl(launch), tmp_path)
+        assert set(re.findall(r"wgmma\.mma_async\S*\.(m\d+)n\d+(k\d+)", compiled.ptx)) == {("m64", "k16")}
+        assert "mma.sync" not in compiled.ptx and compiled.spills_in_loops == 0
+        assert compiled.shared_bytes <= SHARED_MEMORY_BYTES
+    assert "cp.async.bulk.tensor" in compile_for_sm90(with_pdl(many[0]), tmp_path).ptx
 
 
 @pytest.mark.parametrize(("num_features", "size"), [(4096, 14336), (1024, 3072)])

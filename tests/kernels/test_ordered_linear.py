@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.ordered_linear import TileConfig, num_parts, ordered_linear, ordered_linear_triton
+from kernels.skinny_linear import new_arrivals
+from tests.kernels.lanes import GPU, LANES
+from tests.kernels.tolerances import assert_close
+
+TILES = [
+    TileConfig(64, 64, 128, num_warps=4, num_stages=4),
+    TileConfig(64, 128, 64, num_warps=4, num_stages=4),
+    TileConfig(128, 128, 64, num_warps=8, num_stages=4),
+    TileConfig(128, 256, 64, num_warps=8, num_stages=3),
+]
+
+
+def naive(x, weight, bias=None):
+    product = x.double() @ weight.double().T
+    return product if bias is None else product + bias.double()
+
+
+def random(lane, *shape, scale=1.0):
+    """In bf16, except where Triton's interpreter would have to multiply it, which it cannot."""
+    values = torch.randn(*shape) * scale
+    return lane.put(values if lane.name == "interpret" else values.bfloat16())
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("rows", [0, 1, 17, 65, 200])
+@pytest.mark.parametrize(("features", "size"), [(8, 8), (136, 72), (304, 256)])
+def test_follows_the_formula(features, size, rows, lane):
+    x, weight, bias = random(lane, rows, size), random(lane, features, size, scale=size**-0.5), random(lane, features)
+    arrivals = new_arrivals(features, x.device)
+    linear = lane(ordered_linear, ordered_linear_triton)
+    assert_close(linear(x, weight, None, arrivals), naive(x, weight))
+    assert_close(linear(x, weight, bias, arrivals), naive(x, weight, bias))
+    assert not arrivals.any()
+
+
+@pytest.mark.parametrize("lane", LANES[1:])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_parts_are_added_one_by_one(parts, lane):
+    """More than there are, too."""
+    x, weight, bias = random(lane, 70, 264), random(lane, 72, 264, scale=0.06), random(lane, 72)
+    arrivals = new_arrivals(72, x.device)
+    for rows in (3, 70):
+        got = ordered_linear_triton(x[:rows], weight, bias, arrivals, parts=parts)
+        assert_close(got, naive(x[:rows], weight, bias))
+
+
+@pytest.mark.parametrize("lane", LANES[1:])
+def test_tiles_at_the_edges_leave_the_rest_alone(lane):
+    x, weight = random(lane, 130, 64), random(lane, 72, 64, scale=0.1)
+    for config in TILES:
+        assert_close(ordered_linear_triton(x, weight, config=config), naive(x, weight))
+
+
+def test_parts_depend_on_the_weight_alone():
+    assert [num_parts(*shape) for shape in ((6144, 4096), (4096, 4096), (4096, 14336), (1024, 3072), (1024, 1024))] == [
+        1,
+        2,
+        2,
+        4,
+        1,
+    ]
+
+
+SHAPES = [(6144, 4096), (4096, 4096), (4096, 14336), (28672, 4096), (1024, 3072), (128256, 2048), (4104, 2056)]
+
+
+@pytest.mark.parametrize("lane", [GPU])
+@pytest.mark.parametrize(("features", "size"), SHAPES)
+@torch.inference_mode()
+def test_a_rows_bits_do_not_depend_on_how_many_there_are(features, size, lane):
+    """Nor on its place among them, nor on what the others are."""
+    x, weight, bias = random(lane, 8192, size), random(lane, features, size, scale=size**-0.5), random(lane, features)
+    arrivals = new_arrivals(features, x.device)
+    most = 8192 if features <= 32768 else 1024
+    expected = torch.cat([ordered_linear(x[i : i + 1], weight, bias, arrivals) for i in range(12)])
+    for rows in (2, 12, 16, 17, 33, 64, 65, 100, 128, 129, 200, 256, 300, 512, 777, 1024, 2048, 4096, 8192):
+        if rows > most:
+            break
+        some = torch.randn_like(x[:rows])
+        for first in {0, max(0, rows // 2 - 7), max(0, rows - 12)}:
+            count = min(12, rows - first)
+            some[first : first + count] = x[:count]
+            got = ordered_linear(some, weight, bias, arrivals)[first : first + count]
+            assert torch.equal(got, expected[:count]), (rows, first)
+
+
+@pytest.mark.parametrize("lane", [GPU])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@torch.inference_mode()
+def test_tiles_of_every_shape_have_the_same_bits(parts, lane):
+    x, weight = random(lane, 300, 4096), random(lane, 4096, 4096, scale=4096**-0.5)
+    arrivals = new_arrivals(4096, x.device)
+    expected = torch.cat([ordered_linear_triton(x[i : i + 1], weight, None, arrivals, parts=parts) for i in range(64)])
+    for config in TILES:
+        for rows in (1, 64, 300):
+            got = ordered_linear_triton(x[:rows], weight, None, arrivals, config, parts)
+            assert torch.equal(got[:64], expected[:rows]), (config, rows)
