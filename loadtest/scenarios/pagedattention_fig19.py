@@ -1,8 +1,8 @@
 """PagedAttention, figure 19: swapping and recomputing by block size, 1 to 256: what a preemption costs, and end to end.
 
 A sequence's blocks, scattered over the pool as they are after a while of serving, move out and back by the service's
-own transfers, each block in one copy. Recomputing is one prefill of the same tokens at block size 16: where keys and
-values are written hardly changes it (the paper's curve is flat).
+own transfers: large blocks each in one copy, small ones together. Recomputing is one prefill of the same tokens at
+block size 16: where keys and values are written hardly changes it (the paper's curve is flat).
 
 End to end (19b), ShareGPT's lengths under full load in scarce memory.
 """

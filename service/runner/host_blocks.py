@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.move_blocks import move_blocks
 from service.runner.kv_storage import KvLayout
+from service.runner.staging import to_device
 
 _FP8 = torch.float8_e4m3fn
 _FP8_MAX = 448.0
 _SMALLEST = 1e-30
 """A vector of zeros has no largest element to divide by."""
+
+_SMALL_BYTES, _SMALL_BYTES_ON_CPU = 512 << 10, 8 << 10
+"""A smaller block is moved before a copy of its own would have begun. On one H200 a copy takes 11.8 us to begin, and 48
+GB/s cross the bus (loadtest/log/prediction.md); on a CPU 3 us, and there blocks that move together are copied twice."""
+
+_MOVED_AT_ONCE = 64 << 20
+"""Bytes, which a CPU holds twice meanwhile."""
+
+_COMPRESSED_AT_ONCE = 2 << 20
+"""Bytes, which are held three times over, as fp32 and rounded: no more than a block of 16 tokens of Llama-8B."""
 
 
 Copy = Callable[[], object]
@@ -22,9 +35,10 @@ Copy = Callable[[], object]
 
 
 class HostBlocks(Protocol):
-    """Places for blocks on the host, 0 to len - 1, and copies of single blocks to and from them.
+    """Places for blocks on the host, 0 to len - 1, and copies of blocks to and from them.
 
-    block: a device block, the layout's shape in its dtype.
+    blocks: [B, *layout.shape] on the device, in the layout's dtype, contiguous; block_ids[i] <-> places[i], all
+    distinct.
     """
 
     def __len__(self) -> int: ...
@@ -34,22 +48,24 @@ class HostBlocks(Protocol):
         """What one block takes on the host."""
         ...
 
-    def store(self, block: Tensor, index: int) -> Copy:
-        """From the device to place `index`."""
+    def store(self, blocks: Tensor, block_ids: Sequence[int], places: Sequence[int]) -> list[Copy]:
+        """From the device to the places."""
         ...
 
-    def load(self, block: Tensor, index: int) -> Copy:
-        """From place `index` to the device: overwrites `block`."""
+    def load(self, blocks: Tensor, block_ids: Sequence[int], places: Sequence[int]) -> list[Copy]:
+        """From the places to the device: overwrites these blocks."""
         ...
 
 
 class PlainHostBlocks:
-    """Blocks stored as they are: what comes back is exactly what was swapped out."""
+    """Blocks stored as they are: what comes back is exactly what was swapped out.
 
-    def __init__(self, layout: KvLayout, num_blocks: int, *, pinned: bool) -> None:
-        self._blocks = torch.zeros(
-            (num_blocks, *layout.shape), dtype=layout.dtype, pin_memory=pinned and num_blocks > 0
-        )
+    small_bytes: blocks below it move together, others each in a copy of its own; by default what is faster.
+    """
+
+    def __init__(self, layout: KvLayout, num_blocks: int, *, pinned: bool, small_bytes: int | None = None) -> None:
+        self._blocks = _zeros((num_blocks, *layout.shape), layout.dtype, pinned=pinned)
+        self._small_bytes = _small_bytes(pinned=pinned) if small_bytes is None else small_bytes
 
     @staticmethod
     def block_bytes(layout: KvLayout) -> int:
@@ -58,11 +74,11 @@ class PlainHostBlocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def store(self, block: Tensor, index: int) -> Copy:
-        return partial(self._blocks[index].copy_, block, non_blocking=True)
+    def store(self, blocks: Tensor, block_ids: Sequence[int], places: Sequence[int]) -> list[Copy]:
+        return _moves(blocks, block_ids, self._blocks, places, self._small_bytes)
 
-    def load(self, block: Tensor, index: int) -> Copy:
-        return partial(block.copy_, self._blocks[index], non_blocking=True)
+    def load(self, blocks: Tensor, block_ids: Sequence[int], places: Sequence[int]) -> list[Copy]:
+        return _moves(self._blocks, places, blocks, block_ids, self._small_bytes)
 
 
 class Fp8HostBlocks:
@@ -74,9 +90,9 @@ class Fp8HostBlocks:
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int, *, pinned: bool) -> None:
-        pin = pinned and num_blocks > 0
-        self._elements = torch.zeros((num_blocks, *layout.shape), dtype=torch.uint8, pin_memory=pin)
-        self._scales = torch.zeros((num_blocks, *layout.shape[:-1], 1), dtype=torch.float32, pin_memory=pin)
+        self._elements = _zeros((num_blocks, *layout.shape), torch.uint8, pinned=pinned)
+        self._scales = _zeros((num_blocks, *layout.shape[:-1], 1), torch.float32, pinned=pinned)
+        self._small_bytes = _small_bytes(pinned=pinned)
 
     @staticmethod
     def block_bytes(layout: KvLayout) -> int:
@@ -86,19 +102,77 @@ class Fp8HostBlocks:
     def __len__(self) -> int:
         return len(self._elements)
 
-    def store(self, block: Tensor, index: int) -> Copy:
-        return partial(self._store, block, index)
+    def store(self, blocks: Tensor, block_ids: Sequence[int], places: Sequence[int]) -> list[Copy]:
+        pieces = _pieces(len(places), _COMPRESSED_AT_ONCE // _block_bytes(blocks))
+        return [partial(self._store, blocks, block_ids[piece], places[piece]) for piece in pieces]
 
-    def load(self, block: Tensor, index: int) -> Copy:
-        return partial(self._load, block, index)
+    def load(self, blocks: Tensor, block_ids: Sequence[int], places: Sequence[int]) -> list[Copy]:
+        pieces = _pieces(len(places), _COMPRESSED_AT_ONCE // _block_bytes(blocks))
+        return [partial(self._load, blocks, block_ids[piece], places[piece]) for piece in pieces]
 
-    def _store(self, block: Tensor, index: int) -> None:
-        exact = block.float()
+    def _store(self, blocks: Tensor, block_ids: Sequence[int], places: Sequence[int]) -> None:
+        exact = blocks.index_select(0, _ids_on(blocks.device, block_ids)).float()
         scales = exact.abs().amax(-1, keepdim=True).div_(_FP8_MAX).clamp_(min=_SMALLEST)
-        elements = exact.div_(scales).to(_FP8)
-        self._elements[index].copy_(elements.view(torch.uint8), non_blocking=True)
-        self._scales[index].copy_(scales, non_blocking=True)
+        elements = exact.div_(scales).to(_FP8).view(torch.uint8)
+        for rounded, host in ((elements, self._elements), (scales, self._scales)):
+            _run(_moves(rounded, range(len(places)), host, places, self._small_bytes))
 
-    def _load(self, block: Tensor, index: int) -> None:
-        elements = self._elements[index].to(block.device, non_blocking=True).view(_FP8)
-        block.copy_(elements.float() * self._scales[index].to(block.device, non_blocking=True))
+    def _load(self, blocks: Tensor, block_ids: Sequence[int], places: Sequence[int]) -> None:
+        elements, scales = (
+            torch.empty((len(places), *host.shape[1:]), dtype=host.dtype, device=blocks.device)
+            for host in (self._elements, self._scales)
+        )
+        for rounded, host in ((elements, self._elements), (scales, self._scales)):
+            _run(_moves(host, places, rounded, range(len(places)), self._small_bytes))
+        exact = elements.view(_FP8).float().mul_(scales)
+        blocks.index_copy_(0, _ids_on(blocks.device, block_ids), exact.to(blocks.dtype))
+
+
+def _moves(
+    source: Tensor,
+    sources: Sequence[int],
+    destination: Tensor,
+    destinations: Sequence[int],
+    small_bytes: int,
+) -> list[Copy]:
+    """Small blocks many at a time, large ones each in a copy of its own, beside which all of a GPU computes."""
+    num_bytes = _block_bytes(source)
+    if num_bytes >= small_bytes:
+        pairs = zip(sources, destinations, strict=True)
+        return [partial(destination[there].copy_, source[here], non_blocking=True) for here, there in pairs]
+    pieces = _pieces(len(sources), _MOVED_AT_ONCE // num_bytes)
+    return [partial(_move_together, source, sources[piece], destination, destinations[piece]) for piece in pieces]
+
+
+def _move_together(source: Tensor, sources: Sequence[int], destination: Tensor, destinations: Sequence[int]) -> None:
+    device = source.device if source.is_cuda else destination.device
+    ids = {"sources": np.array(sources, dtype=np.int64), "destinations": np.array(destinations, dtype=np.int64)}
+    there = to_device(ids, device)
+    move_blocks(source, there["sources"], destination, there["destinations"])
+
+
+def _small_bytes(*, pinned: bool) -> int:
+    return _SMALL_BYTES if pinned else _SMALL_BYTES_ON_CPU
+
+
+def _ids_on(device: torch.device, ids: Sequence[int]) -> Tensor:
+    return to_device({"ids": np.array(ids, dtype=np.int64)}, device)["ids"]
+
+
+def _pieces(num: int, most: int) -> Iterator[slice]:
+    """0 to num - 1 in pieces of `most` each, or of one where that is less."""
+    most = max(1, most)
+    return (slice(first, first + most) for first in range(0, num, most))
+
+
+def _run(copies: list[Copy]) -> None:
+    for copy in copies:
+        copy()
+
+
+def _block_bytes(blocks: Tensor) -> int:
+    return blocks.shape[1:].numel() * blocks.element_size()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, pin_memory=pinned and shape[0] > 0)

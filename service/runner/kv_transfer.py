@@ -1,6 +1,7 @@
 """Carries blocks between the device and the host, beside the computation (PagedAttention 4.5; AdaptiveLLM 3.3).
 
-A block is one piece on either side. So, but for compression, it goes by one copy, without a kernel or a buffer between.
+A block is one piece on either side, so a large one goes by one copy, without a kernel or a buffer between. Of small
+ones many go in one launch (service/runner/host_blocks.py).
 """
 
 from __future__ import annotations
@@ -103,8 +104,7 @@ class KvTransfer:
 
     def _copies(self, transfer: Transfer) -> list[Copy]:
         there = self._host_blocks.store if transfer.to_host else self._host_blocks.load
-        pairs = zip(transfer.device_blocks, transfer.host_blocks, strict=True)
-        return [there(self._device_blocks[device_block], host_block) for device_block, host_block in pairs]
+        return there(self._device_blocks, transfer.device_blocks, transfer.host_blocks)
 
 
 def _new_event() -> torch.cuda.Event:

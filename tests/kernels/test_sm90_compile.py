@@ -17,6 +17,7 @@ from kernels import linear_add_norm as before
 from kernels import lora_expand as expand
 from kernels import lora_gated_expand as gated_expand
 from kernels import lora_shrink as shrink
+from kernels import move_blocks as move
 from kernels import norm_linear as behind
 from kernels import ordered_linear as ordered
 from kernels import paged_attention_decode as decode
@@ -318,3 +319,15 @@ def test_routes_and_blocks(monkeypatch):
     expert_blocks.expert_blocks_triton(torch.zeros(2048, 8, dtype=torch.int32), 128, 64)
     for recorder in recorders:
         assert "griddepcontrol.wait" in ptx_for_sm90(with_pdl(recorder.launches[0]))
+
+
+@pytest.mark.parametrize("block_shape", [(32, 2, 1, 8, 128), (30, 2, 1, 3, 64)])
+def test_move_blocks_reads_and_writes_sixteen_bytes_at_once(block_shape, monkeypatch):
+    recorder = LaunchRecorder(move._move_blocks_kernel)
+    monkeypatch.setattr(move, "_move_blocks_kernel", recorder)
+    device, host = (torch.empty(4, *block_shape, dtype=torch.bfloat16) for _ in range(2))
+    move.move_blocks_triton(device, torch.arange(3), host, torch.arange(3))
+    launch = recorder.launches[0]
+    ptx = ptx_for_sm90(Launch(launch.kernel, launch.grid, launch.args, {"enable_fp_fusion": True, **launch.options}))
+    assert "ld.global.v4.b32" in ptx
+    assert "st.global.v4.b32" in ptx

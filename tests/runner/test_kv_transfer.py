@@ -9,11 +9,18 @@ from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.kv_transfer import KvTransfer
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SMALL, LARGE = KvLayout(2, 4, 2, 8, torch.float32), KvLayout(2, 64, 4, 128, torch.float32)
+"""Blocks that move together, and such as have a copy each."""
 
 
-@pytest.fixture(params=DEVICES)
-def storage(request: pytest.FixtureRequest) -> KvStorage:
-    storage = KvStorage(KvLayout(2, 4, 2, 8, torch.float32), 6, torch.device(request.param))
+@pytest.fixture(params=DEVICES, scope="module")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=[SMALL, LARGE], ids=["small", "large"])
+def storage(request: pytest.FixtureRequest, device: torch.device) -> KvStorage:
+    storage = KvStorage(request.param, 6, device)
     storage.blocks.copy_(torch.randn(storage.blocks.shape))
     return storage
 
