@@ -56,11 +56,10 @@ class Tool(WireRequest):
     function: FunctionDefinition
 
 
-class ChatPromptFields(WireRequest):
-    """What a chat prompt is made of; /tokenize takes the same. functions, function_call: the older form of tools and
+class ChatOptions(WireRequest):
+    """What stands in a chat prompt beside the messages. functions, function_call: the older form of tools and
     tool_choice."""
 
-    messages: Members[ChatMessage]
     tools: Members[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     functions: Members[FunctionDefinition] | None = None
@@ -73,12 +72,28 @@ class ChatPromptFields(WireRequest):
     continue_final_message: bool | None = None
 
 
-class ChatRequest(ChatPromptFields, GenerationFields):
+class ChatPromptFields(ChatOptions):
+    """What a chat prompt is made of; /tokenize takes the same."""
+
+    messages: Members[ChatMessage]
+
+
+class ChatCallFields(ChatOptions, GenerationFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole | None, bounds(-1, 20)] = None
     echo: bool | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
+
+
+class ChatRequest(ChatPromptFields, ChatCallFields):
+    """One conversation to be answered."""
+
+
+class ChatBatchRequest(ChatCallFields):
+    """vLLM's: several conversations with the same parameters, each to be answered by one choice."""
+
+    messages: Members[Members[ChatMessage]]
 
 
 class TopLogprob(BaseModel):

@@ -37,6 +37,7 @@ WITHOUT_A_TWIN = {
     "service/api/http_exchange.py": "values; tests/api/test_request_log.py has what they are for",
     "service/core/log_fields.py": "a name only",
     "service/api/answers/answer_form.py": "a Protocol only",
+    "service/api/calls/chat_batch_call.py": "tests/api/endpoints/test_chat_batch.py",
     "service/api/calls/chat_call.py": "tests/api/endpoints/test_chat_completions.py",
     "service/api/calls/response_history.py": "tests/api/endpoints/test_stored_responses.py",
     "service/api/calls/compaction.py": "tests/api/endpoints/test_compaction.py",

@@ -38,6 +38,8 @@ WITHOUT_WORST_INPUT = {
     "api/calls/field_names.py": "looks at a refusal, whose field and text are short",
     "api/endpoints/generating.py": "values only",
     "api/calls/chat_call.py": "joins others, each in the table",
+    "api/calls/chat_batch_call.py": "joins others, each in the table; a conversation at a time, 128 at most",
+    "api/endpoints/chat_batch.py": "joins others, each in the table",
     "api/calls/response_call.py": "joins others, each in the table",
     "api/answers/background.py": "joins others, each in the table",
     "api/calls/compaction.py": "joins others, each in the table",

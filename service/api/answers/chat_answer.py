@@ -43,7 +43,7 @@ class ChatAnswer:
         self.writes_logprobs = call.checked.logprobs is not None
         self._make_call_id = partial(new_call_id, call.tool_style)
         self._calls_functions = calls_functions
-        self._echo = "" if call.prompts.echoes is None else call.prompts.echoes[0]
+        self._echoes = call.prompts.echoes
         self._names = TokenNames(call.model.tokenizer, as_ids=call.checked.tokens_as_ids)
         self._chunks = ChunkFrames(b"chat.completion.chunk", call, generation)
         self.around_text = self._chunks.around_text(b'"delta":{"content":%b}' % TEXT_PLACE)
@@ -72,10 +72,13 @@ class ChatAnswer:
         frames = [
             self._chunks.first(piece.choice_index, b'"delta":{"role":"assistant","content":""}', prompt_ids),
         ]
-        if self._echo:
-            delta = b'"delta":{"content":%s}' % orjson.dumps(self._echo)
+        if echo := self._echo(0):
+            delta = b'"delta":{"content":%s}' % orjson.dumps(echo)
             frames.append(self._chunks.first(piece.choice_index, delta, b""))
         return frames
+
+    def _echo(self, prompt_index: int) -> str:
+        return "" if self._echoes is None else self._echoes[prompt_index]
 
     def num_logprobs(self, piece: Piece) -> int:
         return len(piece.scored) * ((self._call.checked.logprobs or 0) + 1)
@@ -95,18 +98,23 @@ class ChatAnswer:
             usage=self._generation.usage,
             service_tier=call.checked.answered_tier,
             prompt_logprobs=None,
-            prompt_token_ids=self._generation.prompt_token_ids(0) if call.checked.return_token_ids else None,
+            prompt_token_ids=self._prompt_ids(),
         )
         if call.checked.prompt_logprobs is not None:
             prompt, scores = self._generation.prompt_token_ids(0), self._generation.prompt_logprobs(0)
             answer.prompt_logprobs = prompt_logprobs(self._names, prompt, scores)
         return whole_json(answer)
 
+    def _prompt_ids(self) -> list[int] | None:
+        """Of a call with one prompt, if they are asked for."""
+        is_one = len(self._call.prompts.token_ids) == 1
+        return self._generation.prompt_token_ids(0) if self._call.checked.return_token_ids and is_one else None
+
     def _choice(self, choice: CollectedChoice) -> ChatChoice:
         message = assemble_message(choice, self._make_call_id, as_function=self._calls_functions)
         has_calls = message.tool_calls is not None or message.function_call is not None
-        if self._echo:
-            message.content = self._echo + (message.content or "")
+        if echo := self._echo(choice.prompt_index):
+            message.content = echo + (message.content or "")
         logprobs = None
         if self.writes_logprobs:
             logprobs = ChatLogprobs(**self._logprobs(choice.scored))

@@ -45,40 +45,76 @@ async def prepare_chat(
     """As `prepare_completion`. Another wire form of a chat makes these fields of its own; also_unknown: its fields that
     nobody knows."""
     unknown = (*unknown_fields(fields), *also_unknown)
-    with fields_named(legacy_names(fields)):
-        return await _prepared(with_tools(fields), head, receive, model, context, unknown)
+    return await prepare_chats([Conversation(fields)], head, receive, model, context, unknown)
 
 
-async def _prepared(
-    fields: ChatRequest,
+class Conversation:
+    """One of a call's. fields: of a chat, without those of the form before tools. name_of: a field of them -> what the
+    client has written there; outer_name: the same of another wire form."""
+
+    def __init__(self, fields: ChatRequest, outer_name: Callable[[str], str] = str) -> None:
+        legacy_name = legacy_names(fields)
+        self.name_of = lambda path: outer_name(legacy_name(path))
+        with fields_named(self.name_of):
+            self.fields = with_tools(fields)
+
+
+async def prepare_chats(
+    conversations: Sequence[Conversation],
     head: CallHead,
     receive: Receive,
     model: ServedModel,
     context: ApiContext,
     unknown: Sequence[str],
 ) -> PreparedCall:
-    logprobs = _check_top_logprobs(fields, context.config)
-    adapter = await find_adapter(fields.model, model, context.config)
-    call = check_call(fields, context.config, model.defaults, logprobs=logprobs, unknown=unknown, adapter=adapter)
-    chat = check_chat(fields, model, context)
+    """A call of one or several conversations, whose fields are the same but for the messages. unknown: fields that
+    nobody knows."""
+    fields = conversations[0].fields
+    with fields_named(conversations[0].name_of):
+        logprobs = _check_top_logprobs(fields, context.config)
+        adapter = await find_adapter(fields.model, model, context.config)
+        call = check_call(fields, context.config, model.defaults, logprobs=logprobs, unknown=unknown, adapter=adapter)
+    chats = []
+    for conversation in conversations:
+        with fields_named(conversation.name_of):
+            chats.append(check_chat(conversation.fields, model, context))
     limit = check_thinking_budget(fields, model)
-    model.engine.check_accepts()
+    model.engine.check_accepts(len(conversations))
     must_fit = call.truncate_prompt_tokens is None
-    prompt = truncated(await chat_prompt_ids(chat, model, context, receive, must_fit=must_fit), call, model)
-    thinking = _reasoning(chat, prompt, model, context.config)
-    form = await compile_form(output_form(chat.tools, call.form, model.tokenizer), model, thinking)
+    prompts = []
+    for conversation, chat in zip(conversations, chats, strict=True):
+        with fields_named(conversation.name_of):
+            ids = await chat_prompt_ids(chat, model, context, receive, must_fit=must_fit)
+            prompts.append(truncated(ids, call, model))
+    chat, thinking = chats[0], _reasoning_of_all(chats[0], prompts, model, context.config)
+    with fields_named(conversations[0].name_of):
+        form = await compile_form(output_form(chat.tools, call.form, model.tokenizer), model, thinking)
     may_think = form.grammar is None or form.grammar.follows_reasoning
     if not may_think and (call.form is not None or chat.tools.must_call):
         thinking = Reasoning.NONE  # else the grammar is for calls alone, and the text beside them may think
-    prompts = CallPrompts([prompt], "messages", num_logprobs=call.prompt_logprobs, echoes=_echo(fields))
+    echoes = [_echo(conversation.fields) for conversation in conversations] if fields.echo else None
+    to_submit = CallPrompts(prompts, "messages", num_logprobs=call.prompt_logprobs, echoes=echoes)
     make_output = _output_maker(fields, chat, thinking)
-    return PreparedCall(head, model, call, prompts, form, limit, make_output, chat.tools.style)
+    return PreparedCall(head, model, call, to_submit, form, limit, make_output, chat.tools.style)
 
 
-def _echo(fields: ChatRequest) -> list[str] | None:
+def _reasoning_of_all(
+    chat: CheckedChat, prompts: Sequence[Sequence[int]], model: ServedModel, config: ApiConfig
+) -> Reasoning:
+    """One template ends all prompts alike, but where a last message is continued that ends with a mark."""
+    first, *others = (_reasoning(chat, prompt, model, config) for prompt in prompts)
+    if any(other is not first for other in others):
+        raise InvalidRequest(
+            "messages: some conversations leave the reasoning open and others do not; send them apart.",
+            param="messages",
+        )
+    return first
+
+
+def _echo(fields: ChatRequest) -> str:
     """With `echo` the answer begins with the last message, if that is the assistant's, too."""
     last = fields.messages[-1]
-    return [text_of(last.content)] if fields.echo and last.role == "assistant" else None
+    return text_of(last.content) if last.role == "assistant" else ""
 
 
 def _reasoning(chat: CheckedChat, prompt: Sequence[int], model: ServedModel, config: ApiConfig) -> Reasoning:

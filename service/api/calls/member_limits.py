@@ -24,7 +24,9 @@ def check_members(body: Mapping[str, Any], config: ApiConfig) -> None:
     _check("functions", body.get("functions"), list, config.max_tools, "functions")
     _check("documents", body.get("documents"), list, config.max_documents, "documents")
     _check("messages", body.get("messages"), list, config.max_messages, "messages")
-    _check_parts("messages", body.get("messages"), ("content", "tool_calls"), config.max_messages)
+    messages = _of_conversations(body.get("messages"))
+    _check("messages", messages, list, config.max_messages, "messages")
+    _check_parts("messages", messages, ("content", "tool_calls"), config.max_messages)
     _check("system", body.get("system"), list, config.max_messages, "blocks")
     _check("input", body.get("input"), list, config.max_messages, "items")
     _check_parts("input", body.get("input"), ("content", "output", "summary"), config.max_messages)
@@ -40,6 +42,13 @@ def _check_prompts(prompt: object, most: int) -> None:
     """A list of integers is one prompt."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         _check("prompt", prompt, list, most, "prompts")
+
+
+def _of_conversations(messages: object) -> object:
+    """The messages of a batch's conversations in one list; else what there is."""
+    if not isinstance(messages, list) or not any(isinstance(each, list) for each in messages):
+        return messages
+    return [message for each in messages if isinstance(each, list) for message in each]
 
 
 def _check_parts(param: str, holders: object, names: Sequence[str], most: int) -> None:

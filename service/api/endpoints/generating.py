@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.context import ApiContext
+from service.api.endpoints.chat_batch import ChatBatch
 from service.api.endpoints.chat_completions import ChatCompletions
 from service.api.endpoints.compaction import Compaction
 from service.api.endpoints.completions import Completions
@@ -19,7 +20,7 @@ from service.api.endpoints.embeddings import Embeddings
 from service.api.endpoints.messages import Messages
 from service.api.endpoints.responses import Responses
 from service.api.messages_errors import MESSAGES_PATH
-from service.protocol.chat import ChatChunk, ChatRequest, ChatResponse
+from service.protocol.chat import ChatBatchRequest, ChatChunk, ChatRequest, ChatResponse
 from service.protocol.compaction import CompactedResponse, CompactRequest
 from service.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
 from service.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
@@ -28,6 +29,7 @@ from service.protocol.messages import Message, MessageEvent, MessagesRequest
 from service.protocol.messages_error import MessagesErrorBody
 from service.protocol.responses import ResponseBody, ResponseEvent, ResponsesRequest
 
+CHAT_BATCH_PATH = "/v1/chat/completions/batch"
 COMPACT_PATH = "/v1/responses/compact"
 
 
@@ -58,6 +60,7 @@ GENERATING = (
         "/v1/completions", Completions, "Continue a text.", CompletionRequest, CompletionResponse, CompletionChunk
     ),
     GeneratingEndpoint("/v1/chat/completions", ChatCompletions, "Answer a chat.", ChatRequest, ChatResponse, ChatChunk),
+    GeneratingEndpoint(CHAT_BATCH_PATH, ChatBatch, "Answer several chats.", ChatBatchRequest, ChatResponse, None),
     GeneratingEndpoint("/v1/embeddings", Embeddings, "Embed texts.", EmbeddingRequest, EmbeddingResponse, None),
     GeneratingEndpoint(
         "/v1/responses",
@@ -82,6 +85,7 @@ GENERATING = (
         names_events=True,
     ),
 )
-BATCH_ENDPOINTS = tuple(endpoint.path for endpoint in GENERATING if endpoint.path not in (MESSAGES_PATH, COMPACT_PATH))
+_NOT_IN_BATCHES = (MESSAGES_PATH, COMPACT_PATH, CHAT_BATCH_PATH)
+BATCH_ENDPOINTS = tuple(endpoint.path for endpoint in GENERATING if endpoint.path not in _NOT_IN_BATCHES)
 """What batches may be of: OpenAI's."""
 PATHS = frozenset(endpoint.path for endpoint in GENERATING)
