@@ -1,14 +1,15 @@
-"""`loadtest.bench latency|throughput`: a model through the engine that the service would run, without HTTP."""
+"""`loadtest.bench latency|throughput|idle`: a model through the engine that the service would run, without HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from loadtest.bench.device_idle import idle_json, measure_idle, output_len_of, print_idle
 from loadtest.bench.device_limits import DeviceLimits
 from loadtest.bench.latency import latency_json, measure_latency, print_latency
 from loadtest.bench.model_limits import ModelCosts
-from loadtest.bench.options import LatencyOptions
+from loadtest.bench.options import IdleOptions, LatencyOptions
 from loadtest.bench.report import print_json
 from loadtest.bench.throughput import measure_throughput, print_throughput, throughput_json
 from service.engine.engine import Engine
@@ -40,17 +41,23 @@ def bench_latency(target: BenchTarget, options: LatencyOptions) -> None:
     lengths = (options.input_len, options.output_len or (512 if target.is_gpu else 64))
     _check_length(target, *lengths)
     for batch_size in batch_sizes:
-        if batch_size > target.max_num_seqs:
-            raise ConfigError(f"batch-sizes: {batch_size} is more than max-num-seqs ({target.max_num_seqs})")
-        if batch_size * sum(lengths) > target.kv_tokens:
-            raise ConfigError(
-                f"batch-sizes: {batch_size} sequences of {sum(lengths)} tokens; the KV cache holds {target.kv_tokens}"
-            )
+        _check_batch(target, "batch-sizes", batch_size, sum(lengths))
     _print_target(target)
     rows = measure_latency(target.engine, target.costs, target.limits, batch_sizes, lengths, target.vocab_size)
     print_latency(rows)
     own = {"input_len": lengths[0], "output_len": lengths[1], "rows": latency_json(rows)}
     print_json({"bench": "latency", **_facts(target), **own})
+
+
+def bench_idle(target: BenchTarget, options: IdleOptions) -> None:
+    """Print the tables and the line of JSON. Raises ConfigError if the batch cannot run all at once."""
+    output_len = output_len_of(options.batch_size, options.input_len, options.num_steps)
+    _check_length(target, options.input_len, output_len)
+    _check_batch(target, "batch-size", options.batch_size, options.input_len + output_len)
+    _print_target(target)
+    idle = measure_idle(target.engine, options.batch_size, options.input_len, options.num_steps, target.vocab_size)
+    print_idle(idle)
+    print_json({"bench": "idle", **_facts(target), "input_len": options.input_len, **idle_json(idle)})
 
 
 def bench_throughput(target: BenchTarget, workload: str, lengths: Sequence[tuple[int, int]]) -> None:
@@ -69,6 +76,13 @@ def _check_length(target: BenchTarget, prompt: int, output: int) -> None:
     longest = min(target.max_model_len, target.kv_tokens)
     if prompt + output > longest:
         raise ConfigError(f"a request of {prompt} + {output} tokens is longer than the context of {longest}")
+
+
+def _check_batch(target: BenchTarget, name: str, batch_size: int, length: int) -> None:
+    if batch_size > target.max_num_seqs:
+        raise ConfigError(f"{name}: {batch_size} is more than max-num-seqs ({target.max_num_seqs})")
+    if batch_size * length > target.kv_tokens:
+        raise ConfigError(f"{name}: {batch_size} sequences of {length} tokens; the KV cache holds {target.kv_tokens}")
 
 
 def _print_target(target: BenchTarget) -> None:

@@ -1,4 +1,4 @@
-"""`loadtest.bench latency|throughput`: the engine that `serve` would run, loaded and measured without HTTP."""
+"""`loadtest.bench latency|throughput|idle`: the engine that `serve` would run, loaded and measured without HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from loadtest.bench.options import LatencyOptions, ThroughputOptions
+from loadtest.bench.options import IdleOptions, LatencyOptions, ThroughputOptions
 from service.composition.engine_assembly import make_engine
 from service.composition.model_parts import load_model_parts
 from service.core.clock import MonotonicClock
@@ -27,10 +27,10 @@ FEW_PROMPTS = 8
 """Prompts of a throughput benchmark on a CPU."""
 
 
-def bench(settings: Settings, options: LatencyOptions | ThroughputOptions) -> int:
+def bench(settings: Settings, options: LatencyOptions | ThroughputOptions | IdleOptions) -> int:
     """Measure and print; returns the process's exit status. Raises ConfigError."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    from loadtest.bench.model_bench import bench_latency, bench_throughput
+    from loadtest.bench.model_bench import bench_idle, bench_latency, bench_throughput
     from loadtest.workload import draw
 
     workload = _workload_of_lengths(options.workload) if isinstance(options, ThroughputOptions) else None
@@ -38,6 +38,8 @@ def bench(settings: Settings, options: LatencyOptions | ThroughputOptions) -> in
     with settled(is_gpu=target.is_gpu):
         if isinstance(options, LatencyOptions):
             bench_latency(target, options)
+        elif isinstance(options, IdleOptions):
+            bench_idle(target, options)
         elif workload is not None:
             num_prompts = options.num_prompts or (workload.num_requests if target.is_gpu else FEW_PROMPTS)
             requests = draw(workload, num_prompts, settings.seed)

@@ -33,13 +33,22 @@ class ThroughputOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleOptions:
+    """Steps in which a batch of equal requests decodes."""
+
+    batch_size: int
+    input_len: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class KernelsOptions:
     """Kernels whose name begins with one of `names`; all if there is none."""
 
     names: tuple[str, ...]
 
 
-BenchOptions = LatencyOptions | ThroughputOptions | KernelsOptions
+BenchOptions = LatencyOptions | ThroughputOptions | IdleOptions | KernelsOptions
 
 
 def read_options(arguments: Sequence[str]) -> tuple[BenchOptions, list[str]]:
@@ -51,6 +60,8 @@ def read_options(arguments: Sequence[str]) -> tuple[BenchOptions, list[str]]:
             return LatencyOptions(known.batch_sizes, known.input_len, known.output_len), rest
         case "throughput":
             return ThroughputOptions(known.workload, known.num_prompts), rest
+        case "idle":
+            return IdleOptions(known.batch_size, known.input_len, known.num_steps), rest
         case _:
             if rest:
                 parser.error(f"bench kernels takes no {rest[0]}")
@@ -72,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
         " 1kx1k, fixed-INxOUT ...",
     )
     throughput.add_argument("--num-prompts", type=_size, help="the workload's own number on a GPU, 8 on a CPU")
+    idle = _add(
+        benches, "idle", "how long the device computes nothing while a batch decodes, and between which kernels"
+    )
+    idle.add_argument("--batch-size", type=_size, default=256, help="requests that decode together (256)")
+    idle.add_argument("--input-len", type=_size, default=128, help="tokens of a prompt (128)")
+    idle.add_argument("--num-steps", type=_size, default=40, help="steps that are profiled (40)")
     kernels = benches.add_parser("kernels", help="every kernel by itself, at Llama-8B's shapes; its reference on a CPU")
     kernels.add_argument("names", nargs="*", help="only kernels whose names begin so")
     return parser

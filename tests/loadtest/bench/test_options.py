@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.bench.options import KernelsOptions, LatencyOptions, ThroughputOptions, read_options
+from loadtest.bench.options import IdleOptions, KernelsOptions, LatencyOptions, ThroughputOptions, read_options
 
 
 def test_what_it_does_not_know_is_left_for_the_service():
@@ -15,6 +15,7 @@ def test_what_it_does_not_know_is_left_for_the_service():
 def test_defaults():
     assert read_options(["latency"]) == (LatencyOptions(None, 128, None), [])
     assert read_options(["throughput"]) == (ThroughputOptions("prefill", None), [])
+    assert read_options(["idle"]) == (IdleOptions(256, 128, 40), [])
     assert read_options(["kernels"]) == (KernelsOptions(()), [])
 
 
