@@ -69,6 +69,8 @@ class AdapterMethod:
             return self.base.silu_and_mul(x)
         if isinstance(x, Tensor) and not x.is_cuda:
             return None
+        if len(self.tables.out_features) != 2:  # Phi's gate and up are one place, with one A and B
+            return None
         shrunk = self._shrunk(x, token_slots)
         return lora_gated_expand(shrunk, token_slots, self.tables, self.base.multiply(x, is_beside=True))
 
