@@ -44,6 +44,7 @@ def _experts_down_kernel(
     x_ptr,
     values_ptr,
     scales_ptr,
+    zeros_ptr,
     bias_ptr,
     pairs_ptr,
     block_experts_ptr,
@@ -54,6 +55,7 @@ def _experts_down_kernel(
     size,
     FORM: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -73,8 +75,8 @@ def _experts_down_kernel(
     feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_feature = feature < num_features
     acc = grouped_product(
-        x_ptr, pair, is_row, x_stride_row, values_ptr, scales_ptr, expert, feature, is_feature,
-        num_features, size, FORM, GROUP_SIZE, BLOCK_K, NUM_STAGES, WEIGHT_IS_LEFT,
+        x_ptr, pair, is_row, x_stride_row, values_ptr, scales_ptr, zeros_ptr, expert, feature, is_feature,
+        num_features, size, FORM, GROUP_SIZE, HAS_ZEROS, BLOCK_K, NUM_STAGES, WEIGHT_IS_LEFT,
     )  # fmt: skip
     if HAS_BIAS:
         bias_ptrs = bias_ptr + expert.to(tl.int64) * num_features + feature
@@ -115,6 +117,7 @@ def experts_down_triton(
             x,
             weight.values,
             weight.values if weight.scales is None else weight.scales,
+            weight.values if weight.zeros is None else weight.zeros,
             x if weight.bias is None else weight.bias,
             blocks.pairs,
             blocks.block_experts,

@@ -65,6 +65,7 @@ def _experts_gate_up_kernel(
     x_ptr,
     values_ptr,
     scales_ptr,
+    zeros_ptr,
     bias_ptr,
     pairs_ptr,
     block_experts_ptr,
@@ -79,6 +80,7 @@ def _experts_gate_up_kernel(
     HAS_CLAMP: tl.constexpr,
     FORM: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -102,8 +104,8 @@ def _experts_gate_up_kernel(
     weight_row = 2 * feature + turn % 2 if IS_INTERLEAVED else feature + turn % 2 * num_features
     is_feature = feature < num_features
     acc = grouped_product(
-        x_ptr, pair // TOP_K, is_row, x_stride_row, values_ptr, scales_ptr, expert, weight_row, is_feature,
-        2 * num_features, size, FORM, GROUP_SIZE, BLOCK_K, NUM_STAGES, WEIGHT_IS_LEFT,
+        x_ptr, pair // TOP_K, is_row, x_stride_row, values_ptr, scales_ptr, zeros_ptr, expert, weight_row, is_feature,
+        2 * num_features, size, FORM, GROUP_SIZE, HAS_ZEROS, BLOCK_K, NUM_STAGES, WEIGHT_IS_LEFT,
     )  # fmt: skip
     if HAS_BIAS:
         bias_ptrs = bias_ptr + expert.to(tl.int64) * 2 * num_features + weight_row
@@ -140,6 +142,7 @@ def experts_gate_up_triton(
             x,
             weight.values,
             weight.values if weight.scales is None else weight.scales,
+            weight.values if weight.zeros is None else weight.zeros,
             x if weight.bias is None else weight.bias,
             blocks.pairs,
             blocks.block_experts,

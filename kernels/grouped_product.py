@@ -15,8 +15,10 @@ from torch import Tensor
 from kernels.fp8_numbers import fp8_numbers
 from kernels.mxfp4 import GROUP, dequantize_mxfp4, mxfp4_values
 from kernels.optional_triton import tl, triton
+from kernels.quantized_weight import QuantizedWeight, chunk_of
+from kernels.skinny_linear import int4_numbers
 
-PLAIN, FP8, MXFP4 = range(3)
+PLAIN, FP8, MXFP4, INT4 = range(4)
 """Forms of weights, as the kernels know them."""
 
 _MOST_LEFT_ROWS = 32
@@ -27,32 +29,44 @@ _MAX_REGISTERS = 255
 class ExpertWeight(NamedTuple):
     """The weights of all experts (E of them, N output features, K input features), contiguous.
 
-    values: [E, N, K] in the dtype of the rows. Or with scales: float8_e4m3fn, each row with its own, [E, N, 1] fp32;
-    or [E, N, K / 2] uint8, MXFP4 (kernels/mxfp4.py), [E, N, K / 32] uint8. bias: None, or [E, N] in the rows' dtype.
+    values: [E, N, K] in the dtype of the rows. Or with scales: [E, N, K / 2] uint8, MXFP4 (kernels/mxfp4.py), with
+    [E, N, K / 32] uint8; or an expert's elements, scales and zeros as a `QuantizedWeight` has them (kernels/
+    quantized_weight.py), float8_e4m3fn with scales in fp32, or int4. bias: None, or [E, N] in the rows' dtype.
     """
 
     values: Tensor
     scales: Tensor | None = None
     bias: Tensor | None = None
+    zeros: Tensor | None = None
 
     @property
     def num_inputs(self) -> int:
-        return self.values.shape[2] * (2 if self.form == MXFP4 else 1)
+        return self.values.shape[2] * (2 if self.form in (MXFP4, INT4) else 1)
 
     @property
     def form(self) -> int:
-        """PLAIN, FP8 or MXFP4."""
+        """PLAIN, FP8, MXFP4 or INT4."""
         if self.scales is None:
             return PLAIN
-        return MXFP4 if self.values.dtype == torch.uint8 else FP8
+        if self.values.dtype != torch.uint8:
+            return FP8
+        return MXFP4 if self.scales.dtype == torch.uint8 else INT4
+
+    @property
+    def group_size(self) -> int:
+        """Input features that share a scale; 0 for plain weights, and where a row has one."""
+        if self.scales is None or self.scales.shape[2] == 1:
+            return 0
+        return self.num_inputs // self.scales.shape[2]
 
     def of_expert(self, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """(weight [N, K], bias [N] or None), for the references."""
         bias = None if self.bias is None else self.bias[expert]
         if self.scales is None:
             return self.values[expert], bias
-        if self.form == FP8:
-            return (self.values[expert].float() * self.scales[expert]).to(dtype), bias
+        if self.form != MXFP4:
+            zeros = None if self.zeros is None else self.zeros[expert]
+            return QuantizedWeight(self.values[expert], self.scales[expert], zeros, dtype).dequantized(), bias
         return dequantize_mxfp4(self.values[expert], self.scales[expert], dtype), bias
 
 
@@ -107,13 +121,15 @@ def grouped_product(
     x_stride_row,
     values_ptr,
     scales_ptr,
+    zeros_ptr,
     expert,
     weight_row,  # [BLOCK_N]: of the expert
     is_feature,
     num_weight_rows,
     size,
-    FORM: tl.constexpr,  # 0 plain, 1 fp8, 2 MXFP4
-    GROUP_SIZE: tl.constexpr,  # of MXFP4
+    FORM: tl.constexpr,  # 0 plain, 1 fp8, 2 MXFP4, 3 int4
+    GROUP_SIZE: tl.constexpr,  # of input features that share a scale; 0: all do, or there is none
+    HAS_ZEROS: tl.constexpr,  # of int4
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     WEIGHT_IS_LEFT: tl.constexpr,
@@ -123,33 +139,64 @@ def grouped_product(
     BLOCK_M: tl.constexpr = x_row.shape[0]
     BLOCK_N: tl.constexpr = weight_row.shape[0]
     k = tl.arange(0, BLOCK_K)
-    x_ptrs = x_ptr + x_row.to(tl.int64)[:, None] * x_stride_row + k[None, :]
+    x_row_ptrs = x_ptr + x_row.to(tl.int64)[:, None] * x_stride_row
     row = expert.to(tl.int64) * num_weight_rows + weight_row
     acc = tl.zeros([BLOCK_N, BLOCK_M] if WEIGHT_IS_LEFT else [BLOCK_M, BLOCK_N], tl.float32)
     for start in tl.range(0, size, BLOCK_K, num_stages=NUM_STAGES):
         is_k = (start + k < size)[None, :]
-        x = tl.load(x_ptrs + start, mask=is_row[:, None] & is_k, other=0.0)
-        if FORM == 2:
+        if FORM == 3:
             byte = start // 2 + tl.arange(0, BLOCK_K // 2)
-            group = start // GROUP_SIZE + tl.arange(0, BLOCK_K // GROUP_SIZE)
-            is_byte = is_feature[:, None] & (byte < size // 2)[None, :]
-            is_group = is_feature[:, None] & (group < size // GROUP_SIZE)[None, :]
-            numbers = tl.load(values_ptr + row[:, None] * (size // 2) + byte[None, :], mask=is_byte, other=0)
-            scales = tl.load(scales_ptr + row[:, None] * (size // GROUP_SIZE) + group[None, :], mask=is_group, other=0)
-            weight = mxfp4_values(numbers, scales, GROUP_SIZE).to(x.dtype)
+            numbers = tl.load(
+                values_ptr + row[:, None] * (size // 2) + byte[None, :], mask=is_feature[:, None], other=0
+            )
+            zeros = tl.full([BLOCK_N], 8.0, tl.float32)
+            if HAS_ZEROS:
+                zeros_ptrs = zeros_ptr + (row * (size // GROUP_SIZE) + start // GROUP_SIZE if GROUP_SIZE > 0 else row)
+                zeros = tl.load(zeros_ptrs, mask=is_feature, other=0).to(tl.float32)
+            low_ptrs = x_row_ptrs + (start + tl.arange(0, BLOCK_K // 2))[None, :]
+            low_x = tl.load(low_ptrs, mask=is_row[:, None], other=0.0)
+            x = tl.load(low_ptrs + BLOCK_K // 2, mask=is_row[:, None], other=0.0)
+            low, weight = int4_numbers(numbers, zeros, x.dtype)
         else:
-            weight_ptrs = values_ptr + row[:, None] * size + (start + k)[None, :]
-            weight = tl.load(weight_ptrs, mask=is_feature[:, None] & is_k, other=0.0)
-            if FORM == 1:
-                weight = fp8_numbers(weight, x.dtype)
-        if WEIGHT_IS_LEFT:
-            acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+            x = tl.load(x_row_ptrs + (start + k)[None, :], mask=is_row[:, None] & is_k, other=0.0)
+            if FORM == 2:
+                byte = start // 2 + tl.arange(0, BLOCK_K // 2)
+                group = start // GROUP_SIZE + tl.arange(0, BLOCK_K // GROUP_SIZE)
+                is_byte = is_feature[:, None] & (byte < size // 2)[None, :]
+                is_group = is_feature[:, None] & (group < size // GROUP_SIZE)[None, :]
+                numbers = tl.load(values_ptr + row[:, None] * (size // 2) + byte[None, :], mask=is_byte, other=0)
+                scales_ptrs = scales_ptr + row[:, None] * (size // GROUP_SIZE) + group[None, :]
+                weight = mxfp4_values(numbers, tl.load(scales_ptrs, mask=is_group, other=0), GROUP_SIZE).to(x.dtype)
+            else:
+                weight_ptrs = values_ptr + row[:, None] * size + (start + k)[None, :]
+                weight = tl.load(weight_ptrs, mask=is_feature[:, None] & is_k, other=0.0)
+                if FORM == 1:
+                    weight = fp8_numbers(weight, x.dtype)
+        is_by_group: tl.constexpr = GROUP_SIZE > 0 and FORM != 2
+        part = tl.zeros(acc.shape, tl.float32) if is_by_group else acc
+        if FORM == 3:
+            part = _product(low, low_x, part, WEIGHT_IS_LEFT)
+        part = _product(weight, x, part, WEIGHT_IS_LEFT)
+        if is_by_group:
+            scales_ptrs = scales_ptr + row * (size // GROUP_SIZE) + start // GROUP_SIZE
+            scales = tl.load(scales_ptrs, mask=is_feature, other=0.0).to(tl.float32)
+            acc += part * (scales[:, None] if WEIGHT_IS_LEFT else scales[None, :])
         else:
-            acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+            acc = part
     if WEIGHT_IS_LEFT:
         acc = tl.trans(acc)
-    if FORM == 1:
-        acc *= tl.load(scales_ptr + row, mask=is_feature, other=0.0)[None, :]
+    if (FORM == 1 or FORM == 3) and GROUP_SIZE == 0:
+        acc *= tl.load(scales_ptr + row, mask=is_feature, other=0.0).to(tl.float32)[None, :]
+    return acc
+
+
+@triton.jit
+@no_type_check
+def _product(weight, x, acc, WEIGHT_IS_LEFT: tl.constexpr):
+    if WEIGHT_IS_LEFT:
+        acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
     return acc
 
 
@@ -160,9 +207,11 @@ def grouped_launch(x: Tensor, weight: ExpertWeight, config: GroupedConfig, block
     assert config.block_m == block_m, "blocks are made by the same configuration"
     if weight.scales is None:
         assert weight.values.dtype == x.dtype
-    elif weight.form == FP8:
-        assert weight.values.dtype == torch.float8_e4m3fn and weight.scales.dtype == torch.float32
-        assert weight.scales.is_contiguous() and weight.scales.shape == (*weight.values.shape[:2], 1)
+    elif weight.form in (FP8, INT4):
+        assert weight.form == INT4 or weight.values.dtype == torch.float8_e4m3fn
+        assert weight.scales.is_contiguous() and weight.scales.shape[:2] == weight.values.shape[:2]
+        assert weight.num_inputs % weight.scales.shape[2] == 0
+        assert weight.zeros is None or (weight.zeros.shape == weight.scales.shape and weight.zeros.is_contiguous())
     else:
         assert weight.scales.dtype == torch.uint8 and weight.scales.is_contiguous()
         assert weight.num_inputs % GROUP == 0 and config.block_k % GROUP == 0
@@ -170,14 +219,23 @@ def grouped_launch(x: Tensor, weight: ExpertWeight, config: GroupedConfig, block
         assert weight.bias.shape == (num_experts, weight.values.shape[1]) and weight.bias.is_contiguous()
     return {
         "FORM": weight.form,
-        "GROUP_SIZE": GROUP,
+        "GROUP_SIZE": weight.group_size if weight.form != MXFP4 else GROUP,
+        "HAS_ZEROS": weight.zeros is not None,
         "HAS_BIAS": weight.bias is not None,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
-        # fp32 is for tests and the tiniest of models: a stage of it is as large with half the features.
-        "BLOCK_K": config.block_k if x.itemsize <= 2 else max(GROUP, config.block_k // 2),
+        "BLOCK_K": _block_k(x, weight, config),
         "NUM_STAGES": config.num_stages,
         "WEIGHT_IS_LEFT": config.block_m <= _MOST_LEFT_ROWS,
         "num_warps": config.num_warps,
         "maxnreg": _MAX_REGISTERS,
     }
+
+
+def _block_k(x: Tensor, weight: ExpertWeight, config: GroupedConfig) -> int:
+    """A stage has no more than a group's input features; of int4 it is as many as are packed together."""
+    if weight.form == INT4:
+        return chunk_of(weight.group_size or weight.num_inputs)
+    # fp32 is for tests and the tiniest of models: a stage of it is as large with half the features.
+    block_k = config.block_k if x.itemsize <= 2 else max(GROUP, config.block_k // 2)
+    return min(block_k, weight.group_size) if weight.form == FP8 and weight.group_size else block_k

@@ -125,7 +125,7 @@ def layer_of(shape: str, *, is_fp8: bool = False) -> MixtureOfExperts:
 def measure(name: str, layer: MixtureOfExperts, num_rows: int, limits: DeviceLimits) -> ExpertResult:
     works = [ExpertWork(layer, num_rows) for _ in range(4)]  # each goes to experts of its own, not in the cache
     seconds = seconds_of_launch([partial(work.layer, work.x) for work in works])
-    is_plain = not layer.names.is_stacked and not layer.num_quantized
+    is_plain = not layer.names.is_stacked and layer.gate_up_scales is None
     by_torch = seconds_of_launch([work.compute_by_torch for work in works]) if is_plain else None
     limit_s = sum(work.limit_s(limits) for work in works) / len(works)
     return ExpertResult(name, num_rows, seconds, limit_s, by_torch)

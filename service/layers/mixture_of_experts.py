@@ -31,7 +31,7 @@ from service.layers.linear import Linear
 from service.layers.linear_method import Normed, divided
 from service.layers.shard import Shard, even_share
 from service.layers.tensor_parallel import TensorParallel
-from service.layers.weight_storage import Destination, QuantizedRows
+from service.layers.weight_storage import Destination, QuantizedRows, WeightStorage
 
 
 class ExpertNames(NamedTuple):
@@ -50,6 +50,16 @@ USUAL_NAMES = ExpertNames()
 """Of most families, and of all in transformers 5 itself."""
 
 
+class ExpertParts(NamedTuple):
+    """All experts' weights that make one product: of each, by its name below a block, without its last part, its output
+    features and the input features of all; shards: which part of each weight a rank has, none if it has all."""
+
+    names: list[str]
+    out_features: list[int]
+    in_features: int
+    shards: list[Shard]
+
+
 class Substitute(NamedTuple):
     """What a checkpoint may hold in the place of other tensors: where it is to be copied to, and their names."""
 
@@ -65,10 +75,14 @@ class MixtureOfExperts(Layer):
     *_bias     [E, 2 * I], [E, H], or None
     *_scales   of weights of fewer bits, which are then as an `ExpertWeight` has them (kernels/grouped_product.py); else
                None
+    *_zeros    likewise, of those that have some
+    storages   what quantized weights of gate_up and down are read into; None for others, and once they are read
     """
 
     gate_up: nn.Parameter
     down: nn.Parameter
+    gate_up_zeros: Tensor | None
+    down_zeros: Tensor | None
 
     def __init__(self, hidden_size: int, config: ExpertsConfig, names: ExpertNames) -> None:
         super().__init__()
@@ -81,6 +95,8 @@ class MixtureOfExperts(Layer):
         self.gate_up = _weight(config.is_mxfp4, num_experts, 2 * size, hidden_size // divisor)
         self.down = _weight(config.is_mxfp4, num_experts, hidden_size, size // divisor)
         self.gate_up_scales = self.down_scales = self.gate_up_bias = self.down_bias = None
+        self.gate_up_zeros = self.down_zeros = None
+        self.storages: nn.ModuleList | None = None
         if config.is_mxfp4:
             self.gate_up_scales = _weight(True, num_experts, 2 * size, hidden_size // GROUP)
             self.down_scales = _weight(True, num_experts, hidden_size, size // GROUP)
@@ -117,9 +133,9 @@ class MixtureOfExperts(Layer):
         num_pairs = rows.shape[0] * config.top_k
         tiles = grouped_config(num_pairs, config.num_experts, is_quantized=self.gate_up_scales is not None)
         blocks = expert_blocks(routes.experts, config.num_experts, tiles.block_m)
-        gate_up = ExpertWeight(self.gate_up, self.gate_up_scales, self.gate_up_bias)
+        gate_up = ExpertWeight(self.gate_up, self.gate_up_scales, self.gate_up_bias, self.gate_up_zeros)
         gated = experts_gate_up(rows, gate_up, blocks, tiles, is_interleaved=self.names.is_stacked, clamp=self.clamp)
-        down = ExpertWeight(self.down, self.down_scales, self.down_bias)
+        down = ExpertWeight(self.down, self.down_scales, self.down_bias, self.down_zeros)
         out = experts_down(gated, down, blocks, routes.weights, tiles)
         if self._parallel is not None:
             out = self._parallel.all_reduce(out)
@@ -141,8 +157,54 @@ class MixtureOfExperts(Layer):
             self.register_buffer(f"{name}_scales", scales)
 
     @property
-    def num_quantized(self) -> int:
-        """Weights of eight bits."""
+    def parts(self) -> tuple[ExpertParts, ExpertParts]:
+        """Of gates and ups, and of downs, in the order in which they lie."""
+        size, kept, names, below = self._whole_size, self._kept, self.names, self.names.experts
+        hidden_size, experts = self.router.in_features, range(self.config.num_experts)
+        gates = [f"{below}.{expert}.{name}" for expert in experts for name in (names.gate, names.up)]
+        downs = [f"{below}.{expert}.{names.down}" for expert in experts]
+        rows, columns = ([Shard(dim, size, (kept,))] if self._parallel is not None else [] for dim in (0, 1))
+        return (
+            ExpertParts(gates, [len(kept)] * len(gates), hidden_size, rows * len(gates)),
+            ExpertParts(downs, [hidden_size] * len(downs), len(kept), columns * len(downs)),
+        )
+
+    def store(self, gate_up: WeightStorage, down: WeightStorage, *, dequantized: bool) -> None:
+        """Have the experts' weights read in another form than the plain one: those of `parts` into a storage each.
+        dequantized: they are made plain then, for a device that multiplies by no others. Before there is memory."""
+        self.storages = nn.ModuleList([gate_up, down])
+        if not dequantized:
+            for name in ("gate_up", "down"):
+                delattr(self, name)
+
+    def finish_reading(self, dtype: torch.dtype) -> None:
+        """The weights have been read: make of them what is multiplied by, for x of dtype."""
+        if self.storages is None:
+            return
+        storages, self.storages = list(self.storages), None
+        for name in ("gate_up", "down"):
+            storage = storages.pop(0)
+            assert isinstance(storage, WeightStorage)
+            weight = storage.finished(dtype)
+            by_expert = self.config.num_experts, -1
+            if hasattr(self, name):
+                plain = getattr(self, name)
+                plain.data.copy_(weight.dequantized().view(plain.shape))
+                continue
+            scales = weight.scales.float() if weight.elements.dtype is FP8 else weight.scales
+            delattr(self, f"{name}_scales")
+            delattr(self, f"{name}_zeros")
+            self.register_buffer(name, weight.elements.unflatten(0, by_expert))
+            self.register_buffer(f"{name}_scales", scales.unflatten(0, by_expert))
+            zeros = None if weight.zeros is None else weight.zeros.unflatten(0, by_expert)
+            self.register_buffer(f"{name}_zeros", zeros)
+
+    @property
+    def num_made_plain(self) -> int:
+        """Numbers of plain weights that are to be made on a device that multiplies by no others, beside what they are
+        made of."""
+        if self.storages is not None:
+            return self.gate_up.numel() + self.down.numel() if hasattr(self, "gate_up") else 0
         return sum(weight.numel() for weight in (self.gate_up, self.down) if weight.dtype is FP8)
 
     @property
@@ -152,21 +214,30 @@ class MixtureOfExperts(Layer):
 
     def dequantize(self, dtype: torch.dtype) -> None:
         """Give up fewer bits for plain weights: for a device that has no kernel for them."""
-        if self.gate_up_scales is not None and self.down_scales is not None:
-            for name, scales in (("gate_up", self.gate_up_scales), ("down", self.down_scales)):
-                weight = ExpertWeight(getattr(self, name), scales)
-                shape = *weight.values.shape[:2], weight.num_inputs
-                plain = torch.empty(shape, dtype=dtype, device=scales.device)
-                for expert, of_expert in enumerate(plain):  # one by one: the way there takes several times as much
-                    of_expert.copy_(weight.of_expert(expert, dtype)[0])
-                delattr(self, name)
-                setattr(self, name, nn.Parameter(plain, requires_grad=False))
-            self.gate_up_scales = self.down_scales = None
+        for name in ("gate_up", "down"):
+            scales, zeros = getattr(self, f"{name}_scales"), getattr(self, f"{name}_zeros")
+            if scales is None:
+                continue
+            values = getattr(self, name)
+            weight = ExpertWeight(values, scales, None, zeros)
+            shape = *values.shape[:2], weight.num_inputs
+            plain = torch.empty(shape, dtype=dtype, device=values.device)
+            for expert, of_expert in enumerate(plain):  # one by one: the way there takes several times as much
+                of_expert.copy_(weight.of_expert(expert, dtype)[0])
+            delattr(self, name)
+            setattr(self, name, nn.Parameter(plain, requires_grad=False))
+            setattr(self, f"{name}_scales", None)
+            setattr(self, f"{name}_zeros", None)
 
     def checkpoint_tensors(self) -> dict[str, Destination]:
         """Views by their names below a block: writing to one fills its part of the weights."""
         tensors = self.router.checkpoint_tensors(self.names.router)
-        tensors |= dict(self._stacked_tensors() if self.names.is_stacked else self._tensors_by_expert())
+        if self.storages is not None:
+            for storage, parts in zip(self.storages, self.parts, strict=True):
+                assert isinstance(storage, WeightStorage)
+                tensors |= storage.checkpoint_tensors(parts.names)
+        else:
+            tensors |= dict(self._stacked_tensors() if self.names.is_stacked else self._tensors_by_expert())
         if self.shared is not None and self.shared_gate is not None:
             below = self.names.router.rpartition(".")[0]
             tensors |= self.shared.gate_up.checkpoint_tensors(
@@ -185,6 +256,11 @@ class MixtureOfExperts(Layer):
             expert = f"{self.names.router.rpartition('.')[0]}.shared_expert"
             shared = self.shared.gate_up.checkpoint_shards(f"{expert}.gate_proj", f"{expert}.up_proj")
             shared |= self.shared.down.checkpoint_shards(f"{expert}.down_proj")
+        if self.storages is not None:
+            for storage, parts in zip(self.storages, self.parts, strict=True):
+                assert isinstance(storage, WeightStorage)
+                shared |= storage.checkpoint_shards(parts.names, parts.shards)
+            return shared
         if self.names.is_stacked:
             return shared | {f"{below}.{name}": shard for name, shard in self._stacked_shards()}
         size, kept = self._whole_size, self._kept
@@ -219,7 +295,7 @@ class MixtureOfExperts(Layer):
 
     def substitutes(self) -> Mapping[str, Substitute]:
         """By other names: all experts' weights in one, as transformers 5 has them in memory."""
-        if self.names.is_stacked:
+        if self.names.is_stacked or self.storages is not None:
             return {}
         by_expert, (gate_up, down) = dict(self._tensors_by_expert()), self._places()
         downs = frozenset(name for name in by_expert if name.endswith(f".{self.names.down}.weight"))
@@ -234,7 +310,7 @@ class MixtureOfExperts(Layer):
 
     def _places(self) -> tuple[Tensor | QuantizedRows, Tensor | QuantizedRows]:
         """Where all experts' gates and ups go, and their downs."""
-        if self.num_quantized and self.gate_up_scales is not None and self.down_scales is not None:
+        if self.gate_up.dtype is FP8 and self.gate_up_scales is not None and self.down_scales is not None:
             return QuantizedRows(self.gate_up, self.gate_up_scales), QuantizedRows(self.down, self.down_scales)
         return self.gate_up.detach(), self.down.detach()
 

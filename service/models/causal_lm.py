@@ -70,6 +70,10 @@ class CausalLM(Layer, ABC):
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
         """Of each block the linears, which is what adapters change, by their names in a checkpoint."""
 
+    def mixtures(self) -> Sequence[tuple[str, MixtureOfExperts]]:
+        """The mixtures of experts, and what stands before their names in a checkpoint."""
+        return ()
+
     @abstractmethod
     def checkpoint_tensors(self) -> dict[str, Destination]:
         """By the exact name of each tensor in a checkpoint the part of a parameter that it is to be copied to."""
@@ -179,6 +183,8 @@ class CausalLM(Layer, ABC):
         """All weights are written: make of quantized ones what is multiplied by, one after the other."""
         for projection in self.projections:
             projection.finish_reading(dtype)
+        for _, mixture in self.mixtures():
+            mixture.finish_reading(dtype)
 
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
         """Give the parameters memory, those that are floats of `dtype`, from now on the model's, and what quantized
@@ -202,20 +208,18 @@ class CausalLM(Layer, ABC):
         tensors = self.checkpoint_tensors().values()
         made_plain = sum(each.num_made_plain for each in self.projections)
         if device.type == "cpu":
-            made_plain += sum(each.num_quantized for each in self.modules() if isinstance(each, MixtureOfExperts))
+            made_plain += sum(mixture.num_made_plain for _, mixture in self.mixtures())
         return made_plain * dtype.itemsize + sum(_num_bytes(each, dtype, of_bytes) for each in tensors)
 
     def dequantize(self, dtype: torch.dtype) -> None:
         """Give up forms of weights that only a GPU has kernels for; once they are written."""
-        for module in self.modules():
-            if isinstance(module, MixtureOfExperts):
-                module.dequantize(dtype)
+        for _, mixture in self.mixtures():
+            mixture.dequantize(dtype)
 
     @property
     def rows_of_each_kernel(self) -> Sequence[int]:
         """Numbers of rows, besides the usual ones, that launch kernels of their own; in rising order."""
-        mixtures = [module for module in self.modules() if isinstance(module, MixtureOfExperts)]
-        return sorted({rows for mixture in mixtures for rows in mixture.rows_of_each_kernel})
+        return sorted({rows for _, mixture in self.mixtures() for rows in mixture.rows_of_each_kernel})
 
     def build_positions(self, num_positions: int, device: torch.device) -> None:
         """Make the tables of positions below `num_positions`."""

@@ -43,10 +43,12 @@ def parse_experts(architecture: str, fields: ConfigFields, num_layers: int) -> E
             config = _gpt_oss_experts(fields, num_layers)
         case _:
             return None
-    if fields.get("quantization_config") is not None and not config.is_mxfp4:
+    is_other = config.shared_size is not None or (config.has_bias and not config.is_mxfp4)
+    if fields.get("quantization_config") is not None and is_other:
         raise ModelLoadError(
-            f"{fields.source}: quantization_config is set; of quantized experts only gpt-oss's MXFP4 are served, so"
-            " serve the checkpoint that the quantized one was made from"
+            f"{fields.source}: quantization_config is set; of {architecture} only "
+            f"{'MXFP4 and plain experts are' if config.has_bias else 'plain weights are'} served, so serve the"
+            " checkpoint that the quantized one was made from"
         )
     if config.top_k > config.num_experts:
         raise ModelLoadError(

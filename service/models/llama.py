@@ -235,6 +235,13 @@ class Llama(CausalLM):
             for i, block in enumerate(blocks, self.first_layer)
         ]
 
+    def mixtures(self) -> Sequence[tuple[str, MixtureOfExperts]]:
+        return [
+            (f"model.layers.{i}.", block.mlp)
+            for i, block in enumerate(self.blocks, self.first_layer)
+            if isinstance(block, LlamaBlock) and isinstance(block.mlp, MixtureOfExperts)
+        ]
+
     def checkpoint_tensors(self) -> dict[str, Destination]:
         table: dict[str, Destination] = {}
         if self.has_embedding:
@@ -258,13 +265,12 @@ class Llama(CausalLM):
     def checkpoint_places(self, stored: Collection[str]) -> dict[str, Destination]:
         """Besides, all experts' weights may stand in one tensor."""
         places = super().checkpoint_places(stored)
-        for i, block in enumerate(self.blocks, self.first_layer):
-            if isinstance(block, LlamaBlock) and isinstance(block.mlp, MixtureOfExperts):
-                for name, (tensor, replaced) in block.mlp.substitutes().items():
-                    if (full := f"model.layers.{i}.{name}") in stored:
-                        places[full] = tensor
-                        for other in replaced:
-                            del places[f"model.layers.{i}.{other}"]
+        for before, mixture in self.mixtures():
+            for name, (tensor, replaced) in mixture.substitutes().items():
+                if (full := before + name) in stored:
+                    places[full] = tensor
+                    for other in replaced:
+                        del places[before + other]
         return places
 
     def ignored_checkpoint_names(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ AutoGPTQ and GPTQModel. Only this file knows the names of their fields.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -226,8 +226,6 @@ def _gptq(written: Mapping[str, object]) -> Quantization:
     _require(written, "bits", 4)
     _require(written, "lm_head", False)
     _require(written, "pack_dtype", "int32")
-    if written.get("dynamic"):
-        raise _refused("dynamic", written["dynamic"])
     if written.get("desc_act"):
         raise ModelLoadError(
             f"{_SOURCE}.desc_act true is not served: a group's features are no neighbours; take a checkpoint with"
@@ -238,7 +236,15 @@ def _gptq(written: Mapping[str, object]) -> Quantization:
         raise _refused("checkpoint_format", version)
     offset = 1 if version == "gptq" else 0
     scheme = Int4Scheme("gptq", _group_size(written.get("group_size", 128)), has_zeros=True, zero_offset=offset)
-    return Quantization("gptq int4", ((("Linear",), scheme),), ("lm_head",))
+    return Quantization("gptq int4", ((("Linear",), scheme),), (*_left_plain(written), "lm_head"))
+
+
+def _left_plain(written: Mapping[str, object]) -> Sequence[str]:
+    """GPTQModel's rules for some modules: those that leave them plain, as it leaves routers; others are refused."""
+    rules = written.get("dynamic") or {}
+    if not isinstance(rules, dict) or any(not name.startswith("-:") or how for name, how in rules.items()):
+        raise _refused("dynamic", rules)
+    return _names({"dynamic": ["re:" + name.removeprefix("-:") for name in rules]}, "dynamic")
 
 
 _METHODS: Mapping[str, Callable[[Mapping[str, object]], Quantization]] = MappingProxyType(

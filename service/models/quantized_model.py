@@ -9,6 +9,7 @@ from service.layers.embedding import HEAD_NAME, OutputHead
 from service.layers.linear import Linear
 from service.layers.mixture_of_experts import MixtureOfExperts
 from service.layers.projection import Projection
+from service.layers.shard import Shard
 from service.layers.weight_storage import WeightStorage
 from service.models.causal_lm import CausalLM
 from service.models.fp8_storage import Fp8Storage
@@ -36,31 +37,60 @@ def store_quantized(model: CausalLM, quantization: Quantization, *, dequantized:
             unread |= {f"{place}.{suffix}" for place in (name, name.rpartition(".")[0]) for suffix in _UNREAD}
             if projection.bias is None:  # checkpoints of GPTQ hold zeros, all the same
                 unread.add(f"{name}.bias")
-    if quantization.is_at_load:
-        for module in model.modules():
-            if isinstance(module, MixtureOfExperts):
-                module.store_fp8()
+    for before, mixture in model.mixtures():
+        if quantization.is_at_load:
+            mixture.store_fp8()
+        else:
+            unread |= _store_experts(model, before, mixture, quantization, dequantized=dequantized)
     return frozenset(unread)
+
+
+def _store_experts(
+    model: CausalLM, before: str, mixture: MixtureOfExperts, quantization: Quantization, *, dequantized: bool
+) -> set[str]:
+    """Names of tensors that nobody reads."""
+    storages, unread = [], set[str]()
+    for parts in mixture.parts:
+        names = [before + name for name in parts.names]
+        scheme = _scheme(quantization, names)
+        if scheme is None:
+            continue
+        _check_shards(model.parallel.size, quantization, scheme, names[0], parts.shards)
+        storages.append(_storage(scheme, names, parts.out_features, parts.in_features))
+        unread |= {f"{name}.{suffix}" for name in names for suffix in (*_UNREAD, "bias")}
+    if len(storages) == 1:
+        raise ModelLoadError(
+            f"config.json: quantization_config: of {before}{mixture.names.experts} some weights are quantized and some"
+            " are not; take a checkpoint that quantizes them alike"
+        )
+    if storages:
+        mixture.store(*storages, dequantized=dequantized)
+    return unread
 
 
 def _check_shares(
     num_ranks: int, quantization: Quantization, scheme: Scheme, names: Sequence[str], projection: Projection
 ) -> None:
-    if num_ranks == 1:
-        return
-    why_not = ""
     if isinstance(projection, Linear):
-        try:
-            for shard in filter(None, projection.weight_shards):
-                stored_shards(scheme, shard)
-        except ValueError as fault:
-            why_not = str(fault)
-    else:
-        why_not = "of vocabularies only plain ones are divided"
-    if why_not:
-        raise ConfigError(
-            f"tensor-parallel-size: {num_ranks} ranks cannot share {names[0]}, which is {quantization.name}: {why_not}"
-        )
+        _check_shards(num_ranks, quantization, scheme, names[0], list(filter(None, projection.weight_shards)))
+    elif num_ranks > 1:
+        raise _not_shared(num_ranks, quantization, names[0], "of vocabularies only plain ones are divided")
+
+
+def _check_shards(
+    num_ranks: int, quantization: Quantization, scheme: Scheme, name: str, shards: Sequence[Shard]
+) -> None:
+    try:
+        for shard in shards if num_ranks > 1 else ():
+            stored_shards(scheme, shard)
+    except ValueError as fault:
+        raise _not_shared(num_ranks, quantization, name, str(fault)) from None
+
+
+def _not_shared(num_ranks: int, quantization: Quantization, name: str, why_not: str) -> ConfigError:
+    return ConfigError(
+        f"tensor-parallel-size: {num_ranks} ranks cannot share {name}, which is {quantization.name}: {why_not}"
+    )
 
 
 def _projections(model: CausalLM) -> Iterator[tuple[Sequence[str], Projection, Sequence[int], int]]:

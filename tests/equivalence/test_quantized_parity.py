@@ -8,12 +8,13 @@ import torch
 from service.config import LoraConfig
 from service.errors import ConfigError
 from service.layers.linear_method import KernelRows, RowRange
-from tests.models.checkpoints import llama
+from tests.models.checkpoints import llama, mixtral, olmoe, qwen3_moe
 from tests.models.forward import logits
 from tests.models.quantized_checkpoints import quantized
 from tests.runner.loading import load
 from tests.runner.plan_player import PlanPlayer, greedy
 
+EXPERT_SIZES = {"intermediate_size": 64, "moe_intermediate_size": 64}
 PROMPTS = [[1, 17, 42, 99, 7], [1, 250, 3], list(range(1, 40))]
 
 
@@ -35,6 +36,25 @@ def test_its_tokens_are_those_of_the_model_that_it_stands_for(folder):
 def test_its_logits_are_too_where_products_are_by_its_weights_as_they_are(folder, choice):
     prompt = PROMPTS[-1]
     got, want = logits(folder, prompt, choice), logits(folder / "plain", prompt)
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("save", "kind"),
+    [
+        (mixtral, "channels"),
+        (qwen3_moe, "blocks"),
+        (qwen3_moe, "tensor"),
+        (mixtral, "awq"),
+        (qwen3_moe, "gptq"),
+        (olmoe, "packed"),
+        (qwen3_moe, "packed-zeros"),
+    ],
+)
+def test_so_is_a_quantized_mixture_of_experts(save, kind, tmp_path):
+    folder = quantized(save(tmp_path / "it", **EXPERT_SIZES), kind)
+    assert tokens(folder) == tokens(folder / "plain")
+    got, want = (logits(each, PROMPTS[-1], KernelRows()) for each in (folder, folder / "plain"))
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
 
 

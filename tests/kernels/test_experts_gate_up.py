@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.experts_gate_up import Clamp, experts_gate_up, experts_gate_up_triton
-from kernels.grouped_product import FP8, MXFP4, PLAIN, grouped_config
+from kernels.grouped_product import FP8, INT4, MXFP4, PLAIN, grouped_config
 from tests.kernels.expert_case import SMALL_TILES, WIDE_TILES, expert_case, products, rows
 from tests.kernels.lanes import GPU, LANES
 from tests.kernels.tolerances import assert_close
@@ -40,6 +40,15 @@ def test_interleaved_clamped_with_biases_as_gpt_oss_has_them(form, lane):
     op = lane(experts_gate_up, experts_gate_up_triton)
     got = op(x, case.weight, case.blocks, SMALL_TILES, is_interleaved=True, clamp=CLAMP)
     assert_close(got, naive(case, x, is_interleaved=True, clamp=CLAMP))
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("form", [FP8, INT4], ids=["fp8", "int4"])
+def test_gates_and_ups_of_quantized_experts_in_groups(form, lane):
+    case = expert_case(lane, 21, 2 * 20, 192, SMALL_TILES, form=form, num_groups=3, has_zeros=form == INT4)
+    x = rows(lane, 21, 192)
+    got = lane(experts_gate_up, experts_gate_up_triton)(x, case.weight, case.blocks, SMALL_TILES)
+    assert_close(got, naive(case, x))
 
 
 @pytest.mark.parametrize("lane", LANES)

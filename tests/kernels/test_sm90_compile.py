@@ -25,7 +25,7 @@ from kernels import paged_attention_prefill as prefill
 from kernels import route_to_experts as routing
 from kernels import skinny_linear as skinny
 from kernels.fp8_cache import Fp8Cache
-from kernels.grouped_product import FP8, MXFP4, PLAIN, ExpertWeight, grouped_config
+from kernels.grouped_product import FP8, INT4, MXFP4, PLAIN, ExpertWeight, grouped_config
 from tests.kernels.lora_case import LoraCase, token_slots
 from tests.kernels.quantized_weights import random_weight
 
@@ -277,30 +277,45 @@ def test_lora(num_tokens, size, out_features, monkeypatch, tmp_path):
         assert compiled.registers * 32 * launch.options["num_warps"] <= REGISTERS
 
 
-def of_experts(num_tokens, num_features, size, form):
+def of_experts(num_tokens, num_features, size, form, group=None):
     """(weight, blocks, config) as of 128 experts, 8 of a token; here are 2, and each token has one."""
     config = grouped_config(num_tokens * 8, 128, is_quantized=form != PLAIN)
     values = torch.empty(2, num_features, size, dtype=torch.bfloat16 if form == PLAIN else torch.float8_e4m3fn)
-    scales = None if form == PLAIN else torch.empty(2, num_features, 1)
+    scales = None if form == PLAIN else torch.empty(2, num_features, size // (group or size))
+    zeros = None
+    if form == INT4:
+        values, zeros = (torch.empty(2, num_features, n, dtype=torch.uint8) for n in (size // 2, size // group))
     if form == MXFP4:
         shapes = (2, num_features, size // 2), (2, num_features, size // 32)
         values, scales = (torch.empty(shape, dtype=torch.uint8) for shape in shapes)
     experts = torch.zeros(num_tokens, 1, dtype=torch.int32)
     blocks = expert_blocks.expert_blocks_reference(experts, 2, config.block_m)
-    return ExpertWeight(values, scales), blocks, config
+    return ExpertWeight(values, scales, None, zeros), blocks, config
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "form"), [(1, PLAIN), (256, FP8), (1024, FP8), (256, MXFP4), (1024, MXFP4), (8192, PLAIN)]
+    ("num_tokens", "form", "group"),
+    [
+        (1, PLAIN, None),
+        (256, FP8, None),
+        (1024, FP8, None),
+        (256, FP8, 128),
+        (1024, FP8, 128),
+        (256, INT4, 128),
+        (1024, INT4, 128),
+        (256, MXFP4, None),
+        (1024, MXFP4, None),
+        (8192, PLAIN, None),
+    ],
 )
-def test_experts(num_tokens, form, monkeypatch, tmp_path):
+def test_experts(num_tokens, form, group, monkeypatch, tmp_path):
     for module, name in ((gate_up, "_experts_gate_up_kernel"), (down, "_experts_down_kernel")):
         monkeypatch.setattr(module, name, LaunchRecorder(getattr(module, name)))
     monkeypatch.setattr(down, "_sum_pairs_kernel", LaunchRecorder(down._sum_pairs_kernel))
     x, weights = torch.empty(num_tokens, 2048, dtype=torch.bfloat16), torch.empty(num_tokens, 1)
-    weight, blocks, config = of_experts(num_tokens, 2 * 768, 2048, form)
+    weight, blocks, config = of_experts(num_tokens, 2 * 768, 2048, form, group)
     gated_up = gate_up.experts_gate_up_triton(x, weight, blocks, config, is_interleaved=form == MXFP4)
-    weight, blocks, config = of_experts(num_tokens, 2048, 768, form)
+    weight, blocks, config = of_experts(num_tokens, 2048, 768, form, group)
     down.experts_down_triton(gated_up, weight, blocks, weights, config)
     assert "griddepcontrol.wait" in ptx_for_sm90(with_pdl(down._sum_pairs_kernel.launches[0]))
     for recorder in (gate_up._experts_gate_up_kernel, down._experts_down_kernel):

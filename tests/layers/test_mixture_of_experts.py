@@ -143,7 +143,7 @@ def test_experts_of_eight_bits_are_made_of_plain_ones_as_they_come(names):
     assert {name: place.shape for name, place in places.items()} == {name: t.shape for name, t in tensors.items()}
     for name, place in places.items():
         place.copy_(tensors[name])
-    assert layer.num_quantized == 3 * NUM_EXPERTS * HIDDEN * SIZE
+    assert layer.num_made_plain == 3 * NUM_EXPERTS * HIDDEN * SIZE
     for weight, scales, exact in (
         (layer.gate_up, layer.gate_up_scales, plain.gate_up),
         (layer.down, layer.down_scales, plain.down),
@@ -153,5 +153,5 @@ def test_experts_of_eight_bits_are_made_of_plain_ones_as_they_come(names):
     of_eight_bits = layer(x)
     assert (of_eight_bits - plain(x)).norm() < 0.06 * plain(x).norm()
     layer.dequantize(torch.float32)
-    assert layer.num_quantized == 0 and layer.gate_up.dtype == torch.float32
+    assert layer.num_made_plain == 0 and layer.gate_up.dtype == torch.float32
     torch.testing.assert_close(layer(x), of_eight_bits)

@@ -15,6 +15,7 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 GROUP = 32
+_QUANTIZED = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 _FP8_INPUTS = {"type": "float", "num_bits": 8, "strategy": "token", "dynamic": True, "symmetric": True}
 
 
@@ -27,7 +28,7 @@ def quantized(folder: Path, kind: str) -> Path:
     torch.manual_seed(0)
     for name, tensor in tensors.items():
         new[name] = plain[name] = tensor
-        if name.endswith("_proj.weight"):
+        if name.endswith(_QUANTIZED):
             del new[name]
             written, stands_for = quantize(tensor)
             new |= {f"{name.removesuffix('.weight')}.{suffix}": value for suffix, value in written.items()}

@@ -55,6 +55,12 @@ def test_what_is_ignored_stays_plain(ignored):
     assert parse(fields).scheme_of("model.layers.33.mlp.up_proj") is not None
 
 
+def test_what_a_rule_of_gptqmodels_leaves_alone_stays_plain():
+    quantization = parse({**FORMATS["gptq"][0], "dynamic": {r"-:.*mlp\.gate$": {}}})
+    assert quantization.scheme_of("model.layers.0.mlp.gate") is None
+    assert quantization.scheme_of("model.layers.0.mlp.experts.0.gate_proj") is not None
+
+
 def test_groups_of_linears_may_differ():
     groups = {
         "group_0": {**FORMATS["packed"][0]["config_groups"]["group_0"], "targets": ["re:.*mlp.*"]},
@@ -86,7 +92,8 @@ REFUSED = [
     ({**FORMATS["gptq"][0], "desc_act": True}, r"desc_act true .* take a checkpoint with desc_act false"),
     ({**FORMATS["gptq"][0], "bits": 3}, "bits 3"),
     ({**FORMATS["gptq"][0], "lm_head": True}, "lm_head True"),
-    ({**FORMATS["gptq"][0], "dynamic": {"-:.*": {}}}, "dynamic"),
+    ({**FORMATS["gptq"][0], "dynamic": {"+:.*": {"bits": 8}}}, "dynamic"),
+    ({**FORMATS["gptq"][0], "dynamic": {"-:(": {}}}, r"dynamic: 're:\(' is no pattern"),
     ({**FORMATS["gptq"][0], "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
     ({**FORMATS["blocks"][0], "weight_block_size": [128]}, r"weight_block_size \[128\]"),
     ({**FORMATS["blocks"][0], "fmt": "e5m2"}, "fmt 'e5m2'"),

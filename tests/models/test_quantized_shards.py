@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.errors import ConfigError
+from service.errors import ConfigError, ModelLoadError
 from service.layers.linear import Linear
 from service.layers.shard import Shard
 from service.layers.tensor_parallel import ALONE, TensorParallel
@@ -19,7 +19,7 @@ from service.models.quantized_shards import stored_shards
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
 from tests.layers.test_shard import Rank
-from tests.models.checkpoints import llama
+from tests.models.checkpoints import llama, mixtral
 from tests.models.quantized_checkpoints import FORMATS, quantized
 
 SIZES = {"intermediate_size": 192, "hidden_size": 128, "num_key_value_heads": 2}
@@ -60,6 +60,21 @@ def test_each_rank_has_its_part_of_what_the_checkpoint_stands_for(plain: Path, k
         assert sum(not isinstance(each.held_weight, torch.Tensor) for each in linears(got)) == (0 if rank else 8)
 
 
+@pytest.mark.parametrize("kind", ["tensor", "blocks", "awq", "gptq", "packed-zeros"])
+def test_so_has_it_of_every_expert(tmp_path: Path, kind: str):
+    """As it is, and made plain."""
+    folder = quantized(mixtral(tmp_path / "it", hidden_size=128, intermediate_size=128, num_hidden_layers=1), kind)
+    for rank in (0, 1):
+        want = loaded(folder / "plain", Rank(rank, 2))
+        for dequantized in (False, True):
+            got = loaded(folder, Rank(rank, 2), dequantized=dequantized)
+            for (_, mine), (_, theirs) in zip(got.mixtures(), want.mixtures(), strict=True):
+                assert (mine.gate_up_scales is None) is dequantized
+                mine.dequantize(torch.float32)
+                for name in ("gate_up", "down"):
+                    torch.testing.assert_close(getattr(mine, name), getattr(theirs, name), rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("scheme", "size", "named"),
     [
@@ -83,6 +98,21 @@ def test_what_ranks_would_have_to_cut_is_refused_with_the_numbers(tmp_path: Path
         model = build_model(load_model_config(folder), Rank(rank, 4))
         with pytest.raises(ConfigError, match=f"tensor-parallel-size: 4 ranks cannot share .*{named}"):
             store_quantized(model, quantization, dequantized=False)
+
+
+def test_experts_that_ranks_would_have_to_cut_are_refused_too(tmp_path: Path):
+    folder = mixtral(tmp_path / "it", intermediate_size=96)
+    quantization = Quantization("some", ((("experts",), Int4Scheme("packed", 32, has_zeros=False)),))
+    model = build_model(load_model_config(folder), Rank(1, 2))
+    with pytest.raises(ConfigError, match=r"experts\.0\.w2.*rank's 48 of 96 input features are no whole groups of 32"):
+        store_quantized(model, quantization, dequantized=False)
+
+
+def test_experts_of_which_some_are_plain_are_refused(tmp_path: Path):
+    folder = mixtral(tmp_path / "it")
+    quantization = Quantization("some", ((("w1", "w3"), Int4Scheme("packed", 32, has_zeros=False)),))
+    with pytest.raises(ModelLoadError, match=r"of model\.layers\.0\..*experts some weights are quantized"):
+        store_quantized(build_model(load_model_config(folder), ALONE), quantization, dequantized=False)
 
 
 def test_a_quantized_head_is_refused(plain: Path):
