@@ -43,6 +43,7 @@ MAX_QUANTIZED_ROWS = 256
 _MANY_ROWS_TILE = 128
 _PLAIN, _FP8, _INT4 = 0, 1, 2
 _MIN_BLOCK_N = 32
+_QUANTIZED_BLOCK_K = 128
 _MAX_REGISTERS = 255
 """Told to the compiler, so that it takes what it needs. Left to itself it saves registers: the copies of a loop's turn
 share one for their addresses, and each waits for the one before. Llama-8B's down projection then takes 4 us more."""
@@ -95,20 +96,31 @@ def skinny_config(num_rows: int, num_features: int, size: int) -> SkinnyConfig:
 
 
 def quantized_config(num_rows: int, weight: QuantizedWeight) -> SkinnyConfig:
-    """By counting the instructions of a loop's turn in sm_90 code, since elements must become numbers as fast as memory
-    brings them (18 of fp8 a clock and multiprocessor of an H200, 37 of int4): for 16 rows strips of 32 features make 30
-    and 34, of 64 make 19 and 27, as there bytes are shuffled to WGMMA's places. A stage has no more than a group's
-    input features. loadtest/bench/products.py times others.
+    """Best of 25 to 38 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us for 16 rows of fp8 and of int4:
+    qkv 12.9, 11.5, output 9.4, 10.6, gate_up 39.5, 34.1, down 23.5, 24.0; for 64 rows 19.6, 21.0, 14.9, 17.0, 72.5,
+    60.4, 39.7, 44.0; for 256 49.0, 43.5, 28.4, 35.5, 167, 169, 92.9, 149.
+
+    Bytes must become numbers as fast as memory brings them, by all four schedulers of a multiprocessor. So several
+    programs share it: small ones, of few stages, and K in 4 parts where there are few strips. With 8 stages of 256
+    features one program of two warps filled its memory, and qkv, output, gate_up and down took 16.9, 16.0, 44.2 and
+    47.0 (fp8, 16 rows). Strips of 64 and 128 features take more at 16 rows. A stage has no more than a group's input
+    features. loadtest/bench/products.py times others.
     """
-    plain = skinny_config(num_rows, *weight.shape)
-    block_k = weight.chunk if weight.is_int4 else plain.block_k
+    num_features, size = weight.shape
+    block_k = weight.chunk if weight.is_int4 else _QUANTIZED_BLOCK_K
     if weight.scales.shape[1] > 1:
         block_k = min(block_k, weight.group_size)
-    if num_rows <= FEW_ROWS:
-        return SkinnyConfig(32, block_k, num_warps=2, num_stages=8, num_splits=plain.num_splits)
-    if num_rows <= MAX_ROWS:
-        return SkinnyConfig(64, block_k, num_warps=4, num_stages=4, num_splits=plain.num_splits)
-    return SkinnyConfig(64, min(block_k, 128), num_warps=4, num_stages=3)
+    is_narrow, is_wide = num_features <= 4608, num_features > 12288
+    if num_rows > MAX_ROWS:
+        return SkinnyConfig(64, block_k, num_warps=4, num_stages=4 if is_narrow else 3)
+    num_splits = 4 if size > 2048 or num_features <= 2048 else 1
+    if num_rows > FEW_ROWS:
+        if is_wide and weight.is_int4:
+            return SkinnyConfig(128, block_k, num_warps=4, num_stages=3)
+        return SkinnyConfig(64, block_k, 4, 4 if is_narrow else 3, 2 if is_wide and size > 2048 else num_splits)
+    if is_wide:
+        return SkinnyConfig(32, block_k, 2, 4, 2 if weight.is_int4 and size > 2048 else 1)
+    return SkinnyConfig(32, block_k, 2, 4 if weight.is_int4 or not is_narrow else 8, num_splits)
 
 
 def new_arrivals(num_features: int, device: torch.device) -> Tensor:

@@ -105,10 +105,11 @@ def _tuned(all_rows: Sequence[int], seconds: float) -> Iterator[dict[str, object
 def tuned_configs(form: str, rows: int) -> Iterator[SkinnyConfig]:
     """Those worth a trial: several programs share a multiprocessor's memory, since bytes become numbers by its four
     schedulers and two warps occupy half of them."""
+    splits = (1, 2, 4)
     if rows <= FEW_ROWS:
-        tiles = [(32, 128, 2, 4), (32, 128, 2, 8), (32, 128, 4, 4), (64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6)]
-        tiles += [(128, 128, 8, 3), (128, 128, 8, 4)]
-        tiles += [(32, 256, 2, 3), (32, 256, 2, 4), (64, 256, 4, 3), (64, 256, 4, 4)] if form == "fp8" else []
+        tiles = [(32, 128, 2, 3), (32, 128, 2, 4), (32, 128, 2, 6), (32, 128, 2, 8), (32, 128, 1, 4), (64, 128, 2, 4)]
+        tiles += [(32, 256, 2, 3), (32, 256, 1, 3), (32, 64, 2, 8)] if form == "fp8" else []
+        splits = (1, 2, 4, 8)
     elif rows <= MAX_ROWS:
         tiles = [
             (32, 128, 4, 4),
@@ -121,7 +122,7 @@ def tuned_configs(form: str, rows: int) -> Iterator[SkinnyConfig]:
     else:
         tiles = [(64, 128, 4, 3), (64, 128, 4, 4), (128, 128, 4, 3), (128, 128, 8, 3), (128, 128, 8, 4)]
     for block_n, block_k, num_warps, num_stages in tiles:
-        for num_splits in (1, 2, 4) if rows <= MAX_ROWS else (1,):
+        for num_splits in splits if rows <= MAX_ROWS else (1,):
             yield SkinnyConfig(block_n, block_k, num_warps, num_stages, num_splits)
 
 
