@@ -151,7 +151,7 @@ def _by_head(x: Tensor) -> Tensor:
 def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, sequences: PackedSequences, scale: float, window: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    if not _has_flash(query):
+    if not has_flash(query, query.shape[-1]):
         return packed_attention_reference(query, key, value, sequences, scale, window)
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
         query,
@@ -181,7 +181,7 @@ def packed_attention_backward(
     scale: float,
     window: int | None = None,
 ) -> AttentionGradients:
-    if not _has_flash(query):
+    if not has_flash(query, query.shape[-1]):
         return packed_attention_backward_reference(grad, query, key, value, out, lse, sequences, scale, window)
     no_dropout = torch.empty(2, dtype=torch.uint64, device=query.device)  # the state of a generator, which is not read
     with _deterministic():
@@ -206,10 +206,11 @@ def packed_attention_backward(
     return AttentionGradients(*gradients)
 
 
-def _has_flash(query: Tensor) -> bool:
-    head_dim = query.shape[-1]
+def has_flash(like: Tensor, head_dim: int) -> bool:
+    """Whether tensors of this dtype, on this device, are FlashAttention's: what it launches depends on how many tokens
+    and sequences there are and on `longest` alone. The reference looks at `lengths`."""
     is_flash_shape = head_dim % 8 == 0 and head_dim <= _MOST_FLASH_HEAD_DIM
-    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and is_flash_shape
+    return like.is_cuda and like.dtype in (torch.bfloat16, torch.float16) and is_flash_shape
 
 
 def _flash_window(window: int | None) -> dict[str, int]:
@@ -218,10 +219,13 @@ def _flash_window(window: int | None) -> dict[str, int]:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """FlashAttention adds up a query's gradient in whichever order blocks arrive, unless torch is told otherwise."""
-    mode = torch.get_deterministic_debug_mode()
+    """FlashAttention adds up a query's gradient in whichever order blocks arrive, unless torch is told otherwise; it
+    would then also fill each new tensor with NaN, one more launch."""
+    mode, fills = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
     torch.set_deterministic_debug_mode("error")
+    torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.set_deterministic_debug_mode(mode)
+        torch.utils.deterministic.fill_uninitialized_memory = fills

@@ -14,6 +14,7 @@ from service.finetune.lora_parameters import first_state
 from service.finetune.lora_training import LoraTraining
 from service.finetune.packing import TrainingData
 from service.finetune.trainable_model import parameter_layout
+from service.finetune.trained_model import graph_capture
 from service.models.causal_lm import CausalLM
 from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.model_config import load_model_config
@@ -36,8 +37,10 @@ def new_training(
     batch_size: int,
     rank: int,
     targets: Sequence[str],
+    enforce_eager: bool = False,
 ) -> LoraTraining:
-    """token_ids [steps * batch_size, tokens of a micro-batch]. It says nothing before its last step."""
+    """token_ids [steps * batch_size, tokens of a micro-batch]. It says nothing before its last step. enforce_eager: no
+    CUDA graphs."""
     num_sequences, num_tokens = token_ids.shape
     is_trained = np.arange(num_tokens) > 0
     chosen = Hyperparameters(
@@ -59,4 +62,5 @@ def new_training(
         seed=0,
     )
     state = first_state(parameter_layout(model, chosen.targets, rank), seed=0)
-    return LoraTraining(1, model, data, chosen, state, steps_per_checkpoint=num_sequences)
+    graphs = graph_capture(model, enforce_eager=enforce_eager)
+    return LoraTraining(1, model, data, chosen, state, steps_per_checkpoint=num_sequences, graphs=graphs)

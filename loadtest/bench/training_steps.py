@@ -73,12 +73,21 @@ class Part:
     kernels: Sequence[Kernel] = field(repr=False)
 
 
-def measure(model: CausalLM, case: Case, vocab_size: int, num_layers: int, num_rows: int) -> list[Part]:
+def measure(
+    model: CausalLM, case: Case, vocab_size: int, num_layers: int, num_rows: int, *, enforce_eager: bool
+) -> list[Part]:
     """num_rows: of the kernels that take longest, so many."""
     num_steps = _WARM_STEPS + 2 * _TIMED_STEPS
     shape = (num_steps * case.num_sequences, case.num_tokens)
     ids = np.random.default_rng(0).integers(3, vocab_size, shape, dtype=np.int32)
-    training = new_training(model, ids, batch_size=case.num_sequences, rank=case.rank, targets=case.targets)
+    training = new_training(
+        model,
+        ids,
+        batch_size=case.num_sequences,
+        rank=case.rank,
+        targets=case.targets,
+        enforce_eager=enforce_eager,
+    )
     num_loss_steps = training.layer_steps_per_iteration - 2 * num_layers - 1
     parts = {"forward": num_layers, "loss": num_loss_steps, "backward": num_layers, "optimizer": 1}
     training.advance(_WARM_STEPS * case.num_sequences * training.layer_steps_per_iteration)
@@ -182,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--case", type=int, nargs="+", default=range(len(CASES)), help="which of the cases, from 0")
     parser.add_argument("--tokens", type=int, help="of a micro-batch, instead of the case's own")
     parser.add_argument("--kernels", type=int, default=14, metavar="N", help="so many of each part are told")
+    parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     chosen = parser.parse_args(arguments)
     cases = [CASES[at]._replace(**{"num_tokens": chosen.tokens} if chosen.tokens else {}) for at in chosen.case]
     config = load_model_config(chosen.folder)
@@ -189,7 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = dummy_model(chosen.folder, torch.bfloat16, device, max(case.num_tokens for case in cases))
     results = []
     for case in cases:
-        parts = measure(model, case, config.vocab_size, config.num_layers, chosen.kernels)
+        num_rows, eager = chosen.kernels, chosen.enforce_eager
+        parts = measure(model, case, config.vocab_size, config.num_layers, num_rows, enforce_eager=eager)
         print(f"\n{case}\n{table(parts)}", file=sys.stderr)
         for part in parts:
             print(f"\n{kernel_table(part)}", file=sys.stderr)

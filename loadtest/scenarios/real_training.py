@@ -11,6 +11,7 @@ from service.finetune.lora_parameters import first_state
 from service.finetune.lora_training import LoraTraining
 from service.finetune.packing import TrainingData
 from service.finetune.trainable_model import parameter_layout
+from service.finetune.trained_model import graph_capture
 from service.models.causal_lm import CausalLM
 
 _IDS = itertools.count(1)
@@ -43,4 +44,5 @@ def new_training(model: CausalLM, num_iterations: int, vocab_size: int) -> LoraT
         seed=chosen.seed,
     )
     state = first_state(parameter_layout(model, chosen.targets, chosen.rank), chosen.seed)
-    return LoraTraining(next(_IDS), model, data, chosen, state, steps_per_checkpoint=num_iterations)
+    graphs = graph_capture(model)
+    return LoraTraining(next(_IDS), model, data, chosen, state, steps_per_checkpoint=num_iterations, graphs=graphs)

@@ -47,7 +47,8 @@ def make_fine_tuning(
     models = FineTunedModels(
         storage.database, storage.folder / "models", storage.budget, adapters, base.weights, in_thread
     )
-    work = LoraJobWork(parts.loaded.model, model_text(settings, parts), base, adapters.folder_of)
+    text, eager = model_text(settings, parts), settings.enforce_eager
+    work = LoraJobWork(parts.loaded.model, text, base, adapters.folder_of, enforce_eager=eager)
     folders = JobFolders(storage.folder / "jobs", storage.budget)
     tools = JobTools(jobs, storage.files, models, folders, work, engine, base, in_thread, recorder.record_training_step)
     return FineTuning(jobs, models, base), JobRunner(tools)

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+MOST_GRAPH_TOKENS = 1024
+"""Of a micro-batch whose layer steps are CUDA graphs. From there on a device computes for longer than the host launches
+(loadtest/log/finetuning.md), and the temporary tensors of graphs, which have memory of their own, would be large."""
+
 
 class Arena(NamedTuple):
     """KV blocks, neighbours, that hold a training's activations. lease: grows with each loan; what was computed under

@@ -26,6 +26,7 @@ from service.finetune.lora_training import LoraTraining
 from service.finetune.packing import TrainingData, packed
 from service.finetune.served_base import ServedBase
 from service.finetune.trainable_model import parameter_layout
+from service.finetune.trained_model import graph_capture
 from service.finetune.training_run import StateOfStep
 from service.finetune.training_state import TrainingState
 from service.finetune.training_text import ModelText
@@ -44,16 +45,23 @@ class LoraJobWork:
     """A `JobWork`. Any thread.
 
     model: the one that serves, its plain weights kept. text: how it reads. find_adapter: the folder of an adapter that
-    is served under this name.
+    is served under this name. enforce_eager: no CUDA graphs.
     """
 
     def __init__(
-        self, model: CausalLM, text: ModelText, base: ServedBase, find_adapter: Callable[[str], Path | None]
+        self,
+        model: CausalLM,
+        text: ModelText,
+        base: ServedBase,
+        find_adapter: Callable[[str], Path | None],
+        *,
+        enforce_eager: bool = False,
     ) -> None:
         self._model = model
         self._text = text
         self._base = base
         self._find_adapter = find_adapter
+        self._graphs = graph_capture(model, enforce_eager=enforce_eager)
         self._ids = itertools.count(1)
 
     def validate(self, job: Job, training_file: Path, validation_file: Path | None, check: Check) -> ValidatedData:
@@ -99,6 +107,7 @@ class LoraJobWork:
             state,
             validation=packed(validation, hyperparameters.micro_batch_tokens),
             steps_per_checkpoint=steps_per_checkpoint(data.num_steps, state.layout.num_parameters),
+            graphs=self._graphs,
         )
 
     def save(self, job: Job, state: StateOfStep, checkpoint: Path) -> None:

@@ -19,6 +19,7 @@ from service.core.training import StepReport, TrainingNews
 from service.errors import TrainingDiverged
 from service.finetune.adamw import AdamW
 from service.finetune.hyperparameters import Hyperparameters
+from service.finetune.layer_graphs import GraphCapture
 from service.finetune.lora_parameters import LoraParameters
 from service.finetune.packing import MicroBatch, OptimizerStep, TrainingData
 from service.finetune.token_loss import LossSums
@@ -76,16 +77,19 @@ class LoraTraining:
         *,
         validation: Sequence[MicroBatch] = (),
         steps_per_checkpoint: int,
+        graphs: GraphCapture | None = None,
     ) -> None:
         """model: the one that serves, its plain weights kept. state: where to begin, or to go on; its layout says what
         is trained. validation: packed as the data is. steps_per_checkpoint: a state is told so often, and after the
-        last step of each epoch. Raises InvalidRequest if such a model cannot be trained."""
+        last step of each epoch. graphs: see `TrainedModel`. Raises InvalidRequest if such a model cannot be trained.
+        """
         self.training_id = training_id
         self._model = check_trainable(model)
         self._data = data
         self._hyperparameters = hyperparameters
         self._validation = validation
         self._steps_per_checkpoint = steps_per_checkpoint
+        self._graphs = graphs
         self._begin = state
         self._num_tokens = hyperparameters.micro_batch_tokens
         self._num_layers = len(self._model.blocks)
@@ -251,7 +255,7 @@ class LoraTraining:
             scale = self._hyperparameters.alpha / self._hyperparameters.rank
             self._there = _OnDevice(
                 parameters,
-                TrainedModel(self._model, parameters, scale, self._rows_per_loss_step),
+                TrainedModel(self._model, parameters, scale, self._rows_per_loss_step, self._graphs),
                 AdamW(parameters, self._hyperparameters, self._begin),
             )
         return self._there

@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from kernels.packed_attention import has_flash
 from kernels.rms_norm import rms_norm
 from kernels.rms_norm_backward import rms_norm_backward
+from service.core.training import MOST_GRAPH_TOKENS
 from service.errors import InvalidRequest
-from service.finetune.activation_arena import ActivationArena
+from service.finetune.activation_arena import ActivationArena, Activations
 from service.finetune.batch_tensors import BatchTensors, batch_tensors
+from service.finetune.layer_graphs import (
+    CapturedSteps,
+    CudaGraphCapture,
+    GraphCapture,
+    LaunchedSteps,
+    LayerSteps,
+    NoGraphs,
+    RecentPlaces,
+)
 from service.finetune.lora_parameters import LoraParameters
 from service.finetune.packing import MicroBatch
 from service.finetune.token_loss import LossSums, token_loss
 from service.finetune.trainable_model import block_names, blocks_of
 from service.finetune.trained_block import TrainedBlock, layer_shape
 from service.finetune.training_state import ParameterLayout
+from service.models.causal_lm import CausalLM
 from service.models.llama import Llama
 
 
 class TrainedModel:
     """scale: what the adapters' products are multiplied by. The model's weights are read as they lie.
 
-    rows_per_loss_step: trained tokens whose logits are computed in one layer step.
+    rows_per_loss_step: trained tokens whose logits are computed in one layer step. graphs: where those of small
+    micro-batches come from, which are padded for them; None: there are none.
     """
 
-    def __init__(self, model: Llama, parameters: LoraParameters, scale: float, rows_per_loss_step: int) -> None:
+    def __init__(
+        self,
+        model: Llama,
+        parameters: LoraParameters,
+        scale: float,
+        rows_per_loss_step: int,
+        graphs: GraphCapture | None = None,
+    ) -> None:
+        self._graphs = graphs
+        self._places: RecentPlaces[_GraphPlace] = RecentPlaces(_MOST_PLACES)
         self.model = model
         self.rows_per_loss_step = rows_per_loss_step
         self.blocks = [
@@ -43,7 +67,28 @@ class TrainedModel:
             raise _unfit(f"has a token that is none of the model's {vocab_size}")
         if batch.positions.max() >= num_positions:
             raise _unfit(f"has more than the {num_positions} tokens that the model serves")
-        return ModelPass(self, batch_tensors(batch, self.model.rotary, memory.device), memory)
+        graphs, rotary = self._graphs, self.model.rotary
+        tensors = batch_tensors(batch, rotary, memory.device, in_few_sizes=graphs is not None)
+        if graphs is None or tensors.num_tokens > MOST_GRAPH_TOKENS:
+            return ModelPass(self, tensors, self.arena.activations(memory, tensors.num_tokens), LaunchedSteps())
+
+        def new_place() -> _GraphPlace:
+            return _GraphPlace(tensors, self.arena.activations(memory, tensors.num_tokens), CapturedSteps(graphs))
+
+        place = self._places.at((memory.data_ptr(), tensors.size), new_place)
+        return ModelPass(self, place.batch.copy_from(tensors), place.kept, place.steps)
+
+
+_MOST_PLACES = 8
+"""With graphs: sizes of micro-batches, and arenas that were lent. Those of one place take some ten megabytes."""
+
+
+class _GraphPlace(NamedTuple):
+    """What graphs read and write, and the graphs."""
+
+    batch: BatchTensors
+    kept: Activations
+    steps: CapturedSteps
 
 
 class ModelPass:
@@ -53,18 +98,15 @@ class ModelPass:
     sums: of the parts of the loss so far; None before the first.
     """
 
-    def __init__(self, trained: TrainedModel, batch: BatchTensors, memory: Tensor) -> None:
+    def __init__(self, trained: TrainedModel, batch: BatchTensors, kept: Activations, steps: LayerSteps) -> None:
         self._trained = trained
         self._batch = batch
-        self._kept = trained.arena.activations(memory, batch.num_tokens)
+        self._kept = kept
+        self._steps = steps
         self.sums: LossSums | None = None
 
     def forward(self, layer: int) -> None:
-        layers = self._kept.layers
-        if layer == 0:
-            layers[0].stream.copy_(self._trained.model.embedding(self._batch.token_ids))
-        following = layers[layer + 1].stream if layer + 1 < len(layers) else self._kept.stream
-        self._trained.blocks[layer].forward(layers[layer], following, self._batch)
+        self._steps.run(("forward", layer), lambda: self._launch_forward(layer))
 
     def loss(self, part: int, gradient_scale: float | None) -> None:
         """part: of the micro-batch's trained tokens, `rows_per_loss_step` in each, the first is 0; adds to `sums`.
@@ -86,6 +128,17 @@ class ModelPass:
 
     def backward(self, layer: int, *, accumulates: bool) -> None:
         """accumulates: add to the gradients of A and B."""
+        step = ("backward" if accumulates else "backward without gradients", layer)
+        self._steps.run(step, lambda: self._launch_backward(layer, accumulates))
+
+    def _launch_forward(self, layer: int) -> None:
+        layers = self._kept.layers
+        if layer == 0:
+            layers[0].stream.copy_(self._trained.model.embedding(self._batch.token_ids))
+        following = layers[layer + 1].stream if layer + 1 < len(layers) else self._kept.stream
+        self._trained.blocks[layer].forward(layers[layer], following, self._batch)
+
+    def _launch_backward(self, layer: int, accumulates: bool) -> None:
         kept, gradient = self._kept.layers[layer], self._kept.gradient
         block = self._trained.blocks[layer]
         block.backward(kept, gradient, self._batch, accumulates=accumulates, is_first=layer == 0)
@@ -96,6 +149,17 @@ def rows_per_loss_step(model: Llama, num_tokens: int) -> int:
     larger than a layer where the model is small."""
     layer_size = sum(weight.numel() for weight in blocks_of(model)[0].parameters())
     return max(1, min(num_tokens, num_tokens * layer_size // model.head.plain_weight.numel()))
+
+
+def graph_capture(model: CausalLM, *, enforce_eager: bool = False) -> GraphCapture | None:
+    """For trainings of this model; None where layer steps cannot be captured. enforce_eager: none are, but
+    micro-batches have the same sizes, so that a job goes on to the same bits."""
+    if not isinstance(model, Llama):
+        return None
+    weight, blocks = model.norm.weight, blocks_of(model)
+    if not has_flash(weight, blocks[0].attention.head_dim):
+        return None
+    return NoGraphs() if enforce_eager else CudaGraphCapture(weight.device)
 
 
 def activation_arena(model: Llama, layout: ParameterLayout) -> ActivationArena:

@@ -12,6 +12,7 @@ from kernels.compile_ahead import compile_ahead
 from service.config import CacheConfig
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
+from service.core.training import MOST_GRAPH_TOKENS
 from service.lora.adapter_layout import AdapterLayout
 from service.models.causal_lm import CausalLM
 from service.runner.choices.step_choices import StepChoices
@@ -42,6 +43,21 @@ def training_bytes(layout: AdapterLayout) -> int:
     gradient and AdamW's two moments of it in fp32, and a copy in the model's dtype if that is another."""
     copied = 0 if layout.dtype is torch.float32 else layout.dtype.itemsize
     return layout.most_numbers * (4 * torch.float32.itemsize + copied)
+
+
+_HELD_BY_GRAPHS = 160 << 20
+"""Graphs themselves, in as many places as are kept, and cuBLAS's workspace for captures."""
+_ATTENTION_TOKEN_BYTES = 96 << 10
+"""FlashAttention's deterministic backward pass: gradients of so many splits that they and the heads fill a device of
+132 multiprocessors, in fp32, with heads of 128."""
+
+
+def training_graph_bytes(layout: AdapterLayout) -> int:
+    """What CUDA graphs of a training's layer steps hold on a device at most: besides themselves, the temporary tensors
+    of the largest, which has the widest linear's input and output with their gradients."""
+    widths = (max(site.own_in_features, site.own_out_features) for site in layout.sites.values())
+    token_bytes = 4 * max(widths) * layout.dtype.itemsize + _ATTENTION_TOKEN_BYTES
+    return MOST_GRAPH_TOKENS * token_bytes + _HELD_BY_GRAPHS
 
 
 @dataclass(frozen=True, slots=True)

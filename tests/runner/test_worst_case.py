@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from service.config import CacheConfig
+from service.core.training import MOST_GRAPH_TOKENS
 from service.finetune.adamw import AdamW
 from service.finetune.hyperparameters import Hyperparameters
 from service.finetune.lora_parameters import LoraParameters, first_state
@@ -14,7 +15,7 @@ from service.models.model_config import parse_model_config
 from service.models.registry import build_model
 from service.runner.kv_storage import KvLayout
 from service.runner.load_phases import LoadPhases
-from service.runner.worst_case import StepSizes, WorstCase, choose_and_measure, training_bytes
+from service.runner.worst_case import StepSizes, WorstCase, choose_and_measure, training_bytes, training_graph_bytes
 from tests.models.test_model_config import FIELDS
 from tests.runner.choices.some_choices import some_choices
 
@@ -75,3 +76,12 @@ def test_what_a_training_holds_is_known_before_there_is_one(dtype: torch.dtype):
     tensors = {id(value): value for value in values if isinstance(value, torch.Tensor)}
     held = sum(tensor.nbytes for tensor in tensors.values())
     assert training_bytes(AdapterLayout(sites, 3, 64, dtype)) == held > 0
+
+
+def test_graphs_of_a_training_are_given_memory_for_the_tensors_of_their_widest_layer():
+    sites = {"q": AdapterSite(64, 64), "up": AdapterSite(64, 256), "down": AdapterSite(256, 64)}
+    of_layers = [
+        training_graph_bytes(AdapterLayout(each, 3, 512, torch.bfloat16)) for each in (sites, {"q": sites["q"]})
+    ]
+    value_and_gradient = 2 * 2  # of the activation, in 16 bits
+    assert of_layers[0] - of_layers[1] >= MOST_GRAPH_TOKENS * value_and_gradient * (256 - 64)
