@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -221,11 +221,12 @@ def _flash_window(window: int | None) -> dict[str, int]:
 def _deterministic() -> Iterator[None]:
     """FlashAttention adds up a query's gradient in whichever order blocks arrive, unless torch is told otherwise; it
     would then also fill each new tensor with NaN, one more launch."""
-    mode, fills = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    module: Any = torch.utils.deterministic
+    mode, fills = torch.get_deterministic_debug_mode(), module.fill_uninitialized_memory
     torch.set_deterministic_debug_mode("error")
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    module.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.set_deterministic_debug_mode(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        module.fill_uninitialized_memory = fills

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-MOST_GRAPH_TOKENS = 1024
-"""Of a micro-batch whose layer steps are CUDA graphs. From there on a device computes for longer than the host launches
-(loadtest/log/finetuning.md), and the temporary tensors of graphs, which have memory of their own, would be large."""
+MOST_GRAPH_TOKENS = 2048
+"""Of a micro-batch whose layer steps are CUDA graphs. From 1,000 or so on a device computes for longer than the host
+launches (loadtest/log/finetuning.md), and without a host between its kernels is still a few percent faster; but
+temporary tensors of graphs have memory of their own."""
 
 
 class Arena(NamedTuple):

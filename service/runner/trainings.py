@@ -45,10 +45,10 @@ class Trainings:
     def advance(self, share: TrainingShare) -> LaunchedShare:
         """Run its layer steps; on a GPU they are launched. A fault of the training is in the outcome."""
         training_id = share.training_id
-        watch: Stopwatch = DeviceStopwatch() if self._is_gpu else HostStopwatch()
         if training_id in self._failed or training_id not in self._trainings:
-            watch.stop()
-            return LaunchedShare(self, self._transfer, TrainingOutcome(training_id, 0, 0.0, 0), None, watch)
+            nothing = TrainingOutcome(training_id, 0, 0.0, 0)
+            return LaunchedShare(self, self._transfer, nothing, None, HostStopwatch())  # the device has nothing to do
+        watch: Stopwatch = DeviceStopwatch() if self._is_gpu else HostStopwatch()
         training, num_steps = self._trainings[training_id], 0
         fault: Exception | None = None
         try:
