@@ -89,6 +89,10 @@ def _serve(arguments: list[str]) -> int:
     except ConfigError as fault:
         print(f"headrace serve: {fault}", file=sys.stderr)
         return 2
+    if settings.node_rank > 0:
+        from service.composition.other_host import serve_stages
+
+        return serve_stages(settings)
     from service.main import serve
 
     return serve(settings)

@@ -85,10 +85,11 @@ class LoraConfig:
 class ParallelConfig:
     """tensor_size: ranks that compute every layer together (ORCA's intra-layer parallelism), each on a device and in a
     process of its own. num_stages: so many such groups, each with its share of the layers (inter-layer parallelism).
-    Both 1: this process alone."""
+    Both 1: this process alone. num_nodes: hosts that the stages are divided among, equally and in their order."""
 
     tensor_size: int = 1
     num_stages: int = 1
+    num_nodes: int = 1
 
     @property
     def num_ranks(self) -> int:
@@ -97,6 +98,29 @@ class ParallelConfig:
     def stage_of(self, rank: int) -> int:
         """The first ranks are the last stage: what is drawn is rank 0's, which answers."""
         return (rank // self.tensor_size - 1) % self.num_stages
+
+    def ranks_of(self, node: int) -> tuple[int, ...]:
+        """In order. Node 0, the head, has the last stages and rank 0; the last node has the first ones: so hidden
+        states cross from one host to another num_nodes - 1 times."""
+        of_node = self.num_stages // self.num_nodes
+        first = self.num_stages - (node + 1) * of_node
+        return tuple(rank for rank in range(self.num_ranks) if first <= self.stage_of(rank) < first + of_node)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """One of several hosts that serve a model together. rank: its number; 0 is the head, which listens to the others at
+    address and port. secret: without which it speaks to nobody."""
+
+    num_nodes: int
+    rank: int
+    address: str
+    port: int
+    secret: str = field(repr=False)
+
+    @property
+    def is_head(self) -> bool:
+        return self.rank == 0
 
 
 ONE_PROCESS = ParallelConfig()

@@ -113,7 +113,7 @@ class _Service:
         self._engine: AsyncEngine | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._registry = CollectorRegistry()
-        self._ranks = make_ranks(settings.parallel_config())
+        self._ranks = make_ranks(settings.parallel_config(), settings.node_config())
         self._registry.register(LogLoss(num_log_lines_lost))
         self._instruments = Instruments(self._registry)
         self._recorder = self._make_recorder(self._instruments)
@@ -197,8 +197,12 @@ class _Service:
             with suppress(RuntimeError):  # the loop is closed: the process ends already
                 loop.call_soon_threadsafe(self._on_rank_lost, reason)
 
+        def leave(reason: str) -> None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._shutdown.request, reason)
+
         self._at_end.callback(self._ranks.close)
-        self._ranks.start(tell)
+        self._ranks.start(tell, leave)
 
     async def _drain(self) -> None:
         if self._engine is not None and self._settings.shutdown_delay:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from service.config import ParallelConfig
+from service.config import NodeConfig, ParallelConfig
 from service.core.stats import RankFacts
 from service.distributed.late_launch import LateLaunch
 from service.distributed.rank_loss import RankLoss
@@ -19,8 +20,13 @@ from service.distributed.rank_watch import LOOK_EVERY_S, RankWatch
 from service.distributed.told_executor import ToldExecutor
 from service.engine.ports import Executor
 from service.errors import ConfigError, ModelLoadError, ServerError
+from service.hosts.head import HeadHosts
+from service.hosts.host_line import LineLost
+from service.hosts.one_host import OneHost, OtherHosts
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
     from service.layers.pipeline_stage import RankPlace
     from service.lora.adapter_store import AdapterReader, AdapterStore
     from service.runner.load import LoadedModel
@@ -34,9 +40,10 @@ LOST_IS_KNOWN_WITHIN_S = 10 * LOOK_EVERY_S
 class Ranks(Protocol):
     """Whoever has called `start` calls `close` in the end, whatever happened between them."""
 
-    def start(self, on_loss: Callable[[str], None]) -> None:
+    def start(self, on_loss: Callable[[str], None], on_leave: Callable[[str], None] = lambda reason: None) -> None:
         """On the process's main thread. on_loss(reason): called once if nothing can be computed any more, from any
-        thread."""
+        thread. on_leave(reason): another host was asked to end, likewise: the service is to drain. Raises ConfigError
+        where other hosts cannot be listened to."""
         ...
 
     def load(self, task: RankTask, load: Callable[[RankPlace], LoadedModel]) -> LoadedModel:
@@ -64,7 +71,7 @@ class Ranks(Protocol):
 class OneRank:
     """This process computes alone."""
 
-    def start(self, on_loss: Callable[[str], None]) -> None:
+    def start(self, on_loss: Callable[[str], None], on_leave: Callable[[str], None] = lambda reason: None) -> None:
         pass
 
     def load(self, task: RankTask, load: Callable[[RankPlace], LoadedModel]) -> LoadedModel:
@@ -89,47 +96,59 @@ ONE_RANK = OneRank()
 
 
 class SeveralRanks:
-    """This process is rank 0 of several. worker: as RankProcesses takes it."""
+    """This process is rank 0 of several. worker: as RankProcesses takes it. hosts: that have some of them."""
 
-    def __init__(self, config: ParallelConfig, worker: Sequence[str] = WORKER) -> None:
+    def __init__(self, config: ParallelConfig, worker: Sequence[str] = WORKER, hosts: OtherHosts | None = None) -> None:
+        self._hosts = OneHost() if hosts is None else hosts
+        self._local = config.ranks_of(0)
+        self._store: TCPStore | None = None
         self._config = config
         self._num_ranks = config.num_ranks
         self._worker = worker
         self._processes: RankProcesses | None = None
         self._watch: RankWatch | None = None
+        self._is_listening = False
         self._loss: RankLoss | None = None
         self._memory_bytes: Callable[[], int] = int  # nothing yet
 
-    def start(self, on_loss: Callable[[str], None]) -> None:
-        self._processes = RankProcesses(self._num_ranks, self._worker)
-        pids = [self._processes.pid(rank) for rank in range(1, self._num_ranks)]
-        logger.info("rank 0 of %d is this process; the others are %s", self._num_ranks, ", ".join(map(str, pids)))
+    def start(self, on_loss: Callable[[str], None], on_leave: Callable[[str], None] = lambda reason: None) -> None:
+        self._processes = RankProcesses(self._num_ranks, self._worker, local=self._local)
+        pids = ", ".join(str(self._processes.pid(rank)) for rank in self._processes.ranks)
+        logger.info("rank 0 of %d is this process; the others are %s", self._num_ranks, pids or "on other hosts")
         self._loss = RankLoss(lambda reason: self._lose(on_loss, reason))
         self._watch = RankWatch(self._processes, self._loss)
         self._watch.start()
+        self._hosts.listen(self._processes.statuses, self._loss, on_leave)
+        self._is_listening = True
 
     def load(self, task: RankTask, load: Callable[[RankPlace], LoadedModel]) -> LoadedModel:
-        from service.distributed.process_groups import join_ranks  # which bring torch: loaded by now
+        from service.distributed.process_groups import LOOPBACK, join_ranks, open_store  # with torch: loaded by now
         from service.distributed.rank_device import rank_device, reserved_bytes
 
         assert self._processes is not None and self._watch is not None and self._loss is not None
         statuses = self._processes.statuses
         try:
-            device = rank_device(task.source.device, 0, self._num_ranks)
-            self._processes.tell(task)
+            device = rank_device(task.source.device, 0, len(self._local))
+            meeting = self._hosts.meet(task, self._open_store)
+            self._processes.tell(replace(task, meeting=meeting))
+            store = open_store(meeting, self._processes.meeting_point, self._num_ranks)
+            interface = LOOPBACK if meeting is None else meeting.interface
             note_exchange = partial(statuses.note_exchange, 0)
-            loaded = load(join_ranks(0, self._config, self._processes.meeting_point, device, note_exchange))
+            loaded = load(join_ranks(0, self._config, store, device, note_exchange, interface))
             statuses.set(0, Fact.KV_BYTES, loaded.memory.kv_cache_bytes)
             self._memory_bytes = partial(reserved_bytes, device)
             self._watch.wait_until_ready()
-        except ConfigError:
+            self._hosts.wait_until_ready()
+        except ConfigError as fault:
+            self._hosts.lose(str(fault))
             raise
-        except (OSError, RuntimeError, ServerError) as fault:
+        except (OSError, RuntimeError, ServerError, LineLost) as fault:
             # Of torch.distributed, perhaps, where another rank has ended.
             deadline_s = time.monotonic() + LOST_IS_KNOWN_WITHIN_S
             while self._loss.reason is None and time.monotonic() < deadline_s:
                 time.sleep(LOOK_EVERY_S)
             if self._loss.reason is None:
+                self._hosts.lose(str(fault))
                 raise
             raise ModelLoadError(self._loss.reason) from fault
         return loaded
@@ -140,9 +159,8 @@ class SeveralRanks:
         if config.num_stages > 1 and not is_gpu:
             local = LateLaunch(local)
         take_dropped = processes.adapter_lines.take_dropped
-        return ToldExecutor(
-            local, processes.writer, processes.statuses, self._loss, take_dropped, num_peers=config.tensor_size
-        )
+        writer = self._hosts.writer(processes.writer)
+        return ToldExecutor(local, writer, processes.statuses, self._loss, take_dropped, num_peers=config.tensor_size)
 
     def adapters(self, local: AdapterStore) -> AdapterReader:
         from service.distributed.shared_adapters import SharedAdapters  # which brings torch: loaded by now
@@ -174,6 +192,8 @@ class SeveralRanks:
     def close(self) -> None:
         if self._watch is not None:
             self._watch.stop()
+        if self._is_listening:
+            self._hosts.close()
         if self._processes is not None:
             self._processes.close()
 
@@ -182,8 +202,17 @@ class SeveralRanks:
         assert self._processes is not None
         on_loss(reason)
         self._processes.kill()
+        self._hosts.lose(reason)
+
+    def _open_store(self) -> int:
+        from service.distributed.process_groups import serve_store  # with torch: loaded by now
+
+        self._store = serve_store()
+        return self._store.port
 
 
-def make_ranks(config: ParallelConfig) -> Ranks:
-    """Nothing is started yet."""
-    return ONE_RANK if config.num_ranks == 1 else SeveralRanks(config)
+def make_ranks(config: ParallelConfig, node: NodeConfig | None = None) -> Ranks:
+    """Nothing is started yet. node: this host, the head, of several."""
+    if config.num_ranks == 1:
+        return ONE_RANK
+    return SeveralRanks(config, hosts=None if node is None else HeadHosts(node, config))

@@ -1,4 +1,4 @@
-"""A ring of messages in shared memory: rank 0 writes, every other rank reads each message, in order.
+"""A ring of messages in shared memory: rank 0 writes, every other rank of the host reads each message, in order.
 
 One frame a message: when it was written, its length, its kind, a checksum, its bytes. A message that is too large for
 the ring goes in several frames, each as soon as there is room. The writer overwrites nothing that a reader has not
@@ -18,10 +18,10 @@ import select
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 RING_BYTES = 8 << 20
 WRITER_WAITS_S = 5.0
@@ -57,11 +57,18 @@ class Message(NamedTuple):
 
 
 class ReaderStalled(Exception):
-    """A reader has not taken anything for WRITER_WAITS_S, or it is dead. rank: which."""
+    """A reader has not taken anything for WRITER_WAITS_S, or it is dead. who: which."""
 
-    def __init__(self, rank: int) -> None:
-        super().__init__(f"rank {rank} takes no control messages")
-        self.rank = rank
+    def __init__(self, who: str) -> None:
+        super().__init__(f"{who} takes no control messages")
+
+
+class MessageWriter(Protocol):
+    """To all other ranks. One thread at a time."""
+
+    def write(self, kind: MessageKind, payload: bytes = b"") -> None:
+        """Raises ReaderStalled; then part of the message may have been written, and nothing may follow."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +114,17 @@ class _Mapped:
 
 
 class RingWriter:
-    """Rank 0's end. One thread at a time. is_alive(rank): whether that reader's process may still read."""
+    """A MessageWriter. ranks: the readers', in order; 1, 2 and so on if left out. is_alive(rank): whether that reader's
+    process may still read."""
 
     def __init__(
-        self, place: RingPlace, is_alive: Callable[[int], bool] = lambda rank: True, waits_s: float = WRITER_WAITS_S
+        self,
+        place: RingPlace,
+        is_alive: Callable[[int], bool] = lambda rank: True,
+        waits_s: float = WRITER_WAITS_S,
+        ranks: Sequence[int] | None = None,
     ) -> None:
+        self._ranks = range(1, 1 + len(place.wake)) if ranks is None else ranks
         self._mapped = _Mapped(place)
         self._wake = place.wake
         self._is_alive = is_alive
@@ -120,7 +133,6 @@ class RingWriter:
         self._most = (place.num_bytes // 4 - _FRAME.size) & -_WORD
 
     def write(self, kind: MessageKind, payload: bytes = b"") -> None:
-        """Raises ReaderStalled; then part of the message may have been written, and nothing may follow."""
         for start in range(0, max(len(payload), 1), self._most):
             part = payload[start : start + self._most]
             self._write_frame(kind | (_CONTINUED if start + len(part) < len(payload) else 0), part)
@@ -151,28 +163,29 @@ class RingWriter:
         deadline_s = time.monotonic() + self._waits_s
         while not self._has_room(num_bytes):
             slowest = min(range(1, 1 + len(self._wake)), key=self._taken)
-            if time.monotonic() > deadline_s or not self._is_alive(slowest):
-                raise ReaderStalled(slowest)
+            rank = self._ranks[slowest - 1]
+            if time.monotonic() > deadline_s or not self._is_alive(rank):
+                raise ReaderStalled(f"rank {rank}")
             time.sleep(_LOOK_EVERY_S)
 
     def _has_room(self, num_bytes: int) -> bool:
         least = min(map(self._taken, range(1, 1 + len(self._wake))), default=self._written)
         return self._written + num_bytes - least <= self._mapped.num_bytes
 
-    def _taken(self, rank: int) -> int:
-        return self._mapped.counters[rank * _LINE_WORDS]
+    def _taken(self, reader: int) -> int:
+        return self._mapped.counters[reader * _LINE_WORDS]
 
 
 class RingReader:
-    """The end of rank `rank`, >= 1. One thread at a time.
+    """The end of reader `reader`, >= 1. One thread at a time.
 
     spins_s: so long it looks again and again for the next message, then it sleeps. 0 where cores are scarce.
     """
 
-    def __init__(self, place: RingPlace, rank: int, spins_s: float = 0.0) -> None:
+    def __init__(self, place: RingPlace, reader: int, spins_s: float = 0.0) -> None:
         self._mapped = _Mapped(place)
-        self._wake = place.wake[rank - 1]
-        self._counter = rank * _LINE_WORDS
+        self._wake = place.wake[reader - 1]
+        self._counter = reader * _LINE_WORDS
         self._spins_s = spins_s
         self._taken = self._mapped.counters[self._counter]
 

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from service.core.grammar import TokenMasks
-from service.distributed.control_ring import Message, MessageKind, RingWriter
+from service.distributed.control_ring import Message, MessageKind, MessageWriter
 
 _SHAPE = struct.Struct("<qq")
 
@@ -18,7 +18,7 @@ _SHAPE = struct.Struct("<qq")
 class ToldMasks:
     """Rank 0's masks of a plan: the first wait for them tells the others, too."""
 
-    def __init__(self, masks: TokenMasks, writer: RingWriter) -> None:
+    def __init__(self, masks: TokenMasks, writer: MessageWriter) -> None:
         self._masks = masks
         self._writer = writer
         self._is_told = False

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed import ProcessGroup
 
 from service.config import ParallelConfig
+from service.distributed.rank_task import MeetingPlace
 from service.layers.group_parallel import GroupParallel, memory_of_gpus
 from service.layers.group_stage import GroupStage
 from service.layers.pipeline_stage import WHOLE, PipelineStage, RankPlace
 from service.layers.tensor_parallel import ALONE, TensorParallel
 
+_HERE = "127.0.0.1"
 _PATIENCE = timedelta(hours=1)
 """Of a collective. Who waits so long waits for a rank that is lost, which is found out otherwise."""
 
@@ -27,35 +30,67 @@ ENVIRONMENT: Mapping[str, str] = {
     # Multicast of NVLink can take a host's GPUs out of service.
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    # All ranks are on this host, and nobody else is to reach them.
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
 }
 """Read by the libraries when a group is made."""
+
+_INTERFACES = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+LOOPBACK = "lo"
+
+
+def open_store(meeting: MeetingPlace | None, file: str, num_ranks: int) -> Store:
+    """Where this rank and the others find each other. file: that all ranks share, where `meeting` is None."""
+    if meeting is None:
+        return FileStore(file, num_ranks)
+    return TCPStore(_HERE, meeting.port, is_master=False, wait_for_workers=False, timeout=_PATIENCE)
+
+
+def serve_store() -> TCPStore:
+    """Rank 0's, for `open_store`: on a free port, to be reached from this host alone."""
+    listening = socket.create_server((_HERE, 0))
+    port = listening.getsockname()[1]
+    return TCPStore(
+        _HERE,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_PATIENCE,
+        master_listen_fd=listening.detach(),
+    )
 
 
 def join_ranks(
     rank: int,
     config: ParallelConfig,
-    meeting_point: str,
+    store: Store,
     device: torch.device,
     note_exchange: NoteExchange = lambda nanoseconds: None,
+    interface: str | None = LOOPBACK,
 ) -> RankPlace:
-    """Returns once every rank has come. meeting_point: a file that all share. device: this rank's own. note_exchange:
-    as GroupParallel takes it."""
+    """Returns once every rank has come. store: of `open_store`. device: this rank's own. note_exchange: as
+    GroupParallel takes it. interface: by which ranks reach each other; None: the libraries choose."""
     os.environ.update(ENVIRONMENT)
+    _use_interface(interface)
     # Torch 2.13 has a new name for it, which torch 2.11 does not know.
     warnings.filterwarnings("ignore", ".*all_gather_into_tensor.* is deprecated", FutureWarning)
     is_cuda = device.type == "cuda"
     dist.init_process_group(
         "nccl" if is_cuda else "gloo",
-        store=FileStore(meeting_point, config.num_ranks),
+        store=store,
         rank=rank,
         world_size=config.num_ranks,
         timeout=_PATIENCE,
         device_id=device if is_cuda else None,
     )
     return place_of(rank, config, device, note_exchange)
+
+
+def _use_interface(interface: str | None) -> None:
+    """Ranks of one host are reached by nobody else. Between hosts, what the environment says comes first."""
+    if interface == LOOPBACK:
+        os.environ.update(dict.fromkeys(_INTERFACES, LOOPBACK))
+    elif interface is not None:
+        for name in _INTERFACES:
+            os.environ.setdefault(name, interface)
 
 
 def place_of(

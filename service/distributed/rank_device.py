@@ -15,18 +15,19 @@ from service.runner.device import choose_device
 _PCI = Path("/sys/bus/pci/devices")
 
 
-def rank_device(requested: Literal["auto", "cpu", "cuda"], rank: int, num_ranks: int) -> torch.device:
+def rank_device(requested: Literal["auto", "cpu", "cuda"], seat: int, num_local: int) -> torch.device:
     """A GPU of its own, in the order of CUDA_VISIBLE_DEVICES, which is the calling thread's device from now on; or the
-    CPU that all share. Raises ConfigError where there are fewer GPUs than ranks."""
+    CPU that all share. seat: the rank's place among the `num_local` ranks of its host. Raises ConfigError where that
+    has fewer GPUs."""
     device = choose_device(requested)
     if device.type != "cuda":
         return device
-    if torch.cuda.device_count() < num_ranks:
+    if torch.cuda.device_count() < num_local:
         raise ConfigError(
-            f"tensor-parallel-size x pipeline-parallel-size: {num_ranks} ranks need a GPU each, "
+            f"tensor-parallel-size x pipeline-parallel-size: {num_local} ranks need a GPU each, "
             f"{torch.cuda.device_count()} can be seen (see CUDA_VISIBLE_DEVICES)"
         )
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", seat)
     torch.cuda.set_device(device)
     return device
 

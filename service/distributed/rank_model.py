@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from service.distributed.process_groups import join_ranks
+from service.distributed.process_groups import LOOPBACK, join_ranks, open_store
 from service.distributed.rank_device import rank_device, reserved_bytes, stay_near
 from service.distributed.rank_status import RankStatuses
 from service.distributed.rank_task import Inherited, RankModel, RankTask
@@ -19,10 +19,12 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
     """Raises ConfigError or ModelLoadError as `load_executor` does, and what torch raises where another rank is
     gone."""
     rank = inherited.rank
-    device = rank_device(task.source.device, rank, inherited.num_ranks)
+    device = rank_device(task.source.device, inherited.seat, inherited.num_local)
     stay_near(device)
     note_exchange = partial(RankStatuses(inherited.statuses, inherited.num_ranks).note_exchange, rank)
-    place = join_ranks(rank, task.parallel, f"/proc/self/fd/{inherited.meeting_point}", device, note_exchange)
+    store = open_store(task.meeting, f"/proc/self/fd/{inherited.meeting_point}", inherited.num_ranks)
+    interface = LOOPBACK if task.meeting is None else task.meeting.interface
+    place = join_ranks(rank, task.parallel, store, device, note_exchange, interface)
     loaded = load_executor(
         task.source,
         task.folder,

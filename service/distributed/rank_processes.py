@@ -1,7 +1,8 @@
-"""The processes of all ranks but the first, as rank 0 starts, tells and ends them.
+"""The processes of a host's ranks, all but the first of all, as rank 0 starts, tells and ends them; on another host
+than rank 0's, who stands there for it.
 
-None outlives rank 0, however that ends. Each has asked the kernel to be killed with its parent, and sees its lifeline,
-a socket that only the parent holds, come to its end. To end them in order is to let go of it.
+None outlives who started it, however that ends. Each has asked the kernel to be killed with its parent, and sees its
+lifeline, a socket that only the parent holds, come to its end. To end them in order is to let go of it.
 """
 
 from __future__ import annotations
@@ -29,25 +30,32 @@ _LOOK_EVERY_S = 0.01
 
 
 class RankProcesses:
-    """num_ranks: rank 0 among them. worker: the interpreter's arguments for a rank's process; the descriptor of its
-    lifeline comes behind them. environment: what it has besides this process's.
+    """num_ranks: of all hosts, rank 0 among them. local: this host's, in order; all if left out. worker: the
+    interpreter's arguments for a rank's process; the descriptor of its lifeline comes behind them. environment: what it
+    has besides this process's.
 
     To be started on the main thread: the kernel kills a child with the thread that made it.
     """
 
     def __init__(
-        self, num_ranks: int, worker: Sequence[str] = WORKER, environment: Mapping[str, str] | None = None
+        self,
+        num_ranks: int,
+        worker: Sequence[str] = WORKER,
+        environment: Mapping[str, str] | None = None,
+        local: Sequence[int] | None = None,
     ) -> None:
         self.num_ranks = num_ranks
-        place, memory = RingPlace.make(num_ranks - 1), RankStatuses.make_memory(num_ranks)
+        self.local = tuple(range(num_ranks) if local is None else local)
+        self.ranks = tuple(rank for rank in self.local if rank)
+        place, memory = RingPlace.make(len(self.ranks)), RankStatuses.make_memory(num_ranks)
         self._meeting_point = os.memfd_create("headrace-meeting-point")
         self.statuses = RankStatuses(memory, num_ranks)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lifelines: list[Connection] = []
         self._adapter_lines: list[socket.socket] = []
-        for rank in range(1, num_ranks):
+        for rank in self.ranks:
             self._start(rank, place, memory, worker, environment)
-        self.writer = RingWriter(place, self.is_alive)
+        self.writer = RingWriter(place, self.is_alive, ranks=self.ranks)
         self.adapter_lines = AdapterLines(self._adapter_lines)
         self._place = place
         os.close(memory)
@@ -73,7 +81,20 @@ class RankProcesses:
                 )
             )
         lifeline = Connection(ours.detach())
-        lifeline.send(Inherited(rank, self.num_ranks, os.getpid(), place, memory, self._meeting_point, adapters))
+        lifeline.send(
+            Inherited(
+                rank,
+                self.num_ranks,
+                self.local.index(rank),
+                len(self.local),
+                1 + self.ranks.index(rank),
+                os.getpid(),
+                place,
+                memory,
+                self._meeting_point,
+                adapters,
+            )
+        )
         self._lifelines.append(lifeline)
         self._adapter_lines.append(our_adapters)
 
@@ -83,11 +104,11 @@ class RankProcesses:
         return f"/proc/self/fd/{self._meeting_point}"
 
     def pid(self, rank: int) -> int:
-        return self._processes[rank - 1].pid
+        return self._processes[self.ranks.index(rank)].pid
 
     def exit_status(self, rank: int) -> int | None:
         """None while it runs; minus the signal that ended it."""
-        return self._processes[rank - 1].poll()
+        return self._processes[self.ranks.index(rank)].poll()
 
     def is_alive(self, rank: int) -> bool:
         return self.exit_status(rank) is None
@@ -99,7 +120,7 @@ class RankProcesses:
 
     def heard(self, rank: int, within_s: float = 0.0) -> RankReady | RankFault | None:
         """What the rank has said next, each word once; None if it says nothing for so long, or is gone."""
-        lifeline = self._lifelines[rank - 1]
+        lifeline = self._lifelines[self.ranks.index(rank)]
         with contextlib.suppress(OSError, EOFError):
             if lifeline.poll(within_s):
                 word: RankReady | RankFault = lifeline.recv()

@@ -8,6 +8,7 @@ from enum import IntEnum, auto
 
 _WORD = 8
 _WORDS = 32  # of a rank
+ROW_BYTES = _WORDS * _WORD
 
 
 class Fact(IntEnum):
@@ -55,6 +56,16 @@ class RankStatuses:
 
     def set(self, rank: int, fact: Fact, value: int) -> None:
         self._words[rank * _WORDS + fact] = value
+
+    def row(self, rank: int) -> bytes:
+        """All its facts, for a reader on another host."""
+        return self._words[rank * _WORDS : (rank + 1) * _WORDS].tobytes()
+
+    def put_row(self, rank: int, row: bytes) -> None:
+        """What the rank's own host told. Raises ValueError where that is no row."""
+        if len(row) != ROW_BYTES:
+            raise ValueError(f"a rank's facts are {ROW_BYTES} bytes, not {len(row)}")
+        self._words[rank * _WORDS : (rank + 1) * _WORDS] = memoryview(row).cast("q")
 
     def note_exchange(self, rank: int, nanoseconds: int) -> None:
         self.add(rank, Fact.EXCHANGES, 1)

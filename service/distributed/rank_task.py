@@ -17,11 +17,15 @@ from service.process.log_format import LogFormat
 @dataclass(frozen=True, slots=True)
 class Inherited:
     """What a rank's process inherits: descriptors of the control ring, the ranks' facts, the file in which they meet,
-    and the socket over which adapters come. parent: rank 0's process id. The first word over its lifeline; the next one
-    is its task."""
+    and the socket over which adapters come. parent: the process id of who started it. seat: its place among the
+    `num_local` ranks of its host, from 0. reader: of the ring. The first word over its lifeline; the next one is its
+    task."""
 
     rank: int
     num_ranks: int
+    seat: int
+    num_local: int
+    reader: int
     parent: int
     ring: RingPlace
     statuses: int
@@ -30,8 +34,19 @@ class Inherited:
 
 
 @dataclass(frozen=True, slots=True)
+class MeetingPlace:
+    """Of ranks on several hosts. port: of this host's loopback interface, where a TCPStore answers. interface: of the
+    network by which the hosts reach each other; None: the libraries choose."""
+
+    port: int
+    interface: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class RankTask:
-    """As the arguments of `load_executor` (service/runner/load.py), how its log is written, and who computes what."""
+    """As the arguments of `load_executor` (service/runner/load.py), how its log is written, and who computes what.
+
+    meeting: where ranks of several hosts meet; None: in the file that those of one host inherit."""
 
     source: ModelSource
     folder: Path
@@ -43,6 +58,7 @@ class RankTask:
     log_format: LogFormat
     lora: LoraConfig | None = None
     parallel: ParallelConfig = ONE_PROCESS
+    meeting: MeetingPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Looks after the other ranks: one that has ended, hangs or computes something else is a loss of all."""
+"""Looks after a host's ranks but the first of all: one that has ended, hangs or computes something else is a loss of all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RankWatch:
     def __init__(self, processes: RankProcesses, loss: RankLoss) -> None:
         self._processes = processes
         self._loss = loss
-        self._others = [_Watched(rank) for rank in range(1, processes.num_ranks)]
+        self._others = [_Watched(rank) for rank in processes.ranks]
         self._ready = threading.Condition()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)

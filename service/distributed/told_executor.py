@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import FinishedTransfer, IterationResult
-from service.distributed.control_ring import MessageKind, ReaderStalled, RingWriter
+from service.distributed.control_ring import MessageKind, MessageWriter, ReaderStalled
 from service.distributed.drawn_messages import write_drawn
 from service.distributed.integers import IntegerWriter
 from service.distributed.mask_messages import ToldMasks
@@ -42,7 +42,7 @@ class ToldExecutor:
     def __init__(
         self,
         local: Executor,
-        writer: RingWriter,
+        writer: MessageWriter,
         statuses: RankStatuses,
         loss: RankLoss,
         take_dropped: Callable[[], Sequence[int]] = tuple,

@@ -60,7 +60,7 @@ def _serve(lifeline: Connection, inherited: Inherited, task: RankTask, load: Loa
             statuses.set(rank, Fact.MEMORY_BYTES, loaded.memory_bytes())
 
         tell_memory()
-        reader = RingReader(inherited.ring, rank, SPINS_S if loaded.is_gpu else 0.0)
+        reader = RingReader(inherited.ring, inherited.reader, SPINS_S if loaded.is_gpu else 0.0)
         take_adapters = _take_adapters(inherited, loaded, statuses)
         follower = PlanFollower(rank, reader, loaded.executor, statuses, tell_memory, take_adapters, loaded.note_drawn)
         lifeline.send(RankReady())

@@ -45,6 +45,11 @@ class Shutdown:
                 continue
             loop.add_signal_handler(number, self._on_signal, number)
 
+    def request(self, reason: str) -> None:
+        """End in order, as at the first signal."""
+        logger.info("%s: ending in order; running requests may finish", reason)
+        self._requested.set()
+
     def fail(self, reason: str) -> None:
         """End the process with a status that says so."""
         logger.critical("shutting down: %s", reason)
@@ -66,8 +71,7 @@ class Shutdown:
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if not self._requested.is_set():
-            logger.info("%s: ending in order; running requests may finish", name)
-            self._requested.set()
+            self.request(name)
         elif number != signal.SIGHUP and not self._is_ending_at_once:
             logger.warning("%s again: ending at once", name)
             self._is_ending_at_once = True

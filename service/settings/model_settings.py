@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, JsonValue
 from pydantic_settings import CliPositionalArg
 
-from service.config import ModelSource, ParallelConfig
+from service.config import ModelSource
 from service.settings.lists import Names
 from service.settings.quickstart import QUICKSTART_MODEL, QUICKSTART_NAME
 from service.settings.token_count import TokenCount
@@ -76,9 +76,6 @@ class ModelSettings(BaseModel):
             quantization=self.quantization,
             deterministic=self.deterministic,
         )
-
-    def parallel_config(self) -> ParallelConfig:
-        return ParallelConfig(self.tensor_parallel_size, self.pipeline_parallel_size)
 
     def public_model_name(self) -> str:
         """What clients may know of where the model comes from: a hub id, or a folder's name without its path."""

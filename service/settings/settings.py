@@ -16,8 +16,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from service.config import ApiConfig, CacheConfig
+from service.config import ApiConfig, CacheConfig, ParallelConfig
 from service.settings.adapter_settings import AdapterSettings
+from service.settings.host_settings import HostSettings
 from service.settings.http_settings import MOST_LOGPROBS, HttpSettings
 from service.settings.model_settings import ModelSettings
 from service.settings.operation_settings import OperationSettings
@@ -25,10 +26,12 @@ from service.settings.scheduler_settings import SchedulerSettings
 from service.settings.service_links import is_service_link
 
 ENV_PREFIX = "HEADRACE_"
-SECRETS = frozenset({"api_key", "admin_api_key"})
+SECRETS = frozenset({"api_key", "admin_api_key", "node_secret"})
 
 
-class Settings(AdapterSettings, SchedulerSettings, OperationSettings, HttpSettings, ModelSettings, BaseSettings):
+class Settings(
+    AdapterSettings, SchedulerSettings, OperationSettings, HttpSettings, HostSettings, ModelSettings, BaseSettings
+):
     """Start the service."""
 
     model_config = SettingsConfigDict(
@@ -102,6 +105,24 @@ class Settings(AdapterSettings, SchedulerSettings, OperationSettings, HttpSettin
                 if not is_service_link(name.upper(), value or "")
             }
         return init_settings, env_settings
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Settings:
+        if self.node_rank >= self.nnodes:
+            raise ValueError(
+                f"node-rank {self.node_rank}: of {self.nnodes} hosts (nnodes) the last one is {self.nnodes - 1}"
+            )
+        if self.pipeline_parallel_size % self.nnodes:
+            raise ValueError(
+                f"nnodes {self.nnodes}: does not divide pipeline-parallel-size {self.pipeline_parallel_size}; each host"
+                " has as many stages"
+            )
+        if self.nnodes > 1 and self.node_secret is None:
+            raise ValueError("nnodes: several hosts need a node-secret, the same on all")
+        return self
+
+    def parallel_config(self) -> ParallelConfig:
+        return ParallelConfig(self.tensor_parallel_size, self.pipeline_parallel_size, self.nnodes)
 
     def cache_config(self) -> CacheConfig:
         memory_bytes = None if self.kv_cache_memory is None else int(self.kv_cache_memory)

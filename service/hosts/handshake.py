@@ -1,0 +1,100 @@
+"""Two hosts prove to each other that they know the same secret, before either reads anything else.
+
+Each proves it of a number that the other one has drawn just now (HMAC-SHA256), so nothing that was overheard is of use
+again. What follows is neither signed nor encrypted, as the hidden states beside it are not: the network between the
+hosts is to be the operator's own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import struct
+import time
+from enum import IntEnum
+from typing import NamedTuple
+
+ADMITTED_WITHIN_S = 5.0
+
+_GREETING = b"headrace hosts 1"
+_NONCE_BYTES = _PROOF_BYTES = 32
+_CLAIM = struct.Struct("!BH")  # purpose, node rank
+
+
+class Purpose(IntEnum):
+    """Of a connection. CONTROL: frames (host_line.py). STORE: bytes of the store in which ranks meet."""
+
+    CONTROL = 1
+    STORE = 2
+
+
+class Claim(NamedTuple):
+    purpose: Purpose
+    node: int
+
+
+class NotAdmitted(Exception):
+    """The other side is not there any more, or says nothing; or it is a Stranger."""
+
+
+class Stranger(NotAdmitted):
+    """It does not know the secret, or is no Headrace of this version: another attempt ends as this one did."""
+
+
+def admit(connection: socket.socket, secret: str) -> Claim:
+    """The head's side. Raises NotAdmitted; takes ADMITTED_WITHIN_S at most, and reads 67 bytes."""
+    deadline_s = time.monotonic() + ADMITTED_WITHIN_S
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    try:
+        connection.settimeout(ADMITTED_WITHIN_S)
+        connection.sendall(_GREETING + nonce)
+        said = _read(connection, _NONCE_BYTES + _CLAIM.size + _PROOF_BYTES, deadline_s)
+        their_nonce, claim = said[:_NONCE_BYTES], said[_NONCE_BYTES:-_PROOF_BYTES]
+        if not hmac.compare_digest(said[-_PROOF_BYTES:], _proof(secret, b"member", nonce, their_nonce, claim)):
+            raise Stranger("it does not know node-secret")
+        purpose, node = _CLAIM.unpack(claim)
+        connection.sendall(_proof(secret, b"head", nonce, their_nonce, claim))
+        return Claim(Purpose(purpose), node)
+    except (OSError, ValueError) as fault:
+        raise NotAdmitted(str(fault)) from fault
+
+
+def introduce(connection: socket.socket, secret: str, claim: Claim) -> None:
+    """Another host's side. Raises NotAdmitted; takes as long at most."""
+    deadline_s = time.monotonic() + ADMITTED_WITHIN_S
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    try:
+        connection.settimeout(ADMITTED_WITHIN_S)
+        greeting = _read(connection, len(_GREETING) + _NONCE_BYTES, deadline_s)
+        if not greeting.startswith(_GREETING):
+            raise Stranger("who answers there is no head of this version of Headrace")
+        their_nonce, said = greeting[len(_GREETING) :], _CLAIM.pack(claim.purpose, claim.node)
+        connection.sendall(nonce + said + _proof(secret, b"member", their_nonce, nonce, said))
+        try:
+            proof = _read(connection, _PROOF_BYTES, deadline_s)
+        except ConnectionError:
+            proof = b""
+        if not hmac.compare_digest(proof, _proof(secret, b"head", their_nonce, nonce, said)):
+            raise Stranger("node-secret is not the head's")
+    except OSError as fault:
+        raise NotAdmitted(str(fault)) from fault
+
+
+def _proof(secret: str, side: bytes, head_nonce: bytes, member_nonce: bytes, claim: bytes) -> bytes:
+    return hmac.digest(secret.encode(), side + head_nonce + member_nonce + claim, "sha256")
+
+
+def _read(connection: socket.socket, num_bytes: int, deadline_s: float) -> bytes:
+    """Raises TimeoutError at the deadline however few bytes come until then; ConnectionError where none come more."""
+    parts = b""
+    while len(parts) < num_bytes:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("it says nothing")
+        connection.settimeout(left_s)
+        part = connection.recv(num_bytes - len(parts))
+        if not part:
+            raise ConnectionError("it has closed the connection")
+        parts += part
+    return parts

@@ -1,0 +1,297 @@
+"""The head's side of several hosts: who may join, what they are told, and that one of them is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from service.config import NodeConfig, ParallelConfig
+from service.distributed.control_ring import MessageKind, MessageWriter, ReaderStalled
+from service.distributed.rank_loss import RankLoss
+from service.distributed.rank_status import ROW_BYTES, RankStatuses
+from service.distributed.rank_task import MeetingPlace, RankTask
+from service.errors import ConfigError, ModelLoadError
+from service.hosts.handshake import Claim, NotAdmitted, Purpose, admit
+from service.hosts.host_facts import differences, facts_of
+from service.hosts.host_line import SIGN_EVERY_S, HostLine, LineLost, Said, Word
+from service.hosts.network_interface import interface_of
+from service.hosts.store_tunnel import join
+
+logger = logging.getLogger("headrace")
+
+HOSTS_COME_WITHIN_S = 600.0
+"""As long as pods are scheduled, images pulled and models downloaded. It is said every TELL_EVERY_S who is missing."""
+TELL_EVERY_S = 10.0
+ENDS_WITHIN_S = 5.0
+"""Of another host, whose ranks have 3 s (rank_processes.py)."""
+LOST_ENDS_WITHIN_S = 1.0
+"""Where one is lost: it may be the one that does not hear."""
+
+TOLD_NUMBERS = "max_num_seqs", "max_num_batched_tokens", "enforce_eager"
+"""What the head decides of a task, by its fields' names."""
+
+MOST_STRANGERS = 8
+"""Connections that have not proved yet who they are; each has 5 s for it. More are closed at once."""
+_MOST_HEARD = 1 << 16  # bytes of a frame from another host: its facts are the largest
+
+
+class _Member:
+    """A host that has joined. hello: its facts, once they are told."""
+
+    def __init__(self, node: int, line: HostLine) -> None:
+        self.node = node
+        self.line = line
+        self.hello: dict[str, str] | None = None
+        self.is_ready = False
+
+
+class HeadHosts:
+    """All hosts but the head. From `listen` to `close`; a host that has joined by `gather` is lost with its line.
+
+    on_leave(reason): another host was asked to end; called once, from any thread.
+    """
+
+    def __init__(self, config: NodeConfig, parallel: ParallelConfig) -> None:
+        self._config = config
+        self._parallel = parallel
+        self._changed = threading.Condition()
+        self._members: dict[int, _Member] = {}
+        self._has_gathered = self._is_closing = self._is_leaving = False
+        self._strangers = threading.Semaphore(MOST_STRANGERS)
+        self._store_port: int | None = None
+
+    def listen(self, statuses: RankStatuses, loss: RankLoss, on_leave: Callable[[str], None]) -> None:
+        """Raises ConfigError where it cannot."""
+        self._statuses, self._loss, self._on_leave = statuses, loss, on_leave
+        config = self._config
+        try:
+            family, _, _, _, address = socket.getaddrinfo(config.address, config.port, type=socket.SOCK_STREAM)[0]
+            self._listening = socket.create_server(address[:2], family=family, backlog=64)
+        except OSError as fault:
+            where = f"master-addr {config.address}, master-port {config.port}"
+            raise ConfigError(f"{where}: the head, node-rank 0, cannot listen there: {fault}") from fault
+        logger.info("waiting for %d other hosts at %s:%d", config.num_nodes - 1, *self._listening.getsockname()[:2])
+        threading.Thread(target=self._accept, name="hosts", daemon=True).start()
+        threading.Thread(target=self._give_signs, name="signs for hosts", daemon=True).start()
+
+    def meet(self, task: RankTask, open_store: Callable[[], int]) -> MeetingPlace:
+        """Have all come, and load as this host does; returns where ranks meet. open_store: makes the store, returns its
+        port of the loopback interface. Raises ModelLoadError, ServerError, LineLost."""
+        self.gather(facts_of(task))
+        port = open_store()
+        numbers = task.max_num_seqs, task.max_num_batched_tokens, int(task.enforce_eager)
+        self.go(dict(zip(TOLD_NUMBERS, numbers, strict=True)), port)
+        return MeetingPlace(port, interface_of(self.own_address))
+
+    def gather(self, facts: Mapping[str, str], within_s: float = HOSTS_COME_WITHIN_S) -> None:
+        """Returns once all have come whose facts are these; one that has others is refused, and may come again. Raises
+        ModelLoadError where they do not, ServerError where a rank is lost."""
+        deadline_s, tell_s = time.monotonic() + within_s, time.monotonic() + TELL_EVERY_S
+        with self._changed:
+            while missing := self._missing(facts):
+                now_s = time.monotonic()
+                self._loss.check()
+                if now_s > deadline_s:
+                    raise ModelLoadError(f"{missing} did not come within {within_s:.0f} s")
+                if now_s > tell_s:
+                    tell_s = now_s + TELL_EVERY_S
+                    logger.info("%s: not there yet", missing)
+                self._changed.wait(SIGN_EVERY_S)
+            self._has_gathered = True
+
+    def go(self, numbers: Mapping[str, int], store_port: int) -> None:
+        """Have them load. store_port: of this host's loopback interface. Raises LineLost."""
+        self._store_port = store_port
+        for member in self._members.values():
+            member.line.send(Word.GO, json.dumps(dict(numbers)).encode())
+
+    @property
+    def own_address(self) -> str:
+        """By which the others reach this host. After `gather`."""
+        return next(iter(self._members.values())).line.own_address
+
+    def wait_until_ready(self) -> None:
+        """For all of them; from then on silence is a loss. Raises ServerError where one is lost."""
+        with self._changed:
+            while not all(each.is_ready for each in self._members.values()):
+                self._loss.check()
+                self._changed.wait(SIGN_EVERY_S)
+        for member in self._members.values():
+            member.line.expect_signs()
+            member.line.send(Word.READY)
+
+    def writer(self, local: MessageWriter) -> MessageWriter:
+        """To the ranks of all hosts; local: to those of this one."""
+        return _ToldHosts(local, list(self._members.values()))
+
+    def lose(self, reason: str) -> None:
+        """Tell them, as far as they hear, that nothing can go on."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        for member in list(self._members.values()):
+            with contextlib.suppress(LineLost):
+                member.line.send(Word.LOST, reason.encode())
+            member.line.finish()
+
+    def close(self) -> None:
+        """They are told to end in order, unless they were told of a loss; returns once they have, or after
+        ENDS_WITHIN_S. May be called again."""
+        with self._changed:
+            tells, self._is_closing = not self._is_closing, True
+        self._listening.close()
+        for member in list(self._members.values()):
+            if tells:
+                with contextlib.suppress(LineLost):
+                    member.line.send(Word.END)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._members, ENDS_WITHIN_S if tells else LOST_ENDS_WITHIN_S)
+            for member in self._members.values():
+                member.line.close()
+
+    def _missing(self, facts: Mapping[str, str]) -> str:
+        """Refuses who differs. Under the lock."""
+        for member in list(self._members.values()):
+            differing = "" if member.hello is None else differences(member.hello, facts)
+            if differing:
+                del self._members[member.node]
+                logger.error("%s is refused: %s", member.line.who, differing)
+                self._refuse(member.line, differing)
+        nodes = range(1, self._config.num_nodes)
+        missing = [node for node in nodes if node not in self._members or self._members[node].hello is None]
+        return ", ".join(f"host {node} of {self._config.num_nodes}" for node in missing)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._listening.accept()
+            except OSError:
+                if self._is_closing:
+                    return
+                time.sleep(SIGN_EVERY_S)  # of descriptors, perhaps, there is none
+                continue
+            if not self._strangers.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._admit, args=(connection, address[0]), name="host", daemon=True).start()
+
+    def _admit(self, connection: socket.socket, address: str) -> None:
+        try:
+            try:
+                claim = admit(connection, self._config.secret)
+            finally:
+                self._strangers.release()
+        except NotAdmitted as fault:
+            logger.warning("a connection from %s to master-port is refused: %s", address, fault)
+            connection.close()
+            return
+        match claim:
+            case Claim(Purpose.STORE):
+                self._join_store(connection)
+            case Claim(Purpose.CONTROL, node):
+                self._hear(node, HostLine(connection, f"host {node} ({address})"))
+
+    def _join_store(self, connection: socket.socket) -> None:
+        if self._store_port is None:
+            connection.close()
+            return
+        join(connection, socket.create_connection(("127.0.0.1", self._store_port)))
+
+    def _refuse(self, line: HostLine, why: str) -> None:
+        with contextlib.suppress(LineLost):
+            line.send(Word.REFUSED, why.encode())
+        line.finish()
+
+    def _hear(self, node: int, line: HostLine) -> None:
+        """Until its line ends."""
+        member = _Member(node, line)
+        with self._changed:
+            other = self._members.get(node)
+            if self._is_closing or not 0 < node < self._config.num_nodes or other is not None:
+                there = "" if other is None else f"; {other.line.who} is there already"
+                self._refuse(line, f"node-rank {node} of {self._config.num_nodes} hosts is not awaited{there}")
+                return
+            self._members[node] = member
+        try:
+            while True:
+                self._do(member, line.receive(_MOST_HEARD))
+        except (LineLost, ValueError) as fault:
+            self._forget(member, str(fault))
+        finally:
+            line.close()
+
+    def _forget(self, member: _Member, why: str) -> None:
+        with self._changed:
+            if self._members.get(member.node) is not member:  # it was refused
+                return
+            is_loss = self._has_gathered and not self._is_closing
+            if not is_loss:
+                del self._members[member.node]
+            self._changed.notify_all()
+        if is_loss:
+            self._loss.declare(why)
+            with self._changed:
+                self._members.pop(member.node, None)
+                self._changed.notify_all()
+        elif not self._is_closing:
+            logger.warning("%s, before all hosts had come", why)
+
+    def _do(self, member: _Member, said: Said) -> None:
+        """Raises ValueError where that makes no sense."""
+        match said.word:
+            case Word.FACTS:
+                self._put_rows(member.node, said.payload)
+            case Word.HELLO:
+                facts = json.loads(said.payload)
+                if not isinstance(facts, dict):
+                    raise ValueError(f"{member.line.who} tells no facts")
+                member.hello = {str(name): str(value) for name, value in facts.items()}
+            case Word.READY:
+                logger.info("%s is ready", member.line.who)
+                member.is_ready = True
+            case Word.LOST:
+                raise LineLost(f"{member.line.who}: {said.text}")
+            case Word.LEAVES if not self._is_leaving:
+                self._is_leaving = True
+                self._on_leave(f"{member.line.who}: {said.text}")
+            case _:
+                pass
+        with self._changed:
+            self._changed.notify_all()
+
+    def _put_rows(self, node: int, rows: bytes) -> None:
+        for place, rank in enumerate(self._parallel.ranks_of(node)):
+            self._statuses.put_row(rank, rows[place * ROW_BYTES : (place + 1) * ROW_BYTES])
+
+    def _give_signs(self) -> None:
+        while not self._is_closing:
+            for member in self._joined():
+                with contextlib.suppress(LineLost):  # who hears it ends says so
+                    member.line.send(Word.FACTS, self._statuses.row(0))
+            time.sleep(SIGN_EVERY_S)
+
+    def _joined(self) -> Iterator[_Member]:
+        with self._changed:
+            members = list(self._members.values())
+        yield from members
+
+
+class _ToldHosts:
+    """A MessageWriter."""
+
+    def __init__(self, local: MessageWriter, members: list[_Member]) -> None:
+        self._local = local
+        self._members = members
+
+    def write(self, kind: MessageKind, payload: bytes = b"") -> None:
+        for member in self._members:  # who are farther away
+            try:
+                member.line.send(Word.CONTROL, bytes([kind]) + payload)
+            except LineLost as fault:
+                raise ReaderStalled(member.line.who) from fault
+        self._local.write(kind, payload)

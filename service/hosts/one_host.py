@@ -1,0 +1,47 @@
+"""The one host of a model whose ranks are all on it: nobody else is told anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from service.distributed.control_ring import MessageWriter
+from service.distributed.rank_loss import RankLoss
+from service.distributed.rank_status import RankStatuses
+from service.distributed.rank_task import MeetingPlace, RankTask
+
+
+class OtherHosts(Protocol):
+    """As rank 0 sees them: service/hosts/head.py tells what each method promises."""
+
+    def listen(self, statuses: RankStatuses, loss: RankLoss, on_leave: Callable[[str], None]) -> None: ...
+
+    def meet(self, task: RankTask, open_store: Callable[[], int]) -> MeetingPlace | None: ...
+
+    def wait_until_ready(self) -> None: ...
+
+    def writer(self, local: MessageWriter) -> MessageWriter: ...
+
+    def lose(self, reason: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class OneHost:
+    def listen(self, statuses: RankStatuses, loss: RankLoss, on_leave: Callable[[str], None]) -> None:
+        pass
+
+    def meet(self, task: RankTask, open_store: Callable[[], int]) -> None:
+        """None: in the file that its ranks inherit."""
+
+    def wait_until_ready(self) -> None:
+        pass
+
+    def writer(self, local: MessageWriter) -> MessageWriter:
+        return local
+
+    def lose(self, reason: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
