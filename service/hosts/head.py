@@ -63,6 +63,7 @@ class HeadHosts:
         self._members: dict[int, _Member] = {}
         self._has_gathered = self._is_closing = self._is_leaving = False
         self._strangers = threading.Semaphore(MOST_STRANGERS)
+        self._tell_strangers_s = 0.0
         self._store_port: int | None = None
 
     def listen(self, statuses: RankStatuses, loss: RankLoss, on_leave: Callable[[str], None]) -> None:
@@ -187,14 +188,21 @@ class HeadHosts:
             finally:
                 self._strangers.release()
         except NotAdmitted as fault:
-            logger.warning("a connection from %s to master-port is refused: %s", address, fault)
             connection.close()
+            self._tell_stranger(address, fault)
             return
         match claim:
             case Claim(Purpose.STORE):
                 self._join_store(connection)
             case Claim(Purpose.CONTROL, node):
                 self._hear(node, HostLine(connection, f"host {node} ({address})"))
+
+    def _tell_stranger(self, address: str, fault: NotAdmitted) -> None:
+        """Not of each: they cost no more than a line in TELL_EVERY_S."""
+        now_s = time.monotonic()
+        if now_s > self._tell_strangers_s:
+            self._tell_strangers_s = now_s + TELL_EVERY_S
+            logger.warning("a connection from %s to master-port is refused: %s", address, fault)
 
     def _join_store(self, connection: socket.socket) -> None:
         if self._store_port is None:

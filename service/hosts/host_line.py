@@ -106,8 +106,10 @@ class HostLine:
             except TimeoutError:
                 seconds = self._connection.gettimeout()
                 raise LineLost(f"{self.who} gives no sign of life for {seconds:.0f} s") from None
-            except OSError as fault:
-                raise LineLost(f"the connection to {self.who} is lost: {fault}") from fault
+            except ConnectionError:
+                raise LineLost(f"{self.who} has ended") from None
+            except OSError as fault:  # of its network
+                raise LineLost(f"{self.who} cannot be reached: {fault}") from fault
             if not more:
                 raise LineLost(f"{self.who} has ended")
             place += more

@@ -76,11 +76,10 @@ def test_who_waits_sleeps_until_it_is_woken(place: RingPlace):
 def test_a_reader_that_takes_nothing_is_found_and_named(place: RingPlace):
     writer, awake = RingWriter(place, waits_s=0.2), RingReader(place, 1)
     started_s = time.monotonic()
-    with pytest.raises(ReaderStalled) as fault:
+    with pytest.raises(ReaderStalled, match="rank 2"):
         for _ in range(SMALL):
             writer.write(MessageKind.PLAN, bytes(100))
             assert awake.take(1.0) is not None
-    assert fault.value.rank == 2
     assert time.monotonic() - started_s >= 0.2
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -42,14 +43,20 @@ def write_dummy_folder(folder: Path) -> Path:
 class ServerProcess:
     """`headrace serve ARGUMENTS` on a free port. A context manager: the process is gone when it ends.
 
-    module: is run in its place, with the same arguments.
+    module: is run in its place, with the same arguments. within: a command that runs the command behind it.
     """
 
-    def __init__(self, *arguments: str, wait_until_ready: bool = True, module: str | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        wait_until_ready: bool = True,
+        module: str | None = None,
+        within: Sequence[str] = (),
+    ) -> None:
         self._wait_until_ready = wait_until_ready
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *([module] if module else ["service", "serve"]), "--port", "0", *arguments],
+            [*within, sys.executable, "-m", *([module] if module else ["service", "serve"]), "--port", "0", *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env=environment,

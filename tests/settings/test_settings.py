@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
 
-from service.config import ParallelConfig
+from service.config import NodeConfig, ParallelConfig
 from service.errors import ConfigError
 from service.settings.quickstart import QUICKSTART_MODEL, QUICKSTART_NAME
 from service.settings.reader import read_settings
@@ -249,3 +250,21 @@ def test_stages_are_equal_ranks_behind_one_another_and_serve_what_they_can():
             read_settings(["--pipeline-parallel-size", "2", *others])
     with pytest.raises(ConfigError, match="overlap false: with pipeline-parallel-size"):
         read_settings(["--pipeline-parallel-size", "2", "--no-overlap"])
+
+
+def test_several_hosts_have_equal_stages_a_secret_and_a_number_each():
+    two = ["--pipeline-parallel-size", "4", "--nnodes", "2", "--node-secret", "s" * 16]
+    settings = read_settings([*two, "--node-rank", "1", "--master-addr", "10.0.0.1"])
+    assert settings.node_config() == NodeConfig(2, 1, "10.0.0.1", 29501, "s" * 16)
+    assert settings.parallel_config() == ParallelConfig(1, 4, 2)
+    assert "sss" not in repr(settings.node_config()) + str(settings.non_default())
+    assert read_settings([]).node_config() is None
+    for refused, words in (
+        (["--nnodes", "2"], "nnodes 2: does not divide pipeline-parallel-size 1"),
+        ([*two[:4]], "nnodes: several hosts need a node-secret"),
+        (["--node-rank", "1"], "node-rank 1: of 1 hosts"),
+        ([*two[:4], "--node-secret", "short"], "node-secret"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(words)) as fault:
+            read_settings(refused)
+        assert "short" not in str(fault.value)
