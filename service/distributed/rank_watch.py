@@ -1,4 +1,5 @@
-"""Looks after a host's ranks but the first of all: one that has ended, hangs or computes something else is a loss of all."""
+"""Looks after a host's ranks but the first of all: one that has ended, hangs or computes something else is everybody's
+loss."""
 
 from __future__ import annotations
 
