@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 from service.config import NodeConfig, ParallelConfig
-from service.distributed.control_ring import RingPlace, RingWriter
+from service.distributed.control_ring import MessageWriter, RingPlace, RingWriter
 from service.distributed.rank_loss import RankLoss
 from service.distributed.rank_status import RankStatuses
 from service.hosts.head import HeadHosts
@@ -57,13 +57,13 @@ class Head:
         self._others.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
         return self._others[-1]
 
-    def meet(self) -> RingWriter:
+    def meet(self) -> MessageWriter:
         """Until all ranks are ready; returns what writes to them."""
         self.hosts.meet(TASK, free_port)
         self.hosts.wait_until_ready()
         writer = self.hosts.writer(RingWriter(RingPlace.make(0)))
         assert not self.losses
-        return writer  # type: ignore[return-value]
+        return writer
 
     def _lose(self, reason: str) -> None:
         self.losses.append(reason)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_what_was_overheard_is_of_no_use():
             heard.append(data)
             self._end.sendall(data)
 
-    both(lambda end: admit(end, "secret"), lambda end: introduce(Overheard(end), "secret", CLAIM))  # type: ignore[arg-type]
+    both(lambda end: admit(end, "secret"), lambda end: introduce(cast(socket.socket, Overheard(end)), "secret", CLAIM))
 
     def replay(end: socket.socket) -> None:
         end.recv(1000)
@@ -72,7 +73,7 @@ def test_who_proves_one_claim_has_not_proved_another():
             def sendall(self, data: bytes) -> None:
                 end.sendall(data[:32] + handshake._CLAIM.pack(Purpose.STORE, 1) + data[35:])
 
-        introduce(Changed(), "secret", CLAIM)  # type: ignore[arg-type]
+        introduce(cast(socket.socket, Changed()), "secret", CLAIM)
 
     result, _ = both(lambda end: admit(end, "secret"), lie)
     assert isinstance(result, Stranger)
