@@ -89,6 +89,10 @@ class BlockManager:
         """Of a sequence on the device."""
         return self._tables[sequence_id]
 
+    def has_table(self, sequence_id: int) -> bool:
+        """Whether the sequence is on the device."""
+        return sequence_id in self._tables
+
     def holds(self, sequence_id: int) -> bool:
         """Whether the sequence has blocks, on the device or on the host."""
         return sequence_id in self._tables or self.swap_space.holds(sequence_id)

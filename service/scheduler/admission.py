@@ -13,10 +13,16 @@ from service.scheduler.memory_need import num_blocks_alone, num_blocks_to_start
 
 class Admission(Protocol):
     def fit(
-        self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
+        self,
+        group: SequenceGroup,
+        prefix: list[int],
+        blocks: BlockManager,
+        running: Sequence[SequenceGroup],
+        num_promised: int = 0,
     ) -> Fit:
-        """Whether the group's present tokens may be allocated now, its first ones in the cached blocks `prefix`, and
-        its adapter, unless others run with it.
+        """Whether there is room now for all of the group's present tokens, its first ones in the cached blocks
+        `prefix`, and for its adapter, unless others run with it. num_promised: blocks that are not taken yet, and that
+        the prompts of running groups need (`num_blocks_to_come`).
 
         Changes nothing.
         """
@@ -35,10 +41,15 @@ class OnDemandAdmission:
         self._watermark_blocks = watermark_blocks
 
     def fit(
-        self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
+        self,
+        group: SequenceGroup,
+        prefix: list[int],
+        blocks: BlockManager,
+        running: Sequence[SequenceGroup],
+        num_promised: int = 0,
     ) -> Fit:
         keep_free = self._watermark_blocks if running else 0
-        return blocks.fit(num_blocks_to_start(group, prefix, blocks), keep_free)
+        return blocks.fit(num_blocks_to_start(group, prefix, blocks), keep_free + num_promised)
 
 
 def fits_ever(request: Request, blocks: BlockManager, max_num_seqs: int) -> bool:

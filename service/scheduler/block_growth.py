@@ -10,7 +10,7 @@ from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import Append, BlockManager
 from service.scheduler.decode_batch import DecodeBatch
 from service.scheduler.lanes import Lanes
-from service.scheduler.memory_need import num_shared_tokens
+from service.scheduler.memory_need import num_blocks_to_come, num_shared_tokens
 from service.scheduler.plan_draft import PlanDraft
 
 
@@ -35,9 +35,15 @@ class BlockGrowth:
         self._lanes = lanes
 
     def shortage(self) -> Shortage:
-        """What the groups need for their next tokens. A group of one choice writes to no shared block and needs
-        nothing while its last block has room; one of several choices may have to copy a shared block."""
+        """What the groups need for the next token of each sequence; a prompt's chunk takes more if there is more
+        (`room_for_chunk`). A group of one choice writes to no shared block and needs nothing while its last block has
+        room; one of several choices may have to copy a shared block."""
         return self._shortage(self._lanes.batch)
+
+    def num_promised(self) -> int:
+        """Blocks that the prompts of running groups, of all lanes, will yet take."""
+        groups = (group for batch in self._lanes for group in batch.unbatched.values())
+        return sum(num_blocks_to_come(group, self._blocks) for group in groups)
 
     @property
     def leaves_room_elsewhere(self) -> bool:
@@ -52,9 +58,8 @@ class BlockGrowth:
             live = group.live
             if len(live) == 1:
                 room = len(blocks.table(live[0].sequence_id).block_ids) * blocks.block_size
-                lack = live[0].num_tokens_to_cache - room
-                if lack > 0 and not self.is_moving(group):
-                    shortage.unbatched.append((group, blocks.num_blocks_for(lack)))
+                if _next_end(live[0]) > room and not self.is_moving(group):
+                    shortage.unbatched.append((group, 1))
             elif not self.is_moving(group):
                 shortage.unbatched.append((group, blocks.num_blocks_to_append(self._appends(group))))
         return shortage
@@ -88,17 +93,33 @@ class BlockGrowth:
             blocks.append(sequence.sequence_id, with_more, sequence.num_computed_tokens)
         return len(table.block_ids) * blocks.block_size
 
+    def room_for_chunk(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> int:
+        """As `room_for`, of any blocks that can be taken."""
+        blocks, table = self._blocks, self._blocks.table(sequence.sequence_id)
+        num_more = min(blocks.num_blocks_for(num_tokens) - len(table.block_ids), blocks.num_available)
+        if num_more > 0:
+            with_more = (len(table.block_ids) + num_more) * blocks.block_size
+            blocks.append(sequence.sequence_id, with_more, self._write_from(group, sequence))
+        return len(table.block_ids) * blocks.block_size
+
     def is_moving(self, group: SequenceGroup) -> bool:
         """Whether the group's blocks are on their way out or in."""
         swap_space = self._blocks.swap_space
         return swap_space.has_transfers and swap_space.is_moving(group.leader.sequence_id)
 
     def _appends(self, group: SequenceGroup) -> list[Append]:
-        """Room for each sequence's tokens. A choice never writes the prefix that it shares, so its writes begin after
-        it."""
-        shared = num_shared_tokens(group.request, self._blocks.block_size)
+        """Room for each sequence's next token. Choices that have no table yet wait for their prompt."""
         return [
-            (s.sequence_id, s.num_tokens_to_cache, max(s.num_computed_tokens, shared))
+            (s.sequence_id, _next_end(s), self._write_from(group, s))
             for s in group.computing
-            if s.num_tokens_to_compute > 0
+            if s.num_tokens_to_compute > 0 and self._blocks.has_table(s.sequence_id)
         ]
+
+    def _write_from(self, group: SequenceGroup, sequence: Sequence) -> int:
+        """A choice never writes the prefix that it shares, so its writes begin after it."""
+        return max(sequence.num_computed_tokens, num_shared_tokens(group.request, self._blocks.block_size))
+
+
+def _next_end(sequence: Sequence) -> int:
+    """Position behind the next token that it computes."""
+    return sequence.num_computed_tokens + (sequence.num_tokens_to_compute > 0)

@@ -21,19 +21,28 @@ def fork_choices(group: SequenceGroup, blocks: BlockManager) -> None:
     group.is_forked = True
 
 
-def has_its_prefix(group: SequenceGroup, sequence: Sequence, block_size: int) -> bool:
-    """After a preemption the leader computes what the choices share; the others wait for it."""
-    leader = group.leader
-    return sequence is leader or leader.num_computed_tokens >= num_shared_tokens(group.request, block_size)
+def share_prompt(group: SequenceGroup, blocks: BlockManager) -> None:
+    """After a preemption the leader computes what the choices share, and the others wait for it, without a table. Once
+    it is computed, or being computed, they have one."""
+    others, shared = group.computing[1:], num_shared_tokens(group.request, blocks.block_size)
+    if not others or group.leader.num_computed_tokens < shared:
+        return
+    for sequence in others:
+        if not blocks.has_table(sequence.sequence_id):
+            blocks.fork(group.leader.sequence_id, sequence.sequence_id, shared)
+            sequence.num_computed_tokens = shared
+            sequence.num_cached_blocks = shared // blocks.block_size
 
 
-def hand_over_lead(group: SequenceGroup, block_size: int) -> None:
+def hand_over_lead(group: SequenceGroup, blocks: BlockManager) -> None:
     """The leader ends before its siblings. If the shared prefix is still being computed, the next one goes on where it
     stopped."""
     old, new = group.live[:2]
     assert group.is_forked or group.status is GroupStatus.WAITING
-    if old.num_computed_tokens < num_shared_tokens(group.request, block_size):
-        new.num_computed_tokens = min(new.num_computed_tokens, old.num_computed_tokens)
+    if blocks.has_table(old.sequence_id) and not blocks.has_table(new.sequence_id):
+        blocks.fork(old.sequence_id, new.sequence_id, old.num_computed_tokens)
+        new.num_computed_tokens = old.num_computed_tokens
+        new.num_cached_blocks = old.num_cached_blocks
 
 
 def continue_beams(beams: list[Sequence], parents: list[int], token_ids: list[int], blocks: BlockManager) -> None:

@@ -45,10 +45,11 @@ class GroupPreemption:
         """Take the group's device blocks. The caller removes it from the running groups."""
         group.num_preemptions += 1
         group.journal.note_pause(draft.now_s)
-        sequence_ids = [s.sequence_id for s in group.computing]
+        sequence_ids = [s.sequence_id for s in group.computing if self._blocks.has_table(s.sequence_id)]
         num_tokens, num_blocks = num_computed_tokens(group), self._blocks.num_distinct_blocks(sequence_ids)
         costs = self._ledger.predict(num_tokens, self._num_kept_tokens(group), num_blocks)
-        has_room = num_blocks <= self._blocks.swap_space.num_free
+        is_whole = len(sequence_ids) == len(group.computing)  # else some have yet to share what is computed
+        has_room = is_whole and num_blocks <= self._blocks.swap_space.num_free
         recovery = self._preemption.choose(group, costs) if has_room else Recovery.RECOMPUTE
         self._ledger.preempted(group, recovery, num_tokens, num_blocks, costs, draft.now_s)
         if recovery is Recovery.SWAP:

@@ -11,8 +11,9 @@ from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager, Fit
 from service.prediction.recovery_ledger import RecoveryLedger
 from service.scheduler.block_growth import BlockGrowth
+from service.scheduler.forking import share_prompt
 from service.scheduler.lanes import Lanes
-from service.scheduler.memory_need import num_shared_tokens
+from service.scheduler.memory_need import num_blocks_to_come
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduler_policies import SchedulerPolicies
@@ -63,13 +64,13 @@ class GroupStart:
         if seats <= 0 or draft.budget <= 0:
             self.let_wait("sequences" if seats <= 0 else "tokens")
             return
-        now_s = self._clock.now_s()
+        now_s, num_promised = self._clock.now_s(), self._growth.num_promised()
         for group in self._policy.order(self._pool.waiting, now_s):
             if left_of_share <= 0 < draft.budget:
                 self.let_wait("sequences")
                 return
             try:
-                prefix, lacks = self._fit(group, seats, draft.budget)
+                prefix, lacks = self._fit(group, seats, draft.budget, num_promised)
             except Exception as fault:
                 self._refused.append((group, fault))
                 continue
@@ -91,6 +92,7 @@ class GroupStart:
                 group.first_scheduled_s = now_s
             group.num_cached_tokens += _num_spared(group.leader)
             draft.add_chunk(group, group.leader, self._blocks.table(group.leader.sequence_id))
+            num_promised += num_blocks_to_come(group, self._blocks)
 
     def take_refused(self) -> list[tuple[SequenceGroup, Exception]]:
         """Those refused since the last call, each with its fault."""
@@ -102,7 +104,9 @@ class GroupStart:
         unbatched = (sequence for group in self._lanes.batch.unbatched.values() for sequence in group.live)
         return len(draft.decodes) + sum(not sequence.is_drawn_out for sequence in unbatched)
 
-    def _fit(self, group: SequenceGroup, seats: int, budget: int) -> tuple[list[int], WaitReason | None]:
+    def _fit(
+        self, group: SequenceGroup, seats: int, budget: int, num_promised: int
+    ) -> tuple[list[int], WaitReason | None]:
         """The group's cached blocks, and for want of what it cannot start (None: it can)."""
         if budget <= 0:
             return [], "tokens"
@@ -114,7 +118,7 @@ class GroupStart:
         if adapter is not None and not slots.has_slot_for(adapter):
             return [], "adapter"
         prefix = self._cached_prefix(group)
-        if self._admission.fit(group, prefix, self._blocks, self._pool.running) is Fit.OK:
+        if self._admission.fit(group, prefix, self._blocks, self._pool.running, num_promised) is Fit.OK:
             return prefix, None
         is_there = adapter is None or slots.is_resident(adapter)
         return prefix, "memory" if is_there else "adapter"
@@ -140,19 +144,15 @@ class GroupStart:
             draft.tally.num_adapter_loads += 1
 
     def _allocate(self, group: SequenceGroup, prefix: list[int], draft: PlanDraft) -> None:
-        """Give each sequence blocks for all its tokens; after a preemption the choices share the prompt again."""
+        """Give the leader blocks for its first chunk; the other choices have tables once they can share its prompt."""
         blocks, leader = self._blocks, group.leader
-        blocks.allocate(leader.sequence_id, leader.num_tokens, prefix)
-        leader.num_computed_tokens = len(prefix) * blocks.block_size
+        num_cached = len(prefix) * blocks.block_size
+        blocks.allocate(leader.sequence_id, min(num_cached + draft.budget, leader.num_tokens), prefix)
+        leader.num_computed_tokens = num_cached
         leader.num_cached_blocks = len(prefix)
         draft.tally.prefix_queried_tokens += leader.num_tokens
         draft.tally.prefix_hit_tokens += leader.num_computed_tokens
-        shared = num_shared_tokens(group.request, blocks.block_size)
-        for sequence in group.computing[1:]:
-            blocks.fork(leader.sequence_id, sequence.sequence_id, shared)
-            blocks.append(sequence.sequence_id, sequence.num_tokens, shared)
-            sequence.num_computed_tokens = shared
-            sequence.num_cached_blocks = shared // blocks.block_size
+        share_prompt(group, blocks)
 
 
 def _num_spared(leader: Sequence) -> int:

@@ -13,7 +13,7 @@ from service.scheduler.arena_lending import ArenaLending
 from service.scheduler.block_growth import BlockGrowth, Shortage
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.decode_batch import DecodeBatch
-from service.scheduler.forking import hand_over_lead, has_its_prefix
+from service.scheduler.forking import hand_over_lead, share_prompt
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.group_start import GroupStart
 from service.scheduler.history import History
@@ -222,7 +222,7 @@ class IterationScheduler:
         """Free what a live sequence holds, however it ends. The last one is ended by `end_group`."""
         sequence.drop_pending()
         if sequence is group.leader and len(group.live) > 1:
-            hand_over_lead(group, self.blocks.block_size)
+            hand_over_lead(group, self.blocks)
         self._launched.free(sequence)
         self.pool.remove_sequence(group, sequence)
         self.history.choice_ended(sequence.num_output_tokens)
@@ -265,8 +265,10 @@ class IterationScheduler:
         for group in (group for batch in self.lanes for group in batch.unbatched.values()):
             last_blocks = set()
             for sequence in group.computing:
+                if not blocks.has_table(sequence.sequence_id):
+                    continue
                 block_ids = blocks.table(sequence.sequence_id).block_ids
-                if block_ids[-1] not in last_blocks:  # else forked, and not yet written on
+                if block_ids and block_ids[-1] not in last_blocks:  # else forked, and not yet written on
                     unfilled += len(block_ids) * blocks.block_size - sequence.num_computed_tokens
                     last_blocks.add(block_ids[-1])
         num_used = blocks.pool.num_used - blocks.swap_space.num_departing - blocks.adapter_slots.num_blocks
@@ -305,7 +307,7 @@ class IterationScheduler:
                 continue
             for sequence in group.computing:
                 num_tokens = sequence.num_tokens_to_compute
-                if num_tokens == 0 or not has_its_prefix(group, sequence, blocks.block_size):
+                if num_tokens == 0 or not blocks.has_table(sequence.sequence_id):
                     continue
                 if num_tokens == 1:
                     self._add_decode(group, sequence, draft)
@@ -336,10 +338,12 @@ class IterationScheduler:
         draft.add(group, sequence, sequence.num_tokens, self.blocks.table(sequence.sequence_id))
 
     def _add_chunks(self, prefilling: list[tuple[SequenceGroup, Sequence]], draft: PlanDraft) -> None:
-        """As far as the budget goes."""
+        """As far as the budget goes, and the memory. Each has room for one token at least."""
         for group, sequence in prefilling:
             if draft.budget > 0:
-                draft.add_chunk(group, sequence, self.blocks.table(sequence.sequence_id))
+                end = min(sequence.num_computed_tokens + draft.budget, sequence.num_tokens)
+                room = self._growth.room_for_chunk(group, sequence, end)
+                draft.add(group, sequence, min(end, room), self.blocks.table(sequence.sequence_id))
 
     def _begin(self, draft: PlanDraft) -> None:
         """Count what the draft computes as computed. A drawn id becomes pending, so that the next iteration can go on
@@ -354,6 +358,8 @@ class IterationScheduler:
         for group, sequence, end, draws in draft.advances:
             sequence.num_computed_tokens = end
             sequence.last_iteration = draft.number
+            if sequence is group.leader:
+                share_prompt(group, self.blocks)
             if draws and group.is_forked and group.runs_ahead:
                 sequence.token_ids.append(PENDING_TOKEN_ID)
                 if len(group.live) == 1 and not sequence.is_drawn_out:

@@ -20,7 +20,12 @@ class ReserveAdmission:
     """
 
     def fit(
-        self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
+        self,
+        group: SequenceGroup,
+        prefix: list[int],
+        blocks: BlockManager,
+        running: Sequence[SequenceGroup],
+        num_promised: int = 0,
     ) -> Fit:
         slots = blocks.adapter_slots
         of_adapters = slots.num_pinned_blocks + slots.num_blocks_to_pin(group.request.adapter)
@@ -28,7 +33,7 @@ class ReserveAdmission:
         needed = of_adapters + reserved + num_blocks_at_most(group.request, blocks)
         if needed > blocks.pool.num_blocks:
             return Fit.LATER
-        return blocks.fit(num_blocks_to_start(group, prefix, blocks))
+        return blocks.fit(num_blocks_to_start(group, prefix, blocks), num_promised)
 
 
 class ForecastAdmission:
@@ -44,7 +49,12 @@ class ForecastAdmission:
         self._history = history
 
     def fit(
-        self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
+        self,
+        group: SequenceGroup,
+        prefix: list[int],
+        blocks: BlockManager,
+        running: Sequence[SequenceGroup],
+        num_promised: int = 0,
     ) -> Fit:
         block_size = blocks.block_size
         peak = peak_num_tokens(pair for other in (*running, group) for pair in self._lengths(other, block_size))
@@ -52,7 +62,7 @@ class ForecastAdmission:
         of_adapters = slots.num_pinned_blocks + slots.num_blocks_to_pin(group.request.adapter)
         if running and peak > (blocks.pool.num_blocks - of_adapters) * block_size:
             return Fit.LATER
-        return blocks.fit(num_blocks_to_start(group, prefix, blocks))
+        return blocks.fit(num_blocks_to_start(group, prefix, blocks), num_promised)
 
     def _lengths(self, group: SequenceGroup, block_size: int) -> list[tuple[int, int]]:
         """(tokens now, tokens to come) of each live choice. What they share counts as the one's that ends last."""

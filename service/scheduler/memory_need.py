@@ -32,6 +32,19 @@ def num_blocks_to_start(group: SequenceGroup, prefix: list[int], blocks: BlockMa
     return of_adapter + num_blocks_now(group, blocks) - len(prefix) + blocks.num_free_among(prefix)
 
 
+def num_blocks_to_come(group: SequenceGroup, blocks: BlockManager) -> int:
+    """Blocks that the tokens which a running group has now will yet take: a prompt takes them chunk by chunk. None for
+    a group that decodes."""
+    to_come = 0
+    for sequence in group.computing:
+        if blocks.has_table(sequence.sequence_id):
+            held = len(blocks.table(sequence.sequence_id).block_ids)
+        else:
+            held = num_shared_tokens(group.request, blocks.block_size) // blocks.block_size
+        to_come += max(0, blocks.num_blocks_for(sequence.num_tokens_to_cache) - held)
+    return to_come
+
+
 def num_blocks_at_most(request: Request, blocks: BlockManager) -> int:
     """Blocks of the request's own when every choice has run to max_tokens. A last token is never cached."""
     shared = num_shared_tokens(request, blocks.block_size) // blocks.block_size

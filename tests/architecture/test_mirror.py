@@ -153,6 +153,7 @@ WITHOUT_A_SUBJECT = {
     "tests/engine/test_pooled_prompts.py": "requests for embeddings, through engine and scheduler",
     "tests/engine/test_random_histories.py": "the engine under dense random traffic and settings of every kind",
     "tests/engine/test_seeded_adapter_faults.py": "the tests of engine, scheduler and kvcache",
+    "tests/engine/test_seeded_chunk_faults.py": "the tests of engine, scheduler and kvcache",
     "tests/engine/test_seeded_draft_faults.py": "speculation, through engine and scheduler",
     "tests/engine/test_seeded_faults.py": "the tests of engine, scheduler and kvcache",
     "tests/engine/test_seeded_training_faults.py": "the tests of engine, scheduler and kvcache",

@@ -44,6 +44,7 @@ from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission
+from service.scheduler.memory_need import num_shared_tokens
 from service.scheduler.preemption import AlwaysRecompute, Preemption
 from service.scheduler.priority import ByPriority
 from service.scheduler.scheduler_policies import SchedulerPolicies
@@ -326,7 +327,7 @@ class Harness:
         """Tables share a block only where salt, position and every token up to the block's end agree."""
         holders: dict[int, tuple[str, int, Sequence]] = {}
         for group in self.scheduler.pool.running:
-            for sequence in group.computing:
+            for sequence in filter(self._has_table, group.computing):
                 for index, block_id in enumerate(self.blocks.table(sequence.sequence_id).block_ids):
                     held = (group.request.prefix_salt, index, sequence)
                     salt, position, other = holders.setdefault(block_id, held)
@@ -383,11 +384,18 @@ class Harness:
                 assert len(self.executor.tables) == 1, "the executor has heard of all the others"
 
     def _check_running(self, group: SequenceGroup) -> None:
+        leader, shared = group.leader, num_shared_tokens(group.request, self.blocks.block_size)
         for sequence in group.computing:
+            if not self._has_table(sequence):
+                assert sequence is not leader and leader.num_computed_tokens < shared, "it waits for its prompt"
+                continue
             table = self.blocks.table(sequence.sequence_id)
             waits = bool(self.engine._launched) or sequence.top is not None
             assert sequence.num_tokens_to_compute > 0 or waits
             assert len(table.block_ids) * self.blocks.block_size >= self._num_computed(sequence)
+
+    def _has_table(self, sequence: Sequence) -> bool:
+        return self.blocks.has_table(sequence.sequence_id)
 
     def check_against_oracle(self, request_id: str, choice_index: int = 0, complete: bool = True) -> None:
         request = self.requests[request_id]

@@ -198,9 +198,14 @@ class Closed:
         self.is_open = False
 
     def fit(
-        self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
+        self,
+        group: SequenceGroup,
+        prefix: list[int],
+        blocks: BlockManager,
+        running: Sequence[SequenceGroup],
+        num_promised: int = 0,
     ) -> Fit:
-        return OnDemandAdmission(0).fit(group, prefix, blocks, running) if self.is_open else Fit.LATER
+        return OnDemandAdmission(0).fit(group, prefix, blocks, running, num_promised) if self.is_open else Fit.LATER
 
 
 def stalled() -> tuple[Served, Closed]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from service.core.request import Request
+from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
@@ -59,3 +61,16 @@ def test_blocks_on_their_way_out_will_be_room():
 def test_nobody_is_short_where_nobody_runs():
     blocks = BlockManager(4, 2, NoPrefixCache())
     assert BlockGrowth(blocks, Lanes(blocks, 1)).shortage().num_blocks == 0
+
+
+def test_a_chunk_takes_what_it_wants_or_what_there_is():
+    blocks = BlockManager(6, 4, NoPrefixCache())
+    group = SequenceGroup(Request("r", (1,) * 40, SamplingParams(3), 0.0), 0)
+    blocks.allocate(0, 4, [])
+    group.leader.num_computed_tokens = 4
+    growth = BlockGrowth(blocks, Lanes(blocks, 1))
+    assert growth.room_for_chunk(group, group.leader, 9) == 12
+    assert growth.room_for_chunk(group, group.leader, 10) == 12
+    assert growth.room_for_chunk(group, group.leader, 40) == 24
+    assert blocks.pool.num_free == 0
+    assert growth.room_for_chunk(group, group.leader, 40) == 24

@@ -26,7 +26,7 @@ PENDING = PENDING_TOKEN_ID
 
 def make_batch(*prompt_lens: int, max_tokens: int = 20) -> tuple[DecodeBatch, list[SequenceGroup]]:
     """Groups whose prompts are computed and whose first tokens are drawn."""
-    blocks = BlockManager(64, BLOCK_SIZE, NoPrefixCache())
+    blocks = BlockManager(80, BLOCK_SIZE, NoPrefixCache())
     batch, groups = DecodeBatch(blocks), []
     for number, length in enumerate(prompt_lens):
         group = SequenceGroup(Request(f"r{number}", (1,) * length, SamplingParams(max_tokens), 0.0), number)

@@ -5,7 +5,7 @@ from service.core.sampling_params import BeamParams, SamplingParams
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
-from service.scheduler.forking import continue_beams, fork_choices, hand_over_lead, has_its_prefix
+from service.scheduler.forking import continue_beams, fork_choices, hand_over_lead, share_prompt
 
 PROMPT = (1, 2, 3, 4, 5)
 
@@ -96,13 +96,39 @@ def test_a_prompt_is_held_once_until_its_choices_fork():
     assert [sequence.token_ids for sequence in group.live] == [[*PROMPT, 0], [*PROMPT, 1], [*PROMPT, 2]]
 
 
-def test_the_next_leader_goes_on_where_the_old_one_stopped():
-    blocks = BlockManager(16, 4, NoPrefixCache())
+def preempted_choices(blocks: BlockManager, num_computed: int) -> SequenceGroup:
+    """Three choices that were dropped, and whose leader has computed again so many of their prompt's tokens."""
     group = make_choices(blocks)
     fork_choices(group, blocks)
-    group.leader.num_computed_tokens = 2  # recomputing what all share, after a preemption
-    assert not has_its_prefix(group, group.live[1], 4)
-    hand_over_lead(group, 4)
-    group.live.pop(0)
+    for sequence in group.live:
+        sequence.token_ids.append(sequence.sequence_id)
+        sequence.num_computed_tokens = 0
+        blocks.free(sequence.sequence_id)
+    blocks.allocate(0, num_computed, [])
+    group.leader.num_computed_tokens = num_computed
+    return group
+
+
+def test_after_a_preemption_the_choices_share_the_prompts_full_blocks_once_they_are_computed():
+    blocks = BlockManager(16, 4, NoPrefixCache())
+    group = preempted_choices(blocks, 3)
+    share_prompt(group, blocks)
+    assert [blocks.has_table(i) for i in range(3)] == [True, False, False]
+    blocks.append(0, 6, 4)
+    group.leader.num_computed_tokens = 6
+    share_prompt(group, blocks)
+    assert [blocks.table(i).block_ids for i in (1, 2)] == [blocks.table(0).block_ids[:1]] * 2
+    assert [s.num_computed_tokens for s in group.live] == [6, 4, 4]
+    blocks.check_invariants()
+
+
+def test_the_next_leader_goes_on_where_the_old_one_stopped():
+    blocks = BlockManager(16, 4, NoPrefixCache())
+    group = preempted_choices(blocks, 2)
+    hand_over_lead(group, blocks)
+    old = group.live.pop(0)
+    assert blocks.table(1).block_ids == blocks.table(old.sequence_id).block_ids
+    blocks.free(old.sequence_id)
     assert group.leader.num_computed_tokens == 2
-    assert has_its_prefix(group, group.leader, 4)
+    assert not blocks.has_table(2), "it waits on"
+    blocks.check_invariants()

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from service.core.stats import AdapterUse
+from service.scheduler.chunk_budget import FixedBudget
 from service.scheduler.preemption import AlwaysSwap
 from tests.engine.harness import Harness
 
@@ -187,6 +188,47 @@ def test_who_returns_from_the_host_is_told_the_slot_that_its_adapter_has_then(ov
     assert slots == {1, 2}
     for request_id in harness.requests:
         harness.check_against_oracle(request_id)
+
+
+def test_a_prompt_takes_the_blocks_of_its_first_chunk_and_more_with_each_further_one():
+    harness = Harness(num_blocks=20, block_size=2, max_num_batched_tokens=9)
+    harness.add(harness.request(tuple(range(25)), 2))
+    held = []
+    while harness.engine.has_work:
+        harness.step()
+        held.append(harness.blocks.pool.num_used)
+    assert held == [5, 9, 13, 0]
+    harness.check_against_oracle("request-0")
+
+
+@pytest.mark.parametrize("admission", ["on-demand", "reserve"])
+def test_who_starts_leaves_the_blocks_that_running_prompts_will_take(admission):
+    """So nobody is preempted for a prompt whose room was counted when it started."""
+    harness = Harness(num_blocks=12, block_size=2, max_num_batched_tokens=10, admission=admission)
+    harness.add(harness.request(tuple(range(16)), 1))
+    harness.add(harness.request(tuple(range(50, 58)), 1))
+    harness.add(harness.request(tuple(range(70, 72)), 1))
+    harness.step()
+    assert harness.blocks.pool.num_free == 7
+    harness.step()
+    assert running(harness) == ["request-1"] and "request-0" in harness.finals, "both fit, in two chunks each"
+    harness.run()
+    assert not any(stats.num_preemptions for stats, _, _ in harness.sink.requests)
+
+
+def test_who_does_not_fit_beside_a_running_prompt_waits_though_blocks_are_free():
+    harness = Harness(num_blocks=12, block_size=2, max_num_batched_tokens=16, chunk_budget=FixedBudget(10))
+    harness.add(harness.request(tuple(range(22)), 1))
+    harness.step()
+    harness.add(harness.request((1, 2, 3), 1))
+    held = [harness.blocks.pool.num_used]
+    while "request-0" not in harness.finals:
+        harness.step()
+        held.append(harness.blocks.pool.num_used)
+        assert "request-1" not in running(harness) or "request-0" in harness.finals
+    assert held == [5, 10, 0]
+    harness.run()
+    assert not any(stats.num_preemptions for stats, _, _ in harness.sink.requests)
 
 
 def waited_for_all(harness: Harness) -> list[str]:

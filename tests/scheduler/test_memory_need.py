@@ -14,6 +14,7 @@ from service.scheduler.memory_need import (
     num_blocks_alone,
     num_blocks_at_most,
     num_blocks_now,
+    num_blocks_to_come,
     num_blocks_to_start,
     num_shared_tokens,
 )
@@ -44,6 +45,25 @@ def test_before_the_fork_only_the_leader_needs_room():
     assert num_blocks_now(group, blocks) == 3
     group.is_forked = True
     assert num_blocks_now(group, blocks) == 2 + 5
+
+
+def test_of_a_prompt_under_way_the_blocks_of_its_further_chunks_are_to_come():
+    blocks = BlockManager(100, 4, NoPrefixCache())
+    group = SequenceGroup(make_request(30, 3), 0)
+    blocks.allocate(group.leader.sequence_id, 9, prefix=[])
+    assert num_blocks_to_come(group, blocks) == 8 - 3
+    blocks.append(group.leader.sequence_id, 30, 9)
+    assert num_blocks_to_come(group, blocks) == 0
+
+
+def test_of_choices_that_wait_for_their_prompt_what_is_their_own_is_to_come():
+    blocks = BlockManager(100, 4, NoPrefixCache())
+    group = SequenceGroup(make_request(10, 9, n=3), 0)
+    group.is_forked = True
+    for sequence in group.live:
+        sequence.token_ids = [*range(13)]
+    blocks.allocate(group.leader.sequence_id, 4, prefix=[])
+    assert num_blocks_to_come(group, blocks) == num_blocks_now(group, blocks) - 1 == 4 + 2 + 2 - 1
 
 
 @pytest.mark.parametrize(("max_tokens", "num_blocks"), [(20, 3 + 1), (2, 3)])
