@@ -19,7 +19,8 @@ _MANY_VECTORS = 1500  # rows times cells times kv heads
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Rows that the reference pads to the blocks of the longest and attends in one go; lengths in tokens.
+    """Rows that the reference pads to the blocks of the longest and attends in one go; lengths in tokens. Under a
+    sliding window a row begins with the block of the first token that it sees, and its length is counted from there.
 
     block_ids [rows * num_blocks] int64, one row after the other. hidden [rows, 1, 1, num_blocks * P], True where a
     cell does not count, and unread, the flat numbers of those cells.
@@ -32,19 +33,21 @@ class DecodeGroup:
     block_ids: Tensor
     hidden: Tensor
     unread: Tensor
+    is_windowed: bool
     _vectors: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def vectors(self, cache: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
         """[rows * K * G * cells] int64, where each cell's vector stands in `_as_vectors(cache)`, and at which of them a
-        query's begin. A cell that does not count has its sequence's first one in its place. Made once for all layers.
-        """
+        query's begin. A cell that does not count has its sequence's first one that does in its place. Made once for all
+        layers with this window."""
         block_size, num_kv_heads, head_dim = cache.shape[1:]
         key = (cache.stride(0), block_size, num_kv_heads, head_dim, group_size)
         if key not in self._vectors:
             blocks = self.block_ids[:, None] * (cache.stride(0) // head_dim)
             offsets = torch.arange(block_size, device=blocks.device) * num_kv_heads
             cells = (blocks + offsets).view(self.hidden.shape[0], 1, -1)
-            cells = torch.where(self.hidden[:, 0], cells[..., :1], cells)
+            first = self.hidden[:, 0].int().argmin(-1, keepdim=True)
+            cells = torch.where(self.hidden[:, 0], cells.gather(-1, first), cells)
             heads = torch.arange(num_kv_heads, device=blocks.device)
             vectors = (cells + heads[:, None]).repeat_interleave(group_size, 1).view(-1)
             self._vectors[key] = vectors, torch.arange(0, len(vectors), cells.shape[-1], device=blocks.device)
@@ -65,17 +68,47 @@ def similar_rows(lens: Sequence[int]) -> Iterator[slice]:
 
 
 def decode_group(
-    block_table: Tensor, context_lens: Tensor, lens: Sequence[int], rows: slice, block_size: int
+    block_table: Tensor,
+    context_lens: Tensor,
+    lens: Sequence[int],
+    rows: slice,
+    block_size: int,
+    sliding_window: int | None = None,
 ) -> DecodeGroup:
     """Of these rows of a batch; lens: its `context_lens` on the host."""
+    if sliding_window is not None:
+        return _windowed_group(block_table, context_lens, lens, rows, block_size, sliding_window)
     shortest, longest = min(lens[rows]), max(lens[rows])
     num_blocks = -(-longest // block_size)
     cell = torch.arange(num_blocks * block_size, device=block_table.device)
     is_read = cell < context_lens[rows, None]
+    return _group(rows, shortest, longest, block_table[rows, :num_blocks], is_read, is_windowed=False)
+
+
+def _windowed_group(
+    block_table: Tensor, context_lens: Tensor, lens: Sequence[int], rows: slice, block_size: int, sliding_window: int
+) -> DecodeGroup:
+    seen_from = [max(0, length - sliding_window) for length in lens[rows]]
+    first_blocks = [first // block_size for first in seen_from]
+    held = [length - first * block_size for length, first in zip(lens[rows], first_blocks, strict=True)]
+    num_blocks = -(-max(held) // block_size)
+    begins, firsts = torch.tensor([seen_from, first_blocks], device=block_table.device)[:, :, None]
+    cell = torch.arange(num_blocks * block_size, device=block_table.device)
+    position = firsts * block_size + cell
+    is_read = (position >= begins) & (position < context_lens[rows, None])
+    places = (firsts + cell[:num_blocks]).clamp_max(block_table.shape[1] - 1)
+    return _group(rows, min(held), max(held), block_table[rows].gather(1, places), is_read, is_windowed=True)
+
+
+def _group(
+    rows: slice, shortest: int, longest: int, table: Tensor, is_read: Tensor, *, is_windowed: bool
+) -> DecodeGroup:
     # A table's unused entries may hold anything: block 0 stands in, and its cells are wiped like every unread one.
-    block_ids = torch.where(is_read[:, ::block_size], block_table[rows, :num_blocks], 0).long().view(-1)
+    num_blocks = table.shape[1]
+    is_used = is_read.view(len(table), num_blocks, -1).any(-1) if num_blocks else is_read
+    block_ids = torch.where(is_used, table, 0).long().view(-1)
     unread = (~is_read).view(-1).nonzero().view(-1)
-    return DecodeGroup(rows, shortest, longest, num_blocks, block_ids, ~is_read[:, None, None], unread)
+    return DecodeGroup(rows, shortest, longest, num_blocks, block_ids, ~is_read[:, None, None], unread, is_windowed)
 
 
 def pays_to_attend_many(grouped: Tensor, group: DecodeGroup) -> bool:
@@ -90,14 +123,12 @@ def attend_many(
     value_cache: Tensor,
     group: DecodeGroup,
     scale: float,
-    outside_window: Tensor | None,
 ) -> Tensor:
     """[rows, K, G, D], grouped likewise: all heads of all rows in one product, where SDPA takes one after the other,
     and values summed where they lie, without a copy of them.
 
-    outside_window: cells that do not count, besides `group.hidden` and in its shape. Scores are rounded before the
-    softmax, as in transformers' eager attention. Measured on one core with AVX512-bf16, milliseconds of 12 layers
-    (SDPA, or for 32 products and more two of them / this), rows x tokens:
+    Scores are rounded before the softmax, as in transformers' eager attention. Measured on one core with AVX512-bf16,
+    milliseconds of 12 layers (SDPA, or for 32 products and more two of them / this), rows x tokens:
         heads in groups   1 x 168      1 x 1000    2 x 1000     4 x 168      8 x 168      16 x 168     16 x 400
         9 in 3, 64 dims   0.92 / 1.5   3.5 / 3.4   6.6 / 5.1    2.8 / 2.6    5.3 / 4.0    8.5 / 6.7    19 / 14
         12 alone, 64      4.1 / 2.3    28 / 7.4    72 / 14      6.3 / 5.4    14 / 10      32 / 20      84 / 53
@@ -108,9 +139,8 @@ def attend_many(
     query = grouped.flatten(0, 1)
     scores = torch.baddbmm(query.new_empty(1), query, keys.mT, beta=0, alpha=scale).view(*grouped.shape[:3], -1)
     # As a rule few cells at the end are hidden; filling all would take a quarter of the product.
-    scores[..., group.shortest :].masked_fill_(group.hidden[..., group.shortest :], float("-inf"))
-    if outside_window is not None:
-        scores.masked_fill_(outside_window, float("-inf"))
+    first = 0 if group.is_windowed else group.shortest
+    scores[..., first:].masked_fill_(group.hidden[..., first:], float("-inf"))
     weights = scores.softmax(-1)
     vectors, starts = group.vectors(value_cache, grouped.shape[2])
     # One bag a query: the weighted sum of its cells' values.

@@ -19,7 +19,8 @@ rows of it):
     out                      [S, H, D]     query's dtype, contiguous; written in place; padding rows hold anything
 
 P from 1 (TokenAttention) up; any G; in the kernel D and K up to 256, and scale > 0. Cells at or past context_lens[s],
-or before `first`, do not count: they may hold another request's remains, NaN included.
+or before `first`, do not count: they may hold another request's remains, NaN included, and the table's entries of
+blocks that hold no other cells may name any block.
 Rounding: fp32 scores and accumulation, rounded once when written; 16-bit probabilities are rounded before they meet
 the values, and an fp32 product is three tf32 products in the kernel. The reference rounds 16-bit scores of many rows;
 the compiled loop of a CPU (kernels/loops) rounds neither.
@@ -37,7 +38,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import no_type_check
 
 import torch
@@ -84,10 +84,11 @@ class DecodeBatch:
     block_size: int
     rows: Tensor
     splits: dict[SplitRule, Splits] = field(default_factory=dict)
+    _groups: dict[int | None, tuple[DecodeGroup, ...]] = field(default_factory=dict)
 
     def afresh(self) -> DecodeBatch:
         """For a step whose lengths are others, at the same place."""
-        return replace(self, splits={})
+        return replace(self, splits={}, _groups={})
 
     def splits_by(self, rule: SplitRule) -> Splits:
         """On a GPU or in the interpreter."""
@@ -99,11 +100,17 @@ class DecodeBatch:
             self.splits[rule] = Splits(items, arrivals)
         return self.splits[rule]
 
-    @cached_property
-    def groups(self) -> tuple[DecodeGroup, ...]:
-        """The reference's; reads the lengths, for which a GPU would have to be waited for."""
-        table, lens = self.block_table.index_select(0, self.rows), self.context_lens.tolist()
-        return tuple(decode_group(table, self.context_lens, lens, rows, self.block_size) for rows in similar_rows(lens))
+    def groups(self, sliding_window: int | None) -> tuple[DecodeGroup, ...]:
+        """The reference's; reads the lengths, for which a GPU would have to be waited for. Made once for all layers
+        with this window."""
+        if sliding_window not in self._groups:
+            table, lens = self.block_table.index_select(0, self.rows), self.context_lens.tolist()
+            seen = [length if sliding_window is None else min(length, sliding_window) for length in lens]
+            self._groups[sliding_window] = tuple(
+                decode_group(table, self.context_lens, lens, rows, self.block_size, sliding_window)
+                for rows in similar_rows(seen)
+            )
+        return self._groups[sliding_window]
 
 
 def decode_batch(block_table: Tensor, context_lens: Tensor, block_size: int, rows: Tensor | None = None) -> DecodeBatch:
@@ -128,36 +135,31 @@ def paged_attention_decode_reference(
     logit_softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    for group in batch.groups:
+    for group in batch.groups(sliding_window):
         if group.longest == 0:
             continue
         rows = query[group.rows]
         num_kv_heads, head_dim = elements_of(key_cache).shape[2:]
         # The query heads of one kv head form the rows of one small product: its keys are read once.
         grouped = rows.reshape(rows.shape[0], num_kv_heads, -1, head_dim)
-        hidden, outside_window = group.hidden, None
-        if sliding_window is not None:
-            cell = torch.arange(hidden.shape[-1], device=query.device)
-            outside_window = cell < batch.context_lens[group.rows, None, None, None] - sliding_window
-            hidden = hidden | outside_window
         if logit_softcap is not None or sinks is not None:
             keys, values = (gather_group(c, group, query.dtype) for c in (key_cache, value_cache))
             of_heads = None if sinks is None else sinks.view(num_kv_heads, -1)
-            attended = dense_attention(grouped, keys, values, ~hidden, scale, logit_softcap, of_heads)
+            attended = dense_attention(grouped, keys, values, ~group.hidden, scale, logit_softcap, of_heads)
         elif (
             isinstance(key_cache, Tensor)
             and isinstance(value_cache, Tensor)
             and query.dtype is not torch.float32
             and pays_to_attend_many(grouped, group)
         ):
-            attended = attend_many(grouped, key_cache, value_cache, group, scale, outside_window)
+            attended = attend_many(grouped, key_cache, value_cache, group, scale)
         else:
-            is_even = group.shortest == group.longest
+            is_even = group.shortest == group.longest and not group.is_windowed
             keys, values = (
                 gather_group(c, group, query.dtype, not is_even)[:, :, : group.longest]
                 for c in (key_cache, value_cache)
             )
-            mask = None if is_even and sliding_window is None else ~hidden[..., : group.longest]
+            mask = None if is_even else ~group.hidden[..., : group.longest]
             attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
         out[group.rows] = attended.reshape(rows.shape)
 

@@ -22,8 +22,9 @@ Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B b
                                            (gpt-oss), query's dtype, contiguous; None: there is none
     out                      [T, H, D]     query's dtype, contiguous; written in place, but not in others' rows
 
-P from 1 up; any G; in the kernel D up to 256, and scale > 0. Cells at or past context_lens[s] do not count: they may
-hold another request's remains, NaN included.
+P from 1 up; any G; in the kernel D up to 256, and scale > 0. Cells at or past context_lens[s], or before the `first` of
+the sequence's first row, do not count: they may hold another request's remains, NaN included, and the table's entries
+of blocks that hold no other cells may name any block.
 Rounding: fp32 scores and accumulation, rounded once when written; 16-bit probabilities are rounded before they meet
 the values, and an fp32 product is three tf32 products in the kernel. The reference may round 16-bit scores; the
 compiled loop of a CPU (kernels/loops) does not.
@@ -116,11 +117,11 @@ def paged_attention_prefill_reference(
     for sequence in batch.sequences:
         if sequence.rows.start == sequence.rows.stop:
             continue
-        rows = query[sequence.rows].transpose(0, 1)[None]
-        keys, values = (gather_sequence(c, sequence, query.dtype) for c in (key_cache, value_cache))
-        mask = sequence.mask
+        rows, first, mask = query[sequence.rows].transpose(0, 1)[None], 0, sequence.mask
         if sliding_window is not None and sliding_window < sequence.context_len:
-            mask = visible_cells(rows.shape[2], sequence.context_len, sliding_window, query.device)
+            first = max(0, sequence.context_len - rows.shape[2] + 1 - sliding_window)
+            mask = visible_cells(rows.shape[2], sequence.context_len, sliding_window, query.device)[:, first:]
+        keys, values = (gather_sequence(c, sequence, query.dtype, first) for c in (key_cache, value_cache))
         is_windowed = mask is not sequence.mask
         is_dense = logit_softcap is not None or sinks is not None
         if not is_dense and not is_windowed and pays_to_keep_scores(rows, sequence.context_len):
@@ -147,6 +148,7 @@ def _attend_tile(
     total,
     acc,
     tile_begin,
+    kv_first,
     kv_end,
     table_row_ptr,
     key_cache_ptr,
@@ -168,7 +170,8 @@ def _attend_tile(
 ):
     """The keys and values at BLOCK_KV positions from tile_begin on join the rows' softmax. It is carried along as in
     FlashAttention (Dao et al. 2022): each row's highest score so far, and relative to it the total of its weights and
-    the weighted sum of the values, `acc`. Not MASKED: every row sees the whole tile."""
+    the weighted sum of the values, `acc`. Not MASKED: every row sees the whole tile. kv_first: of the positions that
+    any row sees; what lies before it is not read."""
     cell = tl.arange(0, BLOCK_KV)
     kv_position = tile_begin + cell
     dim = tl.arange(0, BLOCK_D)
@@ -184,8 +187,11 @@ def _attend_tile(
         place = kv_position % BLOCK_SIZE * NUM_KV_HEADS + kv_head
         cache_row = block * block_rows + place
     offset = (cache_row.to(tl.int64) * HEAD_DIM)[:, None] + dim[None, :]
+    is_seen_by_any = kv_position < kv_end
+    if SLIDING_WINDOW > 0:
+        is_seen_by_any = is_seen_by_any & (kv_position >= kv_first)
     if MASKED:
-        is_cell = (kv_position < kv_end)[:, None] & (dim < HEAD_DIM)[None, :]
+        is_cell = is_seen_by_any[:, None] & (dim < HEAD_DIM)[None, :]
         keys = tl.load(key_cache_ptr + offset, mask=is_cell, other=0.0)
         values = tl.load(value_cache_ptr + offset, mask=is_cell, other=0.0)
     elif HEAD_DIM < BLOCK_D:
@@ -199,8 +205,8 @@ def _attend_tile(
     if IS_FP8:
         exponent = block.to(tl.int64) * block_rows * HEAD_DIM + place
         if MASKED:
-            key_exponent = tl.load(key_exponents_ptr + exponent, mask=kv_position < kv_end, other=0)
-            value_exponent = tl.load(value_exponents_ptr + exponent, mask=kv_position < kv_end, other=0)
+            key_exponent = tl.load(key_exponents_ptr + exponent, mask=is_seen_by_any, other=0)
+            value_exponent = tl.load(value_exponents_ptr + exponent, mask=is_seen_by_any, other=0)
         else:
             key_exponent = tl.load(key_exponents_ptr + exponent)
             value_exponent = tl.load(value_exponents_ptr + exponent)
@@ -313,26 +319,28 @@ def _paged_attention_prefill_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
     full_begin = 0
+    kv_first = 0
     if SLIDING_WINDOW > 0:
-        kv_begin = tl.maximum(first_token + ahead + 1 - SLIDING_WINDOW, 0) // BLOCK_KV * BLOCK_KV
+        kv_first = tl.maximum(first_token + ahead + 1 - SLIDING_WINDOW, 0)
+        kv_begin = kv_first // BLOCK_KV * BLOCK_KV
         full_end = tl.maximum(full_end, kv_begin)
         seen_by_all = tl.cdiv(tl.maximum(kv_end - SLIDING_WINDOW, 0), BLOCK_KV) * BLOCK_KV
         full_begin = tl.minimum(seen_by_all, full_end)
         for tile_begin in tl.range(kv_begin, full_begin, BLOCK_KV, num_stages=NUM_STAGES):
             highest, total, acc = _attend_tile(
-                query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
+                query, position, highest, total, acc, tile_begin, kv_first, kv_end, table_row_ptr, key_cache_ptr,
                 value_cache_ptr, key_exponents_ptr, value_exponents_ptr, kv_head, block_rows, score_scale,
                 NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, IS_FP8, BLOCK_D, BLOCK_KV, MASKED=True,
             )  # fmt: skip
     for tile_begin in tl.range(full_begin, full_end, BLOCK_KV, num_stages=NUM_STAGES):
         highest, total, acc = _attend_tile(
-            query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
+            query, position, highest, total, acc, tile_begin, kv_first, kv_end, table_row_ptr, key_cache_ptr,
             value_cache_ptr, key_exponents_ptr, value_exponents_ptr, kv_head, block_rows, score_scale,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, IS_FP8, BLOCK_D, BLOCK_KV, MASKED=False,
         )  # fmt: skip
     for tile_begin in tl.range(full_end, kv_end, BLOCK_KV, num_stages=NUM_STAGES):
         highest, total, acc = _attend_tile(
-            query, position, highest, total, acc, tile_begin, kv_end, table_row_ptr, key_cache_ptr,
+            query, position, highest, total, acc, tile_begin, kv_first, kv_end, table_row_ptr, key_cache_ptr,
             value_cache_ptr, key_exponents_ptr, value_exponents_ptr, kv_head, block_rows, score_scale,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, IS_FP8, BLOCK_D, BLOCK_KV, MASKED=True,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from kernels.fp8_cache import Cache, read_blocks
+from kernels.fp8_cache import Cache, elements_of, read_blocks
 
 _FEWEST_SCORES = 4096
 _MOST_SCORES = 1 << 24  # bounds the memory that they take: 32 MB, and as much for the probabilities
@@ -71,7 +71,11 @@ def visible_cells(num_queries: int, context_len: int, sliding_window: int | None
     return visible if sliding_window is None else visible & (cell > position - sliding_window)
 
 
-def gather_sequence(cache: Cache, sequence: PrefillSequence, dtype: torch.dtype) -> Tensor:
-    """cache [B, P, K, D] -> [1, K, C, D] of `dtype`: the sequence's cells in the order of its tokens."""
-    cells = read_blocks(cache, sequence.block_ids, dtype).flatten(0, 1)[: sequence.context_len]
-    return cells.transpose(0, 1)[None]
+def gather_sequence(cache: Cache, sequence: PrefillSequence, dtype: torch.dtype, first: int = 0) -> Tensor:
+    """cache [B, P, K, D] -> [1, K, C - first, D] of `dtype`: the sequence's cells from position `first` on, in the
+    order of its tokens."""
+    block_size = elements_of(cache).shape[1]
+    first_block = first // block_size
+    cells = read_blocks(cache, sequence.block_ids[first_block:], dtype).flatten(0, 1)
+    start = first_block * block_size
+    return cells[first - start : sequence.context_len - start].transpose(0, 1)[None]

@@ -225,12 +225,14 @@ def _attend(group: int, head_dim: int) -> Loop:
                 states[:, 0] = -np.inf
                 states[:, 1] = 0
             table = int32_at(tables + 4 * rows[seq] * table_stride, table_stride)
-            begin = max(0, position + 1 - window) // _TILE * _TILE if window > 0 else 0
+            lowest = max(0, position + 1 - window) if window > 0 else 0  # of the cells that any row sees
+            begin = lowest // _TILE * _TILE
             while begin < cells_end:
                 num_cells = min(_TILE, cells_end - begin)
                 for i in range(num_cells):
-                    block = np.int64(table[(begin + i) // block_size])
-                    places[i] = 2 * block * block_stride + (begin + i) % block_size * cell_stride + head
+                    cell = max(begin + i, lowest)
+                    block = np.int64(table[cell // block_size])
+                    places[i] = 2 * block * block_stride + cell % block_size * cell_stride + head
                 _rearrange(keys, values, places[:num_cells], key_pairs, value_pairs)
                 for row in range(0, num_rows, _ROWS):
                     seen = min(num_cells, position + (min(row + _ROWS, num_rows) - 1) // group + 1 - begin)

@@ -43,7 +43,12 @@ class PaddedContiguousAdmission:
         self._num_tokens = num_tokens
 
     def fit(
-        self, group: SequenceGroup, prefix: list[int], blocks: BlockManager, running: Sequence[SequenceGroup]
+        self,
+        group: SequenceGroup,
+        prefix: list[int],
+        blocks: BlockManager,
+        running: Sequence[SequenceGroup],
+        num_promised: int = 0,
     ) -> Fit:
         """See `service/scheduler/admission.py`."""
         return Fit.OK if rectangle_tokens([*running, group]) <= self._num_tokens else Fit.LATER

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,23 @@ def paged_case(
             key_cache[cell], value_cache[cell] = keys[seq][position], values[seq][position]
     lens = torch.tensor(context_lens, dtype=torch.int32)
     return PagedCase(keys, values, key_cache, value_cache, block_table, lens)
+
+
+def forget_unseen(case: PagedCase, num_queries: list[int], sliding_window: int) -> PagedCase:
+    """The same to whoever reads what the last `num_queries` tokens of each sequence see, and nothing else: other cells
+    hold NaN, and in place of blocks of such cells tables name a block that never held anything else."""
+    storage, table = case.key_cache._base.clone(), case.block_table.clone()
+    keys, values = storage[:, 1, 0], storage[:, 1, 1]
+    block_size = keys.shape[1]
+    used = {int(block) for row in table for block in row if block >= 0}
+    (never_used, *_) = (block for block in range(len(keys)) if block not in used)
+    for seq, (length, count) in enumerate(zip(case.context_lens.tolist(), num_queries, strict=True)):
+        for position in range(max(0, length - count + 1 - sliding_window)):
+            cell = int(case.block_table[seq, position // block_size]), position % block_size
+            keys[cell] = values[cell] = float("nan")
+            if position % block_size == block_size - 1:
+                table[seq, position // block_size] = never_used
+    return replace(case, key_cache=keys, value_cache=values, block_table=table)
 
 
 def naive_attention(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from kernels.paged_attention_decode import decode_batch, paged_attention_decode
 from tests.kernels.attention_lanes import assert_close
-from tests.kernels.paged_case import naive_attention, paged_case
+from tests.kernels.paged_case import forget_unseen, naive_attention, paged_case
 
 
 def case_of(context_lens, num_heads, num_kv_heads):
@@ -34,6 +34,15 @@ def test_many_16_bit_vectors(heads, sliding_window):
     out = torch.full_like(query, float("nan"))
     paged_attention_decode(query, case.key_cache, case.value_cache, batch_of(case), 0.3, out, sliding_window)
     assert_close(out, naive(case, query, sliding_window))
+
+
+@pytest.mark.parametrize("heads", [(12, 12), (9, 3)])
+def test_what_lies_before_the_window_is_not_read(heads):
+    case, query = case_of([140, 133, 148, 125, 1, 240, 147, 126, 131, 132, 145, 144], *heads)
+    case = forget_unseen(case, [1] * 12, 70)
+    out = torch.full_like(query, float("nan"))
+    paged_attention_decode(query, case.key_cache, case.value_cache, batch_of(case), 0.3, out, 70)
+    assert_close(out, naive(case, query, 70))
 
 
 def test_many_16_bit_vectors_have_a_gradient():

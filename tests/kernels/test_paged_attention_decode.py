@@ -15,7 +15,7 @@ from kernels.paged_attention_decode import (
 )
 from tests.kernels.attention_lanes import EXACT, FLOAT32, GPU_ONLY, ON_THE_GPU, VARIANTS, assert_close, put, variants
 from tests.kernels.lanes import REFERENCE, Lane
-from tests.kernels.paged_case import naive_attention, paged_case
+from tests.kernels.paged_case import forget_unseen, naive_attention, paged_case
 
 CONTEXT_LENS = [[1], [16], [17], [123], [1, 1], [15, 16, 17], [200, 3, 1, 64, 65], [48, 48, 48], [0], [5, 0, 70, 0]]
 HEADS = [(4, 4), (4, 2), (6, 1)]
@@ -93,6 +93,16 @@ def test_sliding_window(sliding_window, lane, dtype):
         for q, k, v in zip(query, case.keys, case.values, strict=True)
     ]
     assert_close(got, torch.stack(want))
+
+
+@pytest.mark.parametrize(("lane", "dtype"), VARIANTS)
+@pytest.mark.parametrize("options", [{}, {"logit_softcap": 2.0}], ids=["plain", "capped"])
+def test_what_lies_before_the_window_is_not_read(options, lane, dtype):
+    case = paged_case([230, 33, 16, 215, 208, 1], 16, 2, 64, dtype)
+    query = torch.randn(6, 4, 64).to(dtype)
+    forgotten = forget_unseen(case, [1] * 6, 40)
+    want = run(lane, case, query, 0.125, sliding_window=40, **options)
+    assert_close(run(lane, forgotten, query, 0.125, sliding_window=40, **options), want.double())
 
 
 @pytest.mark.parametrize(("lane", "dtype"), EXACT)
@@ -173,7 +183,7 @@ def test_long_and_many(lane):
     context_lens = [3000, 2900, 2800, 2000, 1999, 1500, 700]
     case = paged_case(context_lens, 128, 1, 4, torch.float32)
     query = torch.randn(len(context_lens), 2, 4)
-    assert len(decode_batch(case.block_table, case.context_lens, 128).groups) > 1
+    assert len(decode_batch(case.block_table, case.context_lens, 128).groups(None)) > 1
     assert_close(run(lane, case, query, 0.5), naive(case, query, 0.5))
 
 

@@ -15,7 +15,7 @@ from kernels.paged_attention_prefill import (
 )
 from tests.kernels.attention_lanes import EXACT, FLOAT32, GPU_ONLY, ON_THE_GPU, VARIANTS, assert_close, put, variants
 from tests.kernels.lanes import Lane
-from tests.kernels.paged_case import naive_attention, paged_case
+from tests.kernels.paged_case import forget_unseen, naive_attention, paged_case
 
 LENGTHS = [
     ([1], [1]),
@@ -100,6 +100,17 @@ def test_sliding_window(sliding_window, lane, dtype):
     query = torch.randn(sum(query_lens), 4, 8)
     got = run(lane, case, query, query_lens, 0.5, sliding_window=sliding_window)
     assert_close(got, naive(case, query, query_lens, 0.5, sliding_window))
+
+
+@pytest.mark.parametrize(("lane", "dtype"), VARIANTS)
+@pytest.mark.parametrize("options", [{}, {"logit_softcap": 2.0}], ids=["plain", "capped"])
+def test_what_lies_before_the_window_of_its_first_row_is_not_read(options, lane, dtype):
+    query_lens = [33, 60, 16, 1]
+    case = paged_case([33, 230, 217, 129], 16, 2, 64, dtype)
+    query = torch.randn(sum(query_lens), 4, 64).to(dtype)
+    forgotten = forget_unseen(case, query_lens, 40)
+    want = run(lane, case, query, query_lens, 0.125, sliding_window=40, **options)
+    assert_close(run(lane, forgotten, query, query_lens, 0.125, sliding_window=40, **options), want.double())
 
 
 @pytest.mark.parametrize(("lane", "dtype"), EXACT)

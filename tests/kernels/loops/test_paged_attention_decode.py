@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.paged_attention_decode import decode_batch
-from tests.kernels.paged_case import naive_attention, paged_case
+from tests.kernels.paged_case import forget_unseen, naive_attention, paged_case
 from tests.kernels.tolerances import assert_close
 
 
@@ -29,6 +29,14 @@ def test_follows_the_formula_across_tiles(loops, block_size, window):
         first = 0 if window is None else max(0, length - window)
         assert_close(got[seq], naive_attention(query[seq], case.keys[seq][first:], case.values[seq][first:], 0.2))
     assert not got[-1].any()
+
+
+def test_what_lies_before_the_window_is_not_read(loops):
+    case = paged_case([260, 16, 329], 16, 2, 32, torch.bfloat16)
+    query = torch.randn(3, 6, 32).bfloat16()
+    got = attend(loops, forget_unseen(case, [1] * 3, 150), query, 150)
+    for seq in range(3):
+        assert_close(got[seq], naive_attention(query[seq], case.keys[seq][-150:], case.values[seq][-150:], 0.2))
 
 
 @pytest.mark.parametrize(("head_dim", "heads"), [(64, (3, 1)), (128, (8, 1)), (256, (2, 2)), (96, (5, 1))])

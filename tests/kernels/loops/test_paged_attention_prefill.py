@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.paged_attention_prefill import prefill_batch
-from tests.kernels.paged_case import naive_attention, paged_case
+from tests.kernels.paged_case import forget_unseen, naive_attention, paged_case
 from tests.kernels.tolerances import assert_close
 
 
@@ -46,6 +46,15 @@ def test_follows_the_formula_across_tiles(loops, block_size, window):
     query_lens, lens = [1, 127, 0, 7, 40, 2], [1, 127, 5, 129, 300, 257]
     case = paged_case(lens, block_size, 2, 32, torch.bfloat16)
     query = torch.randn(sum(query_lens), 6, 32).bfloat16()
+    assert_close(attend(loops, case, query, query_lens, window), naive(case, query, query_lens, window))
+
+
+@pytest.mark.parametrize("window", [16, 150])
+def test_what_lies_before_the_window_of_its_first_row_is_not_read(loops, window):
+    query_lens, lens = [1, 127, 7, 40], [260, 127, 329, 300]
+    case = paged_case(lens, 16, 2, 32, torch.bfloat16)
+    query = torch.randn(sum(query_lens), 6, 32).bfloat16()
+    case = forget_unseen(case, query_lens, window)
     assert_close(attend(loops, case, query, query_lens, window), naive(case, query, query_lens, window))
 
 
