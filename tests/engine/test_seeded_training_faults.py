@@ -27,7 +27,7 @@ from tests.engine.toy_training import STEP_S, ToyListener, ToyTraining, number_a
 
 Patch = pytest.MonkeyPatch
 
-NUM_BLOCKS, NUM_ITERATIONS, STEPS_EACH, ARENA = 24, 150, 4, 9
+NUM_BLOCKS, NUM_ITERATIONS, STEPS_EACH, ARENA = 25, 150, 4, 9
 
 
 class SomeSlack:
