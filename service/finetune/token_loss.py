@@ -11,8 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.cross_entropy import cross_entropy
+
 _CHUNK_BYTES = 128 << 20
-"""Of fp32 logits that are in memory at once."""
+"""Of logits that are in memory at once; on a CPU, where there is a copy in fp32, of this one."""
 
 
 class LossSums(NamedTuple):
@@ -33,17 +35,14 @@ def token_loss(
     gradient of gradient_scale * (the losses' sum) for `hidden`, like it; None if gradient_scale is None."""
     sums = LossSums(*hidden.new_zeros(2, dtype=torch.float64))
     gradient = None if gradient_scale is None else torch.empty_like(hidden)
-    num_rows = max(1, _CHUNK_BYTES // (4 * head_weight.shape[0]))
+    num_bytes = hidden.element_size() if hidden.is_cuda else 4
+    num_rows = max(1, _CHUNK_BYTES // (num_bytes * head_weight.shape[0]))
     for first in range(0, hidden.shape[0], num_rows):
         rows = slice(first, first + num_rows)
-        chunk_targets = targets[rows, None]
-        product = torch.mm(hidden[rows], head_weight.t())
-        logits = product.float()
-        lse = torch.logsumexp(logits, dim=-1, keepdim=True)
-        sums.losses.add_((lse - logits.gather(1, chunk_targets)).sum(dtype=torch.float64))
-        sums.hits.add_((logits.argmax(-1, keepdim=True) == chunk_targets).sum())
-        if gradient is not None and gradient_scale is not None:
-            logits.sub_(lse).exp_()
-            logits.scatter_add_(1, chunk_targets, logits.new_full((1, 1), -1.0).expand_as(chunk_targets))
-            torch.mm(product.copy_(logits.mul_(gradient_scale)), head_weight, out=gradient[rows])
+        logits = torch.mm(hidden[rows], head_weight.t())
+        losses, hits = cross_entropy(logits, targets[rows], gradient_scale)
+        sums.losses.add_(losses.sum(dtype=torch.float64))
+        sums.hits.add_(hits.sum())
+        if gradient is not None:
+            torch.mm(logits, head_weight, out=gradient[rows])
     return sums, gradient

@@ -74,5 +74,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, scale: float) -> No
     """total [m, n] fp32 += scale * left [m, k] right [k, n]."""
     if left.dtype is torch.float32:
         total.addmm_(left, right, alpha=scale)
+    elif left.is_cuda:  # cuBLAS adds to fp32 itself
+        torch.ops.aten.addmm.dtype_out(total, left, right, torch.float32, alpha=scale, out=total)
     else:
         total.add_(torch.mm(left, right), alpha=scale)

@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TYPES = {
+    torch.bool: "i1",
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
     torch.float16: "fp16",

@@ -9,6 +9,7 @@ import re
 import pytest
 import torch
 
+from kernels import cross_entropy as entropy
 from kernels import expert_blocks, split_kv
 from kernels import experts_down as down
 from kernels import experts_gate_up as gate_up
@@ -346,3 +347,16 @@ def test_move_blocks_reads_and_writes_sixteen_bytes_at_once(block_shape, monkeyp
     ptx = ptx_for_sm90(Launch(launch.kernel, launch.grid, launch.args, {"enable_fp_fusion": True, **launch.options}))
     assert "ld.global.v4.b32" in ptx
     assert "st.global.v4.b32" in ptx
+
+
+@pytest.mark.parametrize("gradient_scale", [None, 0.5])
+def test_cross_entropy_reads_sixteen_bytes_at_once_and_spills_nothing(gradient_scale, monkeypatch, tmp_path):
+    logits, targets = torch.zeros(4, 128_256, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
+    recorder = LaunchRecorder(entropy._cross_entropy_kernel)
+    monkeypatch.setattr(entropy, "_cross_entropy_kernel", recorder)
+    entropy.cross_entropy_triton(logits, targets, gradient_scale)
+    launch = recorder.launches[0]
+    options = {"enable_fp_fusion": True, **launch.options}
+    compiled = compile_for_sm90(Launch(launch.kernel, launch.grid, launch.args, options), tmp_path)
+    assert "ld.global.v4" in compiled.ptx
+    assert compiled.spills_in_loops == 0
