@@ -157,6 +157,8 @@ class ApiConfig:
     serves_adapters: whether other names may be those of LoRA adapters.
     admin_api_keys: likewise, of operators: these may call the routes that change the server, too. None: nobody may.
     guard_metrics: /metrics asks for a key too.
+    root_path: what a proxy may have put before a path; empty: nothing.
+    force_usage: every chunk of every stream has its usage. tokens_as_ids: every answer names tokens by their ids.
     prefix_cache_scope: who shares cached prefixes: requests of one key's name (`key`), or `all`.
     max_requests_per_key: requests of one key's name that run or wait at most; beyond, 429.
     allowed_origins: origins whose pages may call this server from a browser; `*` for all.
@@ -182,6 +184,9 @@ class ApiConfig:
     api_keys: tuple[str, ...] = ()
     admin_api_keys: tuple[str, ...] = ()
     guard_metrics: bool = False
+    root_path: str = ""
+    force_usage: bool = False
+    tokens_as_ids: bool = False
     prefix_cache_scope: Literal["key", "all"] = "key"
     max_requests_per_key: int | None = None
     serves_adapters: bool = False
@@ -252,13 +257,14 @@ class ConnectionLimits:
 
     header_timeout_s: from connecting, or from the first byte of a later request, to the end of the headers.
     body_timeout_s, send_timeout_s: as the app's own; the server's come a second later. max_body_bytes: as the app's
-    own; looked at here where a chunk declares its size. max_upload_bytes: likewise, of what is sent to UPLOAD_PATH with
-    POST; body_timeout_s is for each UPLOAD_STEP_BYTES of it.
+    own; looked at here where a chunk declares its size. max_upload_bytes: likewise, of what is sent to one of
+    `upload_paths` with POST; body_timeout_s is for each UPLOAD_STEP_BYTES of it.
     """
 
     max_connections: int = 10_000
     max_body_bytes: int = 8 * 1024 * 1024
     max_upload_bytes: int = 512 * 1024 * 1024 + FORM_BYTES
+    upload_paths: tuple[str, ...] = (UPLOAD_PATH,)
     max_header_bytes: int = 64 * 1024
     max_headers: int = 100
     header_timeout_s: float = 10.0

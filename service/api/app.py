@@ -51,6 +51,7 @@ from service.api.middleware.error_barrier import ErrorBarrier
 from service.api.middleware.http_facts import HttpFacts
 from service.api.middleware.key_limit import KeyLimit
 from service.api.middleware.request_ids import RequestIds
+from service.api.middleware.root_path import RootPath
 from service.api.random_ids import RandomIds
 from service.api.response_store import ResponseStore
 from service.api.serving_state import ServingState
@@ -94,6 +95,7 @@ def create_app(
     app = _App(
         routes=routes,
         middleware=[
+            *([Middleware(RootPath, root_path=config.root_path)] if config.root_path else []),
             Middleware(RequestIds),
             Middleware(HttpFacts, recorder=recorder, routes=templates, watchers=watchers),
             *_cross_origin(config.allowed_origins),

@@ -22,7 +22,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from service.config import UPLOAD_PATH, UPLOAD_STEP_BYTES, ConnectionLimits
+from service.config import UPLOAD_STEP_BYTES, ConnectionLimits
 from service.core.rare_warning import RareWarning
 from service.http.chunked_body import ChunkedBody
 from service.http.request_cycle import let_go, take_over
@@ -160,7 +160,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_message = True
         self._num_head_bytes = 0
         self._num_upload_bytes = 0
-        self._is_upload = self.scope["path"] == UPLOAD_PATH and self.scope["method"] == "POST"
+        self._is_upload = self.scope["path"] in self._limits.upload_paths and self.scope["method"] == "POST"
         self._expect_no_input()
         if self.cycle is not None:
             take_over(self.cycle, self._close)

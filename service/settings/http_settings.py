@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ByteSize, Field, model_validator
 
-from service.config import ConnectionLimits, ListenAddress
+from service.config import UPLOAD_PATH, ConnectionLimits, ListenAddress
 from service.errors import ConfigError
 from service.settings.api_key_file import read_api_keys
 from service.settings.lists import HostNames, Keys, Names
@@ -40,6 +40,9 @@ class HttpSettings(BaseModel):
     max_requests_per_key: int | None = Field(
         None, ge=1, description="requests of one key that run or wait at most; beyond, 429; no limit if left out"
     )
+    root_path: str = Field(
+        "", pattern=r"^(/[A-Za-z0-9._~-]+)*$", description="path that a proxy puts before all others (/llm)"
+    )
     guard_metrics: bool = Field(False, description="/metrics asks for a key too")
     allowed_hosts: HostNames = Field(
         (),
@@ -56,6 +59,10 @@ class HttpSettings(BaseModel):
         ge=-1,
         le=MOST_LOGPROBS,
         description="log probabilities at one place at most; -1: all that there can be, 128",
+    )
+    enable_force_include_usage: bool = Field(False, description="every chunk of every stream has its usage")
+    return_tokens_as_token_ids: bool = Field(
+        False, description="tokens beside log probabilities are named by their ids (token_id:7) in every answer"
     )
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = Field(
         "auto", description="how the model writes tool calls; auto reads it from the chat template"
@@ -130,4 +137,6 @@ class HttpSettings(BaseModel):
         return ListenAddress(self.host, self.port, self.uds, self.ssl_certfile, self.ssl_keyfile)
 
     def connection_limits(self) -> ConnectionLimits:
-        return ConnectionLimits(max_connections=self.max_connections, max_body_bytes=int(self.max_body_bytes))
+        paths = dict.fromkeys((UPLOAD_PATH, f"{self.root_path}{UPLOAD_PATH}"))
+        most = int(self.max_body_bytes)
+        return ConnectionLimits(max_connections=self.max_connections, max_body_bytes=most, upload_paths=tuple(paths))

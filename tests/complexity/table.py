@@ -70,6 +70,7 @@ WITHOUT_WORST_INPUT = {
     "api/calls/page_query.py": "three short words",
     "api/calls/query_fields.py": "a short word each",
     "api/endpoints/health.py": "reads nothing of the request",
+    "api/middleware/root_path.py": "looks at the beginning of a path",
     "api/middleware/key_limit.py": "looks a key's name up",
     "api/calls/token_budget.py": "adds up lengths",
     "api/calls/thinking_budget.py": "looks for an id in a prompt, twice, in C",

@@ -158,6 +158,21 @@ def test_keys_may_come_from_a_file_and_are_shown_nowhere(tmp_path: Path):
     assert "hidden" not in str(refused.value)
 
 
+def test_a_path_before_all_others():
+    settings = read_settings(["--root-path", "/llm/v2"])
+    assert settings.api_config().root_path == "/llm/v2"
+    assert settings.connection_limits().upload_paths == ("/v1/files", "/llm/v2/v1/files")
+    assert read_settings([]).connection_limits().upload_paths == ("/v1/files",)
+    for wrong in ("llm", "/llm/", "/", "/a b", "/a//b", "/a?b"):
+        with pytest.raises(ConfigError, match="root-path"):
+            read_settings(["--root-path", wrong])
+
+
+def test_what_vllms_users_set_for_all_streams_and_logprobs():
+    config = read_settings(["--enable-force-include-usage", "--return-tokens-as-token-ids"]).api_config()
+    assert (config.force_usage, config.tokens_as_ids) == (True, True)
+
+
 def test_as_many_logprobs_as_there_can_be():
     assert read_settings(["--max-logprobs", "-1", "--max-stops", "4"]).api_config().max_logprobs == 128
     assert read_settings(["--max-logprobs", "5", "--max-stops", "4"]).api_config().max_stops == 4

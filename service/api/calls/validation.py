@@ -15,7 +15,7 @@ from service.config import ApiConfig
 from service.core.adapter import Adapter
 from service.core.grammar import GrammarSpec
 from service.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
-from service.protocol.generation import GenerationFields
+from service.protocol.generation import GenerationFields, StreamOptions
 from service.text.stop_strings import StopRules
 
 _MAX_PRIORITY = 1_000_000
@@ -88,6 +88,7 @@ def check_call(
     check_range(max_tokens_param, max_tokens, least_max_tokens, INT64_MAX)
     prompt_logprobs = _check_prompt_fields(fields, config)
     form = check_output_form(fields, config)
+    include_usage, continuous_usage = _usage_of_stream(options, config)
     return CheckedCall(
         model=config.served_model_names[0] if adapter is None else adapter.name,
         sampling=check_sampling(fields, config, defaults, logprobs, None if form is None else form.param),
@@ -109,10 +110,10 @@ def check_call(
         cache_salt=check_cache_salt(fields.cache_salt, config),
         ignore_eos=bool(fields.ignore_eos),
         stream=stream,
-        include_usage=options is not None and bool(options.include_usage),
-        continuous_usage=options is not None and bool(options.include_usage and options.continuous_usage_stats),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
         return_token_ids=bool(fields.return_token_ids),
-        tokens_as_ids=bool(fields.return_tokens_as_token_ids),
+        tokens_as_ids=config.tokens_as_ids or bool(fields.return_tokens_as_token_ids),
         form=form,
         ignored=ignored,
         adapter=adapter,
@@ -150,6 +151,15 @@ def ignored_fields(unknown: Sequence[str], config: ApiConfig) -> tuple[str, ...]
     if unknown and config.strict_params:
         raise InvalidRequest(f"Unknown field {quote(unknown[0])}.", param=unknown[0][:64], code="unknown_parameter")
     return tuple(unknown)
+
+
+def _usage_of_stream(options: StreamOptions | None, config: ApiConfig) -> tuple[bool, bool]:
+    """Whether a stream tells its usage, and whether in every chunk. Where the server forces it on those that ask for
+    nothing, it is in every chunk, as at vLLM."""
+    if options is None:
+        return config.force_usage, config.force_usage
+    include_usage = config.force_usage or bool(options.include_usage)
+    return include_usage, include_usage and bool(options.continuous_usage_stats)
 
 
 def _check_prompt_fields(fields: GenerationFields, config: ApiConfig) -> int | None:

@@ -163,6 +163,7 @@ def describe(config: ApiConfig) -> dict[str, Any]:
                 "with code `unsupported_parameter` unless they have their default value."
             ),
         },
+        **({"servers": [{"url": config.root_path}]} if config.root_path else {}),
         "security": [{"bearer": []}] if config.api_keys else [],
         "components": {
             "securitySchemes": {name: {"type": "http", "scheme": "bearer"} for name in ("bearer", "admin")},

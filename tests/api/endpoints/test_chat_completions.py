@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.api.running_server import MODEL, RunningServer, Scene, running
-from tests.api.wire import CHAT, chat, error_of, events_of
+from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of, events_of
 
 
 def post(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
@@ -110,6 +111,30 @@ def test_stream_usage(server: RunningServer, http: httpx.Client) -> None:
     assert counts == sorted(counts)
     for options in ({"include_usage": False, "continuous_usage_stats": True}, {"continuous_usage_stats": True}):
         assert not any("usage" in chunk for chunk in stream(http, chat("hi", stream_options=options)))
+
+
+def test_usage_may_be_forced_on_streams() -> None:
+    """In every chunk for those that ask for nothing, as at vLLM; else at the end at least."""
+    with running(Scene(config=replace(Scene().config, force_usage=True))) as server:
+        ids = server.say("one two")
+        with httpx.Client(base_url=server.base_url) as http:
+            counts = [chunk["usage"]["completion_tokens"] for chunk in stream(http, chat("hi"))]
+            assert (counts[0], counts[-1]) == (0, len(ids))
+            assert counts == sorted(counts)
+            for options in ({"include_usage": False}, {"include_usage": True}):
+                *chunks, last = stream(http, chat("hi", stream_options=options))
+                assert all(chunk["usage"] is None for chunk in chunks)
+                assert last["usage"]["completion_tokens"] == len(ids)
+            *_, last = events_of(http.post(COMPLETIONS, json=completion(stream=True)).text)
+            assert last["usage"]["completion_tokens"] == len(ids)
+
+
+def test_tokens_may_be_named_by_their_ids_in_every_answer() -> None:
+    with running(Scene(config=replace(Scene().config, tokens_as_ids=True))) as server:
+        ids = server.say("one")
+        body = {"logprobs": True, "top_logprobs": 1}
+        answer = httpx.post(f"{server.base_url}{CHAT}", json=chat("hi", **body)).json()
+        assert [each["token"] for each in answer["choices"][0]["logprobs"]["content"]] == [f"token_id:{i}" for i in ids]
 
 
 def test_a_model_without_a_template_refuses_chat() -> None:
