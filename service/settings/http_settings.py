@@ -40,8 +40,8 @@ class HttpSettings(BaseModel):
     max_requests_per_key: int | None = Field(
         None, ge=1, description="requests of one key that run or wait at most; beyond, 429; no limit if left out"
     )
-    root_path: str = Field(
-        "", pattern=r"^(/[A-Za-z0-9._~-]+)*$", description="path that a proxy puts before all others (/llm)"
+    root_path: str | None = Field(
+        None, pattern=r"^(/[A-Za-z0-9._~-]+)+$", description="path that a proxy puts before all others (/llm)"
     )
     guard_metrics: bool = Field(False, description="/metrics asks for a key too")
     allowed_hosts: HostNames = Field(
@@ -137,6 +137,6 @@ class HttpSettings(BaseModel):
         return ListenAddress(self.host, self.port, self.uds, self.ssl_certfile, self.ssl_keyfile)
 
     def connection_limits(self) -> ConnectionLimits:
-        paths = dict.fromkeys((UPLOAD_PATH, f"{self.root_path}{UPLOAD_PATH}"))
+        paths = dict.fromkeys((UPLOAD_PATH, f"{self.root_path or ''}{UPLOAD_PATH}"))
         most = int(self.max_body_bytes)
         return ConnectionLimits(max_connections=self.max_connections, max_body_bytes=most, upload_paths=tuple(paths))

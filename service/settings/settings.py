@@ -155,7 +155,7 @@ class Settings(
             api_keys=self._keys(),
             admin_api_keys=self._admin_keys(),
             guard_metrics=self.guard_metrics,
-            root_path=self.root_path,
+            root_path=self.root_path or "",
             prefix_cache_scope=self.prefix_cache_scope,
             max_requests_per_key=self.max_requests_per_key,
             serves_adapters=self.lora_config() is not None,
