@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import no_type_check
 
 import torch
@@ -59,6 +60,7 @@ from kernels.dependent_launch import dependent_launch, start_dependents, wait_fo
 from kernels.fp8_cache import Cache, elements_of, exponents_of, scale_of
 from kernels.fp8_numbers import fp8_numbers
 from kernels.optional_triton import tl, triton
+from kernels.ordered_attention_decode import ordered_attention_decode_triton
 from kernels.paged_tensors import check_paged_tensors
 from kernels.split_kv import ITEM_FIELDS, SplitRule, split_items_triton
 
@@ -77,7 +79,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class DecodeBatch:
-    """The sequences of a step that decode, for every layer. splits: listed so far."""
+    """The sequences of a step that decode, for every layer. splits: listed so far. split_len: as of `decode_batch`."""
 
     block_table: Tensor
     context_lens: Tensor
@@ -85,10 +87,11 @@ class DecodeBatch:
     rows: Tensor
     splits: dict[SplitRule, Splits] = field(default_factory=dict)
     _groups: dict[int | None, tuple[DecodeGroup, ...]] = field(default_factory=dict)
+    split_len: int | None = None
 
     def afresh(self) -> DecodeBatch:
         """For a step whose lengths are others, at the same place."""
-        return replace(self, splits={}, _groups={})
+        return replace(self, splits={}, _groups={})  # and without the arrivals that it has kept
 
     def splits_by(self, rule: SplitRule) -> Splits:
         """On a GPU or in the interpreter."""
@@ -99,6 +102,12 @@ class DecodeBatch:
             arrivals = torch.zeros((num_seqs, _MAX_KV_HEADS), dtype=torch.int32, device=items.device)
             self.splits[rule] = Splits(items, arrivals)
         return self.splits[rule]
+
+    @cached_property
+    def arrivals(self) -> Tensor:
+        """Of the kernel with splits of one length (kernels/ordered_attention_decode.py)."""
+        shape = self.context_lens.shape[0], _MAX_KV_HEADS
+        return torch.zeros(shape, dtype=torch.int32, device=self.context_lens.device)
 
     def groups(self, sliding_window: int | None) -> tuple[DecodeGroup, ...]:
         """The reference's; reads the lengths, for which a GPU would have to be waited for. Made once for all layers
@@ -113,15 +122,23 @@ class DecodeBatch:
         return self._groups[sliding_window]
 
 
-def decode_batch(block_table: Tensor, context_lens: Tensor, block_size: int, rows: Tensor | None = None) -> DecodeBatch:
-    """Reads no value of the tensors, which may change before a CUDA graph is replayed."""
+def decode_batch(
+    block_table: Tensor,
+    context_lens: Tensor,
+    block_size: int,
+    rows: Tensor | None = None,
+    split_len: int | None = None,
+) -> DecodeBatch:
+    """Reads no value of the tensors, which may change before a CUDA graph is replayed. split_len: where keys are cut so
+    that a row's bits do not depend on what it is computed beside (kernels/ordered_attention_decode.py): on a GPU, of
+    plain caches, without sinks."""
     assert block_table.dtype == context_lens.dtype == torch.int32 and block_table.stride(-1) == 1
     num_seqs = context_lens.shape[0]
     if rows is None:
         assert block_table.shape[0] == num_seqs
         rows = torch.arange(num_seqs, device=block_table.device)
     assert rows.dtype == torch.int64 and rows.shape == (num_seqs,)
-    return DecodeBatch(block_table, context_lens, block_size, rows)
+    return DecodeBatch(block_table, context_lens, block_size, rows, split_len=split_len)
 
 
 def paged_attention_decode_reference(
@@ -412,6 +429,13 @@ def paged_attention_decode(
     if loops is not None and logit_softcap is None and sinks is None and loops.takes_head_dim(query.shape[2]):
         table, lens = batch.block_table, batch.context_lens
         loops.paged_attention_decode(query, key_cache, value_cache, table, lens, batch.rows, scale, out, sliding_window)
+        return
+    if query.is_cuda and batch.split_len is not None:
+        assert isinstance(key_cache, Tensor) and isinstance(value_cache, Tensor) and sinks is None
+        ordered_attention_decode_triton(
+            query, key_cache, value_cache, batch.block_table, batch.rows, batch.context_lens, batch.block_size,
+            batch.split_len, batch.arrivals, scale, out, sliding_window, logit_softcap,
+        )  # fmt: skip
         return
     attend = paged_attention_decode_triton if query.is_cuda else paged_attention_decode_reference
     attend(query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap, sinks)

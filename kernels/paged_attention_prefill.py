@@ -18,6 +18,8 @@ Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B b
         context_lens         [S]           int32, >= the sequence's query rows
         rows                 [S]           int64: the sequence's row of the table; None where that is s itself
         max_query_len        host int, >= every sequence's query rows (bounds the launch)
+        split_len            host int, or None: on a GPU, where keys are cut so that a row's bits do not depend on what
+                             it is computed beside (kernels/ordered_attention_decode.py)
     sinks                    [H]           a score of each head that takes its share of the softmax and has no value
                                            (gpt-oss), query's dtype, contiguous; None: there is none
     out                      [T, H, D]     query's dtype, contiguous; written in place, but not in others' rows
@@ -45,11 +47,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention_config import PrefillConfig, num_multiprocessors, prefill_config
+from kernels.attention_config import PrefillConfig, num_multiprocessors, ordered_prefill_config, prefill_config
+from kernels.attention_tiles import attend_tiles, join_split
 from kernels.cpu_loops import loops_for
 from kernels.dense_attention import dense_attention
-from kernels.fp8_cache import Cache, elements_of, exponents_of, scale_of
-from kernels.fp8_numbers import fp8_numbers
+from kernels.fp8_cache import Cache, elements_of, exponents_of
 from kernels.optional_triton import tl, triton
 from kernels.paged_tensors import check_paged_tensors
 from kernels.prefill_sequences import (
@@ -72,6 +74,7 @@ class PrefillBatch:
     max_query_len: int
     block_size: int
     rows: Tensor
+    split_len: int | None = None
 
     @cached_property
     def sequences(self) -> tuple[PrefillSequence, ...]:
@@ -90,6 +93,7 @@ def prefill_batch(
     max_query_len: int,
     block_size: int,
     rows: Tensor | None = None,
+    split_len: int | None = None,
 ) -> PrefillBatch:
     """Reads no value of the tensors, which may change before a CUDA graph is replayed."""
     assert block_table.dtype == query_starts.dtype == context_lens.dtype == torch.int32
@@ -99,7 +103,7 @@ def prefill_batch(
         assert block_table.shape[0] == num_seqs
         rows = torch.arange(num_seqs, device=block_table.device)
     assert rows.dtype == torch.int64 and rows.shape == (num_seqs,)
-    return PrefillBatch(block_table, query_starts, context_lens, max_query_len, block_size, rows)
+    return PrefillBatch(block_table, query_starts, context_lens, max_query_len, block_size, rows, split_len)
 
 
 def paged_attention_prefill_reference(
@@ -139,103 +143,6 @@ def paged_attention_prefill_reference(
         out[sequence.rows] = attended[0].transpose(0, 1)
 
 
-@triton.jit
-@no_type_check
-def _attend_tile(
-    query,  # [BLOCK_M, BLOCK_D]
-    position,  # [BLOCK_M]: of each row's token
-    highest,
-    total,
-    acc,
-    tile_begin,
-    kv_first,
-    kv_end,
-    table_row_ptr,
-    key_cache_ptr,
-    value_cache_ptr,
-    key_exponents_ptr,
-    value_exponents_ptr,
-    kv_head,
-    block_rows,
-    score_scale,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    SLIDING_WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    IS_FP8: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_KV: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """The keys and values at BLOCK_KV positions from tile_begin on join the rows' softmax. It is carried along as in
-    FlashAttention (Dao et al. 2022): each row's highest score so far, and relative to it the total of its weights and
-    the weighted sum of the values, `acc`. Not MASKED: every row sees the whole tile. kv_first: of the positions that
-    any row sees; what lies before it is not read."""
-    cell = tl.arange(0, BLOCK_KV)
-    kv_position = tile_begin + cell
-    dim = tl.arange(0, BLOCK_D)
-    if BLOCK_SIZE % BLOCK_KV == 0:
-        block = tl.load(table_row_ptr + tile_begin // BLOCK_SIZE)
-        place = (tile_begin % BLOCK_SIZE + cell) * NUM_KV_HEADS + kv_head
-        cache_row = block * block_rows + place
-    else:
-        if MASKED:
-            block = tl.load(table_row_ptr + kv_position // BLOCK_SIZE, mask=kv_position < kv_end, other=0)
-        else:
-            block = tl.load(table_row_ptr + kv_position // BLOCK_SIZE)
-        place = kv_position % BLOCK_SIZE * NUM_KV_HEADS + kv_head
-        cache_row = block * block_rows + place
-    offset = (cache_row.to(tl.int64) * HEAD_DIM)[:, None] + dim[None, :]
-    is_seen_by_any = kv_position < kv_end
-    if SLIDING_WINDOW > 0:
-        is_seen_by_any = is_seen_by_any & (kv_position >= kv_first)
-    if MASKED:
-        is_cell = is_seen_by_any[:, None] & (dim < HEAD_DIM)[None, :]
-        keys = tl.load(key_cache_ptr + offset, mask=is_cell, other=0.0)
-        values = tl.load(value_cache_ptr + offset, mask=is_cell, other=0.0)
-    elif HEAD_DIM < BLOCK_D:
-        is_dim = (dim < HEAD_DIM)[None, :]
-        keys = tl.load(key_cache_ptr + offset, mask=is_dim, other=0.0)
-        values = tl.load(value_cache_ptr + offset, mask=is_dim, other=0.0)
-    else:
-        keys = tl.load(key_cache_ptr + offset)
-        values = tl.load(value_cache_ptr + offset)
-
-    if IS_FP8:
-        exponent = block.to(tl.int64) * block_rows * HEAD_DIM + place
-        if MASKED:
-            key_exponent = tl.load(key_exponents_ptr + exponent, mask=is_seen_by_any, other=0)
-            value_exponent = tl.load(value_exponents_ptr + exponent, mask=is_seen_by_any, other=0)
-        else:
-            key_exponent = tl.load(key_exponents_ptr + exponent)
-            value_exponent = tl.load(value_exponents_ptr + exponent)
-        keys, values = fp8_numbers(keys, query.dtype), fp8_numbers(values, query.dtype)
-    scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
-    if IS_FP8:
-        scores *= scale_of(key_exponent)[None, :]
-    factor = score_scale
-    if SOFTCAP > 0:
-        scores = 1 - 2 / (tl.exp2(tl.minimum(scores * score_scale * (2 / SOFTCAP), 64.0)) + 1)
-        factor = SOFTCAP * 1.4426950408889634
-    if MASKED:
-        is_seen = kv_position[None, :] <= position[:, None]
-        if SLIDING_WINDOW > 0:
-            is_seen = is_seen & (kv_position[None, :] > position[:, None] - SLIDING_WINDOW)
-        scores = tl.where(is_seen, scores, float("-inf"))
-    higher = tl.maximum(highest, tl.max(scores, 1) * factor)
-    known = higher
-    if MASKED and SLIDING_WINDOW > 0:  # a row may see nothing of its first tiles
-        known = tl.where(higher > float("-inf"), higher, 0)
-    decay = tl.exp2(highest - known)
-    weights = tl.exp2(scores * factor - known[:, None])
-    total = total * decay + tl.sum(weights, 1)
-    if IS_FP8:
-        weights *= scale_of(value_exponent)[None, :]
-    acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
-    return higher, total, acc
-
-
 @triton.jit(
     do_not_specialize=["num_seqs", "table_stride"],
     do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr", "query_starts_ptr", "context_lens_ptr"],
@@ -270,12 +177,14 @@ def _paged_attention_prefill_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
     """Program (kv head, item): an item is a few neighbouring query tokens of one sequence, numbered from the batch's
     last backwards. So a sequence's longest contexts come first, and the device does not end on them.
 
     An item's tiles come in three runs: those that a sliding window hides from some rows in part, those that every row
-    sees whole, and those that hold the rows' own tokens."""
+    sees whole, and those that hold the rows' own tokens. SPLIT: at its multiples the softmax begins anew, and joins
+    what was before at their end; 0: nowhere."""
     kv_head = tl.program_id(0)
     item = tl.num_programs(1) - 1 - tl.program_id(1)
     tile_tokens: tl.constexpr = BLOCK_M // GROUP
@@ -318,32 +227,35 @@ def _paged_attention_prefill_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
-    full_begin = 0
-    kv_first = 0
+    kv_first, kv_begin, full_begin = 0, 0, 0
     if SLIDING_WINDOW > 0:
         kv_first = tl.maximum(first_token + ahead + 1 - SLIDING_WINDOW, 0)
         kv_begin = kv_first // BLOCK_KV * BLOCK_KV
         full_end = tl.maximum(full_end, kv_begin)
         seen_by_all = tl.cdiv(tl.maximum(kv_end - SLIDING_WINDOW, 0), BLOCK_KV) * BLOCK_KV
         full_begin = tl.minimum(seen_by_all, full_end)
-        for tile_begin in tl.range(kv_begin, full_begin, BLOCK_KV, num_stages=NUM_STAGES):
-            highest, total, acc = _attend_tile(
-                query, position, highest, total, acc, tile_begin, kv_first, kv_end, table_row_ptr, key_cache_ptr,
-                value_cache_ptr, key_exponents_ptr, value_exponents_ptr, kv_head, block_rows, score_scale,
-                NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, IS_FP8, BLOCK_D, BLOCK_KV, MASKED=True,
+    if SPLIT == 0:
+        highest, total, acc = attend_tiles(
+            query, position, highest, total, acc, kv_begin, full_begin, full_end, kv_end, kv_first, kv_end,
+            table_row_ptr, key_cache_ptr, value_cache_ptr, key_exponents_ptr, value_exponents_ptr, kv_head,
+            block_rows, score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, IS_FP8, BLOCK_D,
+            BLOCK_KV, NUM_STAGES, MAY_SEE_NOTHING=SLIDING_WINDOW > 0,
+        )  # fmt: skip
+    else:
+        for split_begin in range(kv_begin // SPLIT * SPLIT, kv_end, SPLIT):
+            split_end = tl.minimum(split_begin + SPLIT, kv_end)
+            part_highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            part_total = tl.zeros([BLOCK_M], tl.float32)
+            part_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            part_highest, part_total, part_acc = attend_tiles(
+                query, position, part_highest, part_total, part_acc,
+                tl.maximum(kv_begin, split_begin), tl.minimum(tl.maximum(full_begin, split_begin), split_end),
+                tl.minimum(tl.maximum(full_end, split_begin), split_end), split_end, kv_first, kv_end, table_row_ptr,
+                key_cache_ptr, value_cache_ptr, key_exponents_ptr, value_exponents_ptr, kv_head, block_rows,
+                score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, IS_FP8, BLOCK_D, BLOCK_KV,
+                NUM_STAGES, MAY_SEE_NOTHING=True,
             )  # fmt: skip
-    for tile_begin in tl.range(full_begin, full_end, BLOCK_KV, num_stages=NUM_STAGES):
-        highest, total, acc = _attend_tile(
-            query, position, highest, total, acc, tile_begin, kv_first, kv_end, table_row_ptr, key_cache_ptr,
-            value_cache_ptr, key_exponents_ptr, value_exponents_ptr, kv_head, block_rows, score_scale,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, IS_FP8, BLOCK_D, BLOCK_KV, MASKED=False,
-        )  # fmt: skip
-    for tile_begin in tl.range(full_end, kv_end, BLOCK_KV, num_stages=NUM_STAGES):
-        highest, total, acc = _attend_tile(
-            query, position, highest, total, acc, tile_begin, kv_first, kv_end, table_row_ptr, key_cache_ptr,
-            value_cache_ptr, key_exponents_ptr, value_exponents_ptr, kv_head, block_rows, score_scale,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, IS_FP8, BLOCK_D, BLOCK_KV, MASKED=True,
-        )  # fmt: skip
+            highest, total, acc = join_split(highest, total, acc, part_highest, part_total, part_acc)
 
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + head).to(tl.float32)
@@ -378,7 +290,10 @@ def paged_attention_prefill_triton(
     group = num_heads // num_kv_heads
     rows_per_sm = num_tokens * num_heads / num_multiprocessors(query.device)
     is_fp8 = not isinstance(key_cache, Tensor)
+    if config is None and batch.split_len is not None and query.dtype.itemsize == 2 and not is_fp8:
+        config = ordered_prefill_config()
     config = config or prefill_config(head_dim, query.dtype, rows_per_sm, is_fp8=is_fp8)
+    assert batch.split_len is None or batch.split_len % config.block_kv == 0
     block_m = max(config.block_m, triton.next_power_of_2(group))
     tile_tokens = block_m // group
     num_items = min(
@@ -414,6 +329,7 @@ def paged_attention_prefill_triton(
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_KV=config.block_kv,
         NUM_STAGES=config.num_stages,
+        SPLIT=batch.split_len or 0,
         num_warps=config.num_warps,
         maxnreg=config.max_registers,
         enable_fp_fusion=True,

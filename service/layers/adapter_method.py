@@ -15,7 +15,7 @@ from kernels.lora_expand import lora_expand
 from kernels.lora_gated_expand import lora_gated_expand
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_tensors import LoraTables, TokenSlots
-from service.layers.linear_method import AddedAndNormed, LinearChoice, LinearMethod, Normed
+from service.layers.linear_method import AddedAndNormed, LinearChoice, LinearMethod, Normed, OrderedMethod
 
 
 class AdapterInputs(NamedTuple):
@@ -75,9 +75,9 @@ class AdapterMethod:
         return lora_gated_expand(shrunk, token_slots, self.tables, self.base.multiply(x, is_beside=True))
 
     def ordered(self) -> AdapterMethod | None:
-        """A CPU's loops for adapters compute each token by itself."""
+        """A CPU's loops for adapters compute each token by itself; a GPU's kernels tell few tokens from many."""
         base = self.base.ordered()
-        return None if base is None else replace(self, base=base)
+        return None if base is None or isinstance(base, OrderedMethod) else replace(self, base=base)
 
     @property
     def _token_slots(self) -> TokenSlots | None:

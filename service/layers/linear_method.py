@@ -17,6 +17,7 @@ from kernels.gated_linear import MAX_ROWS as MOST_GATED_ROWS
 from kernels.gated_linear import gated_linear
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.norm_linear import norm_linear
+from kernels.ordered_linear import ordered_linear, takes_weight
 from kernels.quantized_linear import quantized_linear
 from kernels.quantized_weight import QuantizedWeight, Weight
 from kernels.skinny_linear import MAX_QUANTIZED_ROWS, skinny_linear
@@ -162,8 +163,34 @@ class KernelMethod:
         assert isinstance(self.weight, Tensor)
         return gated_linear(x, self.weight)
 
-    def ordered(self) -> None:
+    def ordered(self) -> OrderedMethod | None:
+        """Nothing is fused with its products."""
+        if isinstance(self.weight, QuantizedWeight) or not takes_weight(self.weight):
+            return None
+        return OrderedMethod(self.weight, self.bias, self.arrivals)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderedMethod:
+    """On a GPU, in one order of summation: what `KernelMethod.ordered` is. arrivals: as there."""
+
+    weight: Tensor
+    bias: Tensor | None
+    arrivals: Tensor
+
+    choice = KernelRows()
+
+    def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
+        return ordered_linear(divided(x), self.weight, self.bias, self.arrivals)
+
+    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
         return None
+
+    def silu_and_mul(self, x: Normed) -> None:
+        return None
+
+    def ordered(self) -> OrderedMethod:
+        return self
 
 
 class PackedMethod:

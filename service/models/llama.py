@@ -12,6 +12,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from kernels.cpu_loops import loops_for
+from kernels.ordered_attention_decode import takes_heads
 from kernels.reshape_and_cache import CacheSlots
 from kernels.rotary_and_cache import rotary_and_cache
 from service.layers.add_norm_fusion import AddNormFusion
@@ -20,7 +21,7 @@ from service.layers.embedding import OutputHead, TokenEmbedding
 from service.layers.gated_mlp import GatedMlp
 from service.layers.layer import Layer
 from service.layers.linear import Linear, NamedLinear, Product, linear_tensors
-from service.layers.linear_method import Normed
+from service.layers.linear_method import KernelRows, Normed
 from service.layers.mixture_of_experts import USUAL_NAMES, ExpertNames, MixtureOfExperts
 from service.layers.pipeline_stage import is_last
 from service.layers.rms_norm import ResidualRMSNorm
@@ -59,13 +60,24 @@ class LlamaAttention(Layer):
         )
         return Product(self.output, attended)
 
+    def is_row_invariant(self, like: Tensor) -> bool:
+        """Whether a token's attention has the bits that it has alone. like: has the weights' dtype and device."""
+        loops = loops_for(like)
+        by_loops = loops is not None and loops.takes_head_dim(self.head_dim)
+        by_kernels = takes_heads(like.device, like.dtype, self.num_heads, self.num_kv_heads, self.head_dim)
+        return self.sinks is None and (by_loops or by_kernels)
+
+    @property
+    def num_kv_heads(self) -> int:
+        return (sum(self.qkv.out_features) // self.head_dim - self.num_heads) // 2
+
     def rotate_and_cache(self, heads: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, slots: CacheSlots) -> None:
         """heads [T, num_heads + 2 * num_kv_heads, head_dim], queries and keys turned in place; keys and values kept."""
         rotary_and_cache(heads, cos, sin, *cache, slots)
 
     def shard(self, parallel: TensorParallel) -> None:
-        num_kv_heads = (sum(self.qkv.out_features) // self.head_dim - self.num_heads) // 2
-        self.num_heads = shard_attention(self.qkv, self.output, self.num_heads, num_kv_heads, self.head_dim, parallel)
+        num_heads, head_dim = self.num_heads, self.head_dim
+        self.num_heads = shard_attention(self.qkv, self.output, num_heads, self.num_kv_heads, head_dim, parallel)
 
     def norm_tensors(self) -> dict[str, Tensor]:
         """By their names in a checkpoint, the parameters that are no linear's."""
@@ -191,16 +203,15 @@ class Llama(CausalLM):
 
     @property
     def is_row_invariant(self) -> bool:
-        """By a CPU's loops: each computes a row, or a token and head, by itself. What is not one of them (experts,
-        other activations than SiLU, sinks) is torch's, which may take a row otherwise beside others."""
+        """By a CPU's loops, or a GPU's kernels: each computes a row, or a token and head, by itself. What is not one of
+        them (experts, other activations than SiLU, sinks) is torch's, which may take a row otherwise beside others.
+        Several GPUs add by kernels that tell few rows from many."""
         blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
-        loops = loops_for(blocks[0].attention_norm.weight)  # every stage has one
         return (
-            loops is not None
-            and all(loops.takes_head_dim(block.attention.head_dim) for block in blocks)
-            and all(block.attention.sinks is None for block in blocks)
+            all(block.attention.is_row_invariant(blocks[0].attention_norm.weight) for block in blocks)
             and all(isinstance(block.mlp, GatedMlp) and block.mlp.is_silu for block in blocks)
             and all(projection.can_order_sums for projection in self.projections)
+            and (self.parallel.size == 1 or not isinstance(self.projections[0].own_method.choice, KernelRows))
         )
 
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from kernels.graph_capture import capture_graph
 from service.core.iteration_plan import ScheduledDecodes
 from service.models.causal_lm import CausalLM
-from service.runner.batch_columns import Array
+from service.runner.batch_columns import Array, BatchColumns
 from service.runner.drawn_ids import DrawnIds
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_inputs import GraphInputs, StepInputs
@@ -45,27 +45,42 @@ class StepOutputs(NamedTuple):
 
 
 class GraphStep:
-    """In two parts, because a graph of many tokens holds the first alone. Steps of rows that are to have the bits
-    that they have alone are none of them."""
+    """In two parts, because a graph of many tokens holds the first alone. deterministic: its rows have the bits that
+    they have alone, where such steps are batched."""
 
     def __init__(
-        self, model: CausalLM, forward_pass: ForwardPass, drawn: DrawnIds, shard: VocabShard | None = None
+        self,
+        model: CausalLM,
+        forward_pass: ForwardPass,
+        drawn: DrawnIds,
+        shard: VocabShard | None = None,
+        *,
+        deterministic: bool = False,
     ) -> None:
+        self.deterministic = deterministic
         self._model = model
         self._forward_pass = forward_pass
         self._drawn = drawn
         self._shard = shard
 
+    def inputs(
+        self, size: GraphSize, block_table: Tensor, block_size: int, columns: BatchColumns, num_adapters: int
+    ) -> GraphInputs:
+        """Of such a step, as of GraphInputs."""
+        self._forward_pass.row_invariance.want(self.deterministic)
+        split_len = self._forward_pass.row_invariance.split_len
+        return GraphInputs(size, block_table, block_size, columns, num_adapters, split_len)
+
     def hidden(self, inputs: StepInputs) -> Tensor:
         """The hidden states [N, hidden_size] of the rows that draw."""
-        self._forward_pass.row_invariance.want(False)
+        self._forward_pass.row_invariance.want(self.deterministic)
         self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
         attention = inputs.attention.afresh()
         return self._forward_pass.compute(inputs.token_ids, inputs.positions, attention, inputs.adapters)
 
     def draw(self, hidden: Tensor, inputs: StepInputs, num_draws: int) -> StepOutputs:
         """What is left, for the first `num_draws` of these rows."""
-        self._forward_pass.row_invariance.want(False)
+        self._forward_pass.row_invariance.want(self.deterministic)
         num_rows = rows_of_logits(num_draws, len(hidden))
         logits = self._model.compute_logits(hidden[:num_rows])[:num_draws]
         token_ids = sample(logits, inputs.sampling.part(0, num_draws), shard=self._shard)
@@ -99,6 +114,7 @@ class StepGraphs:
         self, step: GraphStep, rows: SequenceRows, block_size: int, place: GraphPlace, *, num_adapters: int = 0
     ) -> None:
         self.adapters = num_adapters > 0
+        self.deterministic = step.deterministic
         self._num_adapters = num_adapters
         self._step = step
         self._rows = rows
@@ -180,7 +196,7 @@ class StepGraphs:
         return PaddedStep(batch.num_tokens, batch.num_decode, num_prompts, size)
 
     def _capture(self, size: GraphSize) -> None:
-        inputs = GraphInputs(size, self._table.tensor, self._block_size, self._rows.columns, self._num_adapters)
+        inputs = self._step.inputs(size, self._table.tensor, self._block_size, self._rows.columns, self._num_adapters)
         compute = self._step.whole if size.draws else self._step.hidden
 
         def compute_by_table(inputs: GraphInputs) -> StepOutputs | Tensor:

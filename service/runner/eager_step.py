@@ -66,7 +66,7 @@ class EagerStep:
             self._whole_logits,
             self._vocab_size,
             self._device,
-            one_by_one=invariance.is_wanted,
+            one_by_one=invariance.draws_one_by_one,
         )
         outputs = self.draw_from(hidden.index_select(0, tensors["logit_rows"]), step, tensors)
         pooled = pool(step.plan.scheduled, batch, hidden, self._device)
@@ -110,9 +110,8 @@ class EagerStep:
         parameters = SamplingBatch(of_draws, is_greedy=not batch.draws["temperature"].any())
         if self._shard is not None:
             parameters = replace(parameters, is_unfiltered=_is_unfiltered(batch))
-        drawn = draw_all(
-            batch, logits_of, parameters, extras_of, self._shard, one_by_one=self._forward_pass.row_invariance.is_wanted
-        )
+        one_by_one = self._forward_pass.row_invariance.draws_one_by_one
+        drawn = draw_all(batch, logits_of, parameters, extras_of, self._shard, one_by_one=one_by_one)
         self._drawn.note(tensors["draw_rows"], drawn.token_ids)
         logprobs = None
         if drawn.logprobs is not None:

@@ -36,9 +36,11 @@ class ForwardPass:
     adapter_step: what the model's linears are told of adapters. row_invariance: what steps are to be from now on.
     """
 
-    def __init__(self, model: CausalLM, storage: KvStorage, rows: SequenceRows, device: torch.device) -> None:
+    def __init__(
+        self, model: CausalLM, storage: KvStorage, rows: SequenceRows, device: torch.device, max_model_len: int
+    ) -> None:
         self.adapter_step = AdapterStep()
-        self.row_invariance = RowInvariance(model, plain_cache=not storage.layout.is_fp8)
+        self.row_invariance = RowInvariance(model, device, max_model_len, plain_cache=not storage.layout.is_fp8)
         self._model = model
         self._may_cut = model.parallel.size * model.stage.size == 1
         self._storage = storage
@@ -89,13 +91,18 @@ class ForwardPass:
         In parts nothing depends on the cut: a token attends to what is in the cache, and those before it are there.
         """
         whole: Tensor | None = None
-        all_as_prompts = self.row_invariance.takes_all_as_prompts
+        as_prompts, split_len = self.row_invariance.takes_all_as_prompts, self.row_invariance.split_len
 
         def compute(first: int, stop: int) -> Tensor:
             nonlocal whole
             if stop - first == batch.num_tokens:
                 attention = attention_inputs(
-                    batch, tensors, self._block_size, only_logits=only_logits, all_as_prompts=all_as_prompts
+                    batch,
+                    tensors,
+                    self._block_size,
+                    only_logits=only_logits,
+                    all_as_prompts=as_prompts,
+                    split_len=split_len,
                 )
                 adapters = adapter_inputs(tensors, only_logits=only_logits)
                 received = tensors.get("received")
@@ -106,7 +113,7 @@ class ForwardPass:
             places[_places_in(part, some)] = _places_in(batch, planned)[first:stop]
             there = to_device({**part.arrays(), "places": places}, self._device)
             token_ids = tensors["token_ids"].index_select(0, there["places"])
-            attention = attention_inputs(part, there, self._block_size, all_as_prompts=all_as_prompts)
+            attention = attention_inputs(part, there, self._block_size, all_as_prompts=as_prompts, split_len=split_len)
             received = tensors["received"].index_select(0, there["places"]) if "received" in tensors else None
             hidden = self.compute(token_ids, there["positions"], attention, adapter_inputs(there), received)
             if whole is None:
@@ -133,15 +140,17 @@ def attention_inputs(
     *,
     only_logits: bool = False,
     all_as_prompts: bool = False,
+    split_len: int | None = None,
 ) -> AttentionInputs:
     """tensors: the batch's arrays on the device. Decodes and prompts are two launches: their best kernels differ.
     only_logits: of the last layer nothing is read but the rows of logits; there must be one. all_as_prompts: decodes
-    are prompts of one token, so that a token's bits do not tell what it was computed as."""
+    are prompts of one token, so that a token's bits do not tell what it was computed as. split_len: for kernels whose
+    bits do not tell it either."""
     border, num_seqs = 0 if all_as_prompts else batch.num_decode, batch.num_seqs
     block_table, context_lens = tensors["block_table"], tensors["context_lens"]
     decode = prefill = None
     if border:
-        decode = decode_batch(block_table[:border], context_lens[:border], block_size)
+        decode = decode_batch(block_table[:border], context_lens[:border], block_size, split_len=split_len)
     if border < num_seqs:
         query_lens = batch.query_starts[border + 1 :] - batch.query_starts[border:-1]
         prefill = prefill_batch(
@@ -150,6 +159,7 @@ def attention_inputs(
             context_lens[border:],
             max_query_len=int(query_lens.max()),
             block_size=block_size,
+            split_len=split_len,
         )
     slots = cache_slots(tensors["slot_mapping"], block_size)
     inputs = AttentionInputs(slots, decode, prefill)
@@ -158,7 +168,8 @@ def attention_inputs(
         if all_as_prompts:
             prompts = prompts_of_one_token(block_table, lens, block_size, places)
             return inputs.read_at(tensors["logit_rows"], prefill=prompts)
-        return inputs.read_at(tensors["logit_rows"], decode_batch(block_table, lens, block_size, places))
+        last = decode_batch(block_table, lens, block_size, places, split_len)
+        return inputs.read_at(tensors["logit_rows"], last)
     return inputs
 
 

@@ -65,7 +65,8 @@ class GraphInputs:
     block_table: DeviceBlockTable's tensor. step: the tensors. fetch: with which the step begins. table_places,
     table_values: what it has to write to the block table then, one entry a token at most.
     version: of the ScheduledDecodes that it holds; None if it holds others, or none. num_adapters: that a step may
-    have, and then the columns are those that tell of them; 0: the steps have none.
+    have, and then the columns are those that tell of them; 0: the steps have none. split_len: of attention
+    (`RowInvariance`).
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class GraphInputs:
         block_size: int,
         columns: BatchColumns = BATCH_COLUMNS,
         num_adapters: int = 0,
+        split_len: int | None = None,
     ) -> None:
         lengths = {
             **dict.fromkeys((*columns.per(Per.TOKEN), *_TABLE_CHANGES), size.num_tokens),
@@ -93,7 +95,9 @@ class GraphInputs:
         self._fixed = fixed = FixedTensors(padding, block_table.device)
         decode = None
         if size.num_decodes:
-            decode = decode_batch(block_table, fixed["decode_context_lens"], block_size, fixed["decode_rows"])
+            decode = decode_batch(
+                block_table, fixed["decode_context_lens"], block_size, fixed["decode_rows"], split_len
+            )
         attention = AttentionInputs(cache_slots(fixed["slot_mapping"], block_size), decode, None)
         if size.is_mixed:
             prefill = prefill_batch(
@@ -103,8 +107,9 @@ class GraphInputs:
                 max_query_len=size.num_tokens,
                 block_size=block_size,
                 rows=fixed["prompt_rows"],
+                split_len=split_len,
             )
-            last = decode_batch(block_table, fixed["logit_lens"], block_size, fixed["draw_rows"])
+            last = decode_batch(block_table, fixed["logit_lens"], block_size, fixed["draw_rows"], split_len)
             attention = replace(attention, prefill=prefill).read_at(fixed["logit_rows"], last)
         self.step = StepInputs(
             token_ids=fixed["token_ids"],

@@ -92,7 +92,7 @@ class DecodeGraphLogits:
 
 
 def _is_kind_of(graphs: StepGraphs, step: Step) -> bool:
-    return step.has_adapters is graphs.adapters and not step.is_deterministic
+    return step.has_adapters is graphs.adapters and step.is_deterministic is graphs.deterministic
 
 
 def _drawn(outputs: StepOutputs, num_draws: int, step: Step) -> Outputs:

@@ -20,6 +20,7 @@ class IdleCapture:
     It decides when each size is captured, not which: those are chosen (`StepChoices.graphs`). recent_steps: of which
     some would have had a narrower graph among `sizes`. What is missed most comes first, the others in their order. What
     cannot be captured is told once; its steps run in larger graphs or kernel by kernel, as they did before.
+    only_missed: what is not missed is not captured: steps of a kind that there may never be.
     """
 
     def __init__(
@@ -27,7 +28,10 @@ class IdleCapture:
         capture: Callable[[Sequence[GraphSize], Callable[[], bool] | None], None],
         sizes: Sequence[GraphSize],
         recent_steps: Callable[[], Collection[PaddedStep]] = tuple,
+        *,
+        only_missed: bool = False,
     ) -> None:
+        self.only_missed = only_missed
         self._capture = capture
         self._waiting = list(sizes)
         self._recent_steps = recent_steps
@@ -67,9 +71,10 @@ class IdleWorks:
         return any(work.is_missed() for work in self._works)
 
     def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
-        if not self._left:
-            return False
-        work = next((work for work in self._left if work.is_missed()), self._left[0])
+        rest = next((work for work in self._left if not work.only_missed), None)
+        work = next((work for work in self._left if work.is_missed()), rest)
+        if work is None:
+            return False  # until something is missed
         if not work.do_some(must_give_up):
             self._left.remove(work)
         return bool(self._left)

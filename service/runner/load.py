@@ -136,8 +136,9 @@ def load_executor(
     num_threads = use_cores(device, place.num_ranks)
     enforce_eager, timer = enforce_eager or stage.size > 1, timer or timer_of(device)
     dtype = _chosen_dtype(source, file, device, config, timer, place)
-    graphs = _graphs(source, device, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager)
-    sizes = StepSizes(max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size, graphs)
+    graphs = _graphs(device, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager)
+    limits = max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size
+    sizes = StepSizes(*limits, graphs, deterministic=source.deterministic)
     unread = _store_quantized(model, config.quantization, device)
     made_for = _made_for(model, config, device, dtype, sizes, source, enforce_eager=enforce_eager)
     known = file.fitting(made_for, graphs)
@@ -154,10 +155,9 @@ def load_executor(
     host_blocks = _host_blocks(layout, cache, num_blocks, device, place.num_ranks)
     storage, store = KvStorage(layout, num_blocks, device), _store(adapters, device)
     tables = None if store is None else AdapterTables(model.block_linears(), storage, store, sizes.adapters.num_slots)
-    runner = ModelRunner(model, storage, device, max_num_seqs, max_model_len, config.vocab_size, host_blocks, tables)
-    _make_deterministic(runner, source)
-    if device.type == "cpu" and not enforce_eager and parallel.size == 1:
-        runner.record_steps()
+    numbers, is_all = (max_num_seqs, max_model_len, config.vocab_size), source.deterministic
+    runner = ModelRunner(model, storage, device, *numbers, host_blocks, tables, all_deterministic=is_all)
+    _prepare(runner, records=device.type == "cpu" and not enforce_eager and parallel.size == 1)
     phases.end("cache")
     warm_up(runner)
     _check_can_answer(runner, source, folder, num_blocks, layout, sizes)
@@ -184,10 +184,10 @@ def load_executor(
     )
 
 
-def _make_deterministic(runner: ModelRunner, source: ModelSource) -> None:
-    """If that is wanted of all steps."""
-    runner.all_deterministic = source.deterministic
-    if source.deterministic and not runner.batches_deterministic:
+def _prepare(runner: ModelRunner, *, records: bool) -> None:
+    if records:
+        runner.record_steps()
+    if runner.all_deterministic and not runner.batches_deterministic:
         logger.warning("deterministic: this model has no batched way here; a step computes one token after the other")
 
 
@@ -222,10 +222,10 @@ def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, place: R
 
 
 def _graphs(
-    source: ModelSource, device: torch.device, max_num_seqs: int, max_num_batched_tokens: int, *, enforce_eager: bool
+    device: torch.device, max_num_seqs: int, max_num_batched_tokens: int, *, enforce_eager: bool
 ) -> list[GraphSize]:
-    """Sizes that may have a CUDA graph. Graphs know no step whose rows are to have the bits that they have alone."""
-    if device.type != "cuda" or enforce_eager or source.deterministic:
+    """Sizes that may have a CUDA graph."""
+    if device.type != "cuda" or enforce_eager:
         return []
     return graph_sizes(max_num_seqs, max_num_batched_tokens)
 
@@ -315,6 +315,9 @@ def _capture_graphs(runner: ModelRunner, choices: StepChoices, phases: LoadPhase
             capture(first)
         else:
             works.append(IdleCapture(capture, first + rest, partial(runner.recent_steps, adapters=True)))
+    if runner.captures_asked:
+        capture_asked, missed = partial(runner.capture_graphs, asked=True), partial(runner.recent_steps, asked=True)
+        works.append(IdleCapture(capture_asked, first + rest, missed, only_missed=True))
     phases.end("graphs")
     return IdleWorks(works)
 

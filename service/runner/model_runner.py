@@ -16,7 +16,6 @@ from service.runner.cuda_graphs import GraphPlace, GraphStep, StepGraphs
 from service.runner.drawn_ids import DrawnIds
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
-from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize, PaddedStep
 from service.runner.graph_ways import DecodeGraph, DecodeGraphLogits, MixedGraph, SameDecodesAgain
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
@@ -38,7 +37,7 @@ class ModelRunner:
 
     Owns the model, the KV storage and what is remembered in each row. adapters: None where none are served. trainings:
     those that plans may have shares of. all_deterministic: every row of every step has the bits that it has alone, not
-    only where a sequence asks for it; to be set before the first step.
+    only where a sequence asks for it.
     """
 
     def __init__(
@@ -51,9 +50,11 @@ class ModelRunner:
         vocab_size: int,
         host_blocks: HostBlocks | None = None,
         adapters: AdapterTables | None = None,
+        *,
+        all_deterministic: bool = False,
     ) -> None:
         self.device = device
-        self.all_deterministic = False
+        self.all_deterministic = all_deterministic
         self.adapters = adapters
         self.max_num_seqs = max_num_seqs
         self.storage = storage
@@ -64,15 +65,17 @@ class ModelRunner:
         # Twice as many as run at once: one that has ended is released after the iteration that still had it.
         columns = BATCH_COLUMNS if adapters is None else ADAPTER_COLUMNS
         self._rows = SequenceRows(2 * max_num_seqs, max_blocks, columns)
-        self._forward_pass = ForwardPass(model, storage, self._rows, device)
+        self._forward_pass = ForwardPass(model, storage, self._rows, device, max_model_len)
         if adapters is not None:
             adapters.install(self._forward_pass.adapter_step)
         self._sampling_rows = SamplingRows(self._rows, vocab_size, device)
         drawn = DrawnIds(self._rows.num_rows, device)
         shard = _vocab_shard(model)
-        self._graph_step = GraphStep(model, self._forward_pass, drawn, shard)
+        self._graph_step = GraphStep(model, self._forward_pass, drawn, shard, deterministic=all_deterministic)
+        self._asked_step = GraphStep(model, self._forward_pass, drawn, shard, deterministic=True)
         self._graphs: StepGraphs | None = None
         self._adapter_graphs: StepGraphs | None = None
+        self._asked_graphs: StepGraphs | None = None
         self._eager = EagerStep(
             model, self._forward_pass, self._rows, self._sampling_rows, drawn, vocab_size, device, shard
         )
@@ -134,18 +137,34 @@ class ModelRunner:
         if no step is padded."""
         return None if self._graphs is None else self._graphs.padded_size
 
-    def recent_steps(self, *, adapters: bool = False) -> Collection[PaddedStep]:
-        """The last steps, with or without adapters, that were replayed, or could not be for want of a size."""
-        graphs = self._adapter_graphs if adapters else self._graphs
+    def recent_steps(self, *, adapters: bool = False, asked: bool = False) -> Collection[PaddedStep]:
+        """The last steps, with or without adapters, or that were asked to be deterministic, that were replayed, or
+        could not be for want of a size."""
+        graphs = self._graphs_of(adapters=adapters, asked=asked)
         return () if graphs is None else graphs.recent_steps
+
+    def _graphs_of(self, *, adapters: bool, asked: bool) -> StepGraphs | None:
+        return self._asked_graphs if asked else self._adapter_graphs if adapters else self._graphs
+
+    @property
+    def captures_asked(self) -> bool:
+        """Whether there are to be graphs for steps that are deterministic because somebody asks."""
+        return self.batches_deterministic and not self.all_deterministic
 
     @torch.inference_mode()
     def capture_graphs(
-        self, sizes: Sequence[GraphSize], must_give_up: Callable[[], bool] | None = None, *, adapters: bool = False
+        self,
+        sizes: Sequence[GraphSize],
+        must_give_up: Callable[[], bool] | None = None,
+        *,
+        adapters: bool = False,
+        asked: bool = False,
     ) -> None:
-        """Steps, with or without adapters, that fit one of these sizes are replayed from now on. On a GPU, while no
-        iteration runs; may be called again for more sizes. Raises GivenUpError soon after `must_give_up` has become
-        true."""
+        """Steps, with or without adapters, or that are asked to be deterministic, that fit one of these sizes are
+        replayed from now on; but no steps that are computed token by token. On a GPU, while no iteration runs; may be
+        called again for more sizes. Raises GivenUpError soon after `must_give_up` has become true."""
+        if self.all_deterministic and not self.batches_deterministic:
+            return
         if self._graphs is None:
             place = GraphPlace(self._rows, self.device)
             self._graphs = StepGraphs(self._graph_step, self._rows, self._block_size, place)
@@ -157,8 +176,11 @@ class ModelRunner:
                 )
                 self._adapter_graphs = with_adapters
                 ways += self._graph_ways(self._adapter_graphs)
+            if self.captures_asked:
+                self._asked_graphs = StepGraphs(self._asked_step, self._rows, self._block_size, place)
+                ways += self._graph_ways(self._asked_graphs)
             self._ways = (*ways, self._eager)
-        graphs = self._adapter_graphs if adapters else self._graphs
+        graphs = self._graphs_of(adapters=adapters, asked=asked)
         assert graphs is not None
         with self._forward_pass.given_up_when(must_give_up):
             graphs.capture(sizes)
@@ -183,7 +205,7 @@ class ModelRunner:
         adapters."""
         table = DeviceBlockTable(self._rows, self.device)
         num_adapters = self.adapters.num_slots if adapters and self.adapters is not None else 0
-        inputs = GraphInputs(size, table.tensor, self._block_size, self._rows.columns, num_adapters)
+        inputs = self._graph_step.inputs(size, table.tensor, self._block_size, self._rows.columns, num_adapters)
         self._graph_step.whole(inputs.step)
 
 

@@ -63,7 +63,7 @@ def training_graph_bytes(layout: AdapterLayout) -> int:
 @dataclass(frozen=True, slots=True)
 class StepSizes:
     """What bounds an iteration. graphs: the sizes that may be captured, in this order, the largest of all first; none
-    without CUDA graphs."""
+    without CUDA graphs. deterministic: all iterations are."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -71,6 +71,7 @@ class StepSizes:
     vocab_size: int
     graphs: Sequence[GraphSize]
     adapters: AdapterSizes = AdapterSizes()
+    deterministic: bool = False
 
 
 class WorstCase:
@@ -84,7 +85,15 @@ class WorstCase:
         self._length = min(sizes.max_num_batched_tokens // self._num_seqs, sizes.max_model_len)
         self._num_blocks = -(-self._length // layout.block_size)
         storage = KvStorage(layout, max(2, self._num_blocks), device)  # two: what warming up needs
-        self.runner = ModelRunner(model, storage, device, self._num_seqs, sizes.max_model_len, sizes.vocab_size)
+        self.runner = ModelRunner(
+            model,
+            storage,
+            device,
+            self._num_seqs,
+            sizes.max_model_len,
+            sizes.vocab_size,
+            all_deterministic=sizes.deterministic,
+        )
         self._graphs = sizes.graphs
         self._rows_of_each_kernel = [n for n in model.rows_of_each_kernel if n <= sizes.max_num_batched_tokens]
 

@@ -35,6 +35,9 @@ ONE_BY_ONE = {
 }
 WIDTHS: Mapping[str, Any] = {"head_dim": 32, "vocab_size": 320}
 """As the compiled loops of a CPU want them."""
+GPU_WIDTHS: Mapping[str, Any] = {"head_dim": 64, "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128}
+"""As the kernels of a GPU want them."""
+ON_A_GPU = [pytest.param((name, "cuda"), marks=pytest.mark.gpu, id=f"{name}-gpu") for name in (*AT_ONCE, "quickstart")]
 
 Bits = Mapping[tuple[str, int], tuple[Sequence[int], Sequence[object]]]
 """By request and choice: ids, and log probabilities as they are."""
@@ -53,11 +56,17 @@ def load(folder: Path, dtype: str = "bfloat16", **changes: Any) -> LoadedModel:
     return load_executor(source, folder, CacheConfig(BLOCK_SIZE, 0.5, 16 << 20, 1 << 24), 64, 256)
 
 
-@pytest.fixture(scope="module", params=[*AT_ONCE, "quickstart"])
+@pytest.fixture(scope="module", params=[*((name, "cpu") for name in (*AT_ONCE, "quickstart")), *ON_A_GPU], ids=str)
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    if request.param == "quickstart":
-        return load(QUICKSTART_MODEL)
-    return load(AT_ONCE[request.param](tmp_path_factory.mktemp(request.param), **WIDTHS))
+    """On a GPU half of the graphs are there, so that steps are computed both ways."""
+    name, device = request.param
+    widths = WIDTHS if device == "cpu" else GPU_WIDTHS
+    folder = QUICKSTART_MODEL if name == "quickstart" else AT_ONCE[name](tmp_path_factory.mktemp(name), **widths)
+    model = load(folder, device=device)
+    assert model.batches_deterministic or device == "cpu"
+    if device == "cuda":
+        model.runner.capture_graphs(model.choices.graphs[::2], asked=True)
+    return model
 
 
 @pytest.fixture(scope="module", params=ONE_BY_ONE)

@@ -20,6 +20,7 @@ from kernels import lora_gated_expand as gated_expand
 from kernels import lora_shrink as shrink
 from kernels import move_blocks as move
 from kernels import norm_linear as behind
+from kernels import ordered_attention_decode as ordered_decode
 from kernels import ordered_linear as ordered
 from kernels import paged_attention_decode as decode
 from kernels import paged_attention_prefill as prefill
@@ -124,6 +125,31 @@ def test_prefill(num_tokens, num_heads, num_kv_heads, head_dim, sliding_window, 
     assert "wgmma.mma_async" in compiled.ptx
     assert "mma.sync" not in compiled.ptx
     check(compiled)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "window"), [(32, 8, 128, None), (14, 2, 64, 4096)])
+def test_ordered_attention(num_heads, num_kv_heads, head_dim, window, monkeypatch, tmp_path):
+    """Prompts and decodes by the same instructions."""
+    for module, name in (
+        (prefill, "_paged_attention_prefill_kernel"),
+        (ordered_decode, "_ordered_attention_decode_kernel"),
+    ):
+        monkeypatch.setattr(module, name, LaunchRecorder(getattr(module, name)))
+    query, cache, out = tensors(128, num_heads, num_kv_heads, head_dim)
+    batch = prefill.prefill_batch(int32(0)[None], int32(0, 128), int32(128), 128, 16, split_len=512)
+    prefill.paged_attention_prefill_triton(query, cache, cache, batch, 0.1, out, window)
+    table, lens = int32(0).expand(128, 1), int32(*[16] * 128)
+    arrivals = torch.zeros(128, 8, dtype=torch.int32)
+    ordered_decode.ordered_attention_decode_triton(
+        query, cache, cache, table, torch.arange(128), lens, 16, 512, arrivals, 0.1, out, window
+    )
+    as_prompt = compile_for_sm90(prefill._paged_attention_prefill_kernel.launches[0], tmp_path)
+    as_decode = compile_for_sm90(with_pdl(ordered_decode._ordered_attention_decode_kernel.launches[0]), tmp_path)
+    products = [set(re.findall(r"wgmma\.mma_async\S*\.(m\d+n\d+k\d+)", each.ptx)) for each in (as_prompt, as_decode)]
+    assert products[0] == products[1]
+    for compiled in (as_prompt, as_decode):
+        assert "mma.sync" not in compiled.ptx
+        check(compiled)
 
 
 def fp8_cache(num_kv_heads, head_dim):

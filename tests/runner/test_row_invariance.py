@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from kernels.cpu_loops import cpu_loops
 from service.layers.linear_method import PackedMethod
@@ -9,6 +10,8 @@ from service.runner.choices import weight_forms
 from service.runner.row_invariance import RowInvariance
 from tests.models.checkpoints import llama, opt, qwen3
 from tests.runner.loading import load
+
+CPU = torch.device("cpu")
 
 
 def model_of(folder, dtype="bfloat16"):
@@ -26,7 +29,7 @@ def two_forms(monkeypatch):
 def test_a_model_of_loops_alone_is_computed_at_once_by_the_loops_alone(tmp_path):
     model = model_of(qwen3(tmp_path, head_dim=32, vocab_size=320))
     before = [projection.method for projection in model.projections]
-    steps = RowInvariance(model)
+    steps = RowInvariance(model, CPU, 512)
     for _ in range(2):
         steps.want(True)
         assert steps.takes_all_as_prompts and not steps.takes_one_by_one
@@ -51,7 +54,7 @@ def test_a_model_of_loops_alone_is_computed_at_once_by_the_loops_alone(tmp_path)
 def test_any_other_is_computed_one_by_one(save, dtype, tmp_path):
     model = model_of(save(tmp_path), dtype)
     methods = [type(projection.method) for projection in model.projections]
-    steps = RowInvariance(model)
+    steps = RowInvariance(model, CPU, 512)
     steps.want(True)
     assert steps.takes_one_by_one and not steps.takes_all_as_prompts
     assert [type(projection.method) for projection in model.projections] == methods
@@ -66,5 +69,5 @@ def test_the_loaded_model_says_whether_it_is_batched(tmp_path):
 @pytest.mark.usefixtures("two_forms")
 def test_where_the_cache_has_other_numbers_than_the_model_it_is_one_by_one(tmp_path):
     model = model_of(qwen3(tmp_path, head_dim=32, vocab_size=320))
-    assert RowInvariance(model).can_be_at_once
-    assert not RowInvariance(model, plain_cache=False).can_be_at_once
+    assert RowInvariance(model, CPU, 512).can_be_at_once
+    assert not RowInvariance(model, CPU, 512, plain_cache=False).can_be_at_once

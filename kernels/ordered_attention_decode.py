@@ -1,0 +1,225 @@
+"""PagedAttention for decode in one order: a row's bits are those that kernels/paged_attention_prefill.py gives it as a
+prompt's, and do not depend on the other rows.
+
+Formula and tensors are those of kernels/paged_attention_decode.py, without sinks, of plain caches, and
+    arrivals   [S, >= K]  int32, for the kernel: zero between launches, so for one stream at a time
+
+`split_len` tokens make a split, of which the first begins at position 0: a multiple of 64, and for prompts the same.
+Splits are computed by themselves, tile by tile, and joined from the first to the last, as a prompt's are: so a token's
+bits tell neither how it was computed, nor what beside. sliding_window hides keys, and moves no border.
+
+Rounding: as there, with fp32 sums of each split. Offsets are int64. S may be 0. The reference is that of decodes.
+
+A program computes some splits of a sequence, as many as there are programs for; how they are shared out changes no
+bits. Whoever finishes a sequence's last split joins them all, by a count. The matrix unit takes 64 rows, as of prompts,
+most of which are padding: a decode waits for its keys, not for products.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import no_type_check
+
+import torch
+from torch import Tensor
+
+from kernels.attention_config import num_multiprocessors
+from kernels.attention_tiles import attend_tile, join_split
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
+from kernels.optional_triton import tl, triton
+from kernels.paged_tensors import check_paged_tensors
+
+BLOCK_KV = 64
+"""Of prompts, too."""
+_MOST_SPLITS = 64
+_SHORTEST_SPLIT = 512
+_BLOCK_M = 64
+_PROGRAMS_PER_SM = 4
+
+
+def ordered_split_len(max_model_len: int) -> int:
+    """Of a server whose sequences have at most so many tokens, which bounds what their splits take."""
+    return max(_SHORTEST_SPLIT, -(-max_model_len // (_MOST_SPLITS * BLOCK_KV)) * BLOCK_KV)
+
+
+def takes_heads(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
+    """Whether this kernel and that of prompts attend in one order."""
+    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    is_narrow = head_dim <= 128 and head_dim % 16 == 0 and num_heads // num_kv_heads <= _BLOCK_M
+    return is_hopper and dtype is torch.bfloat16 and is_narrow
+
+
+@triton.jit(
+    do_not_specialize=["table_stride", "arrivals_stride", "most_splits"],
+    do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr", "context_lens_ptr"],
+)
+@no_type_check
+def _ordered_attention_decode_kernel(
+    query_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    block_table_ptr,
+    rows_ptr,
+    context_lens_ptr,
+    arrivals_ptr,  # programs that are done of each sequence and kv head
+    partial_ptr,  # [S, most_splits, H, D] fp32: each split's weighted sum
+    softmax_ptr,  # [S, most_splits, H, 2] fp32: its highest score and its total
+    out_ptr,
+    query_stride_seq,
+    block_rows,  # from a block to the next in the caches, in rows of HEAD_DIM elements: 32 bits hold any row's number
+    table_stride,
+    arrivals_stride,
+    most_splits,
+    score_scale,  # scale * log2(e): the kernel counts in powers of two
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    MERGE_G: tl.constexpr,
+    SPLIT: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (kv head, sequence, i): every so many-th split from the i-th on."""
+    wait_for_inputs(PDL)
+    kv_head, seq = tl.program_id(0), tl.program_id(1)
+    context_len = tl.load(context_lens_ptr + seq)
+    if context_len == 0:
+        return
+    kv_first, kv_begin = 0, 0
+    if SLIDING_WINDOW > 0:
+        kv_first = tl.maximum(context_len - SLIDING_WINDOW, 0)
+        kv_begin = kv_first // BLOCK_KV * BLOCK_KV
+    first_split = kv_begin // SPLIT
+    num_splits = tl.cdiv(context_len, SPLIT) - first_split
+    table_row_ptr = block_table_ptr + tl.load(rows_ptr + seq) * table_stride
+
+    num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
+    row = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_D)
+    head = kv_head * GROUP + row
+    is_row = (row < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    row_offset = head[:, None] * HEAD_DIM + dim[None, :]
+    query = tl.load(query_ptr + seq.to(tl.int64) * query_stride_seq + row_offset, mask=is_row, other=0.0)
+    position = tl.zeros([BLOCK_M], tl.int32) + (context_len - 1)
+    out_row_ptr = out_ptr + seq.to(tl.int64) * (num_heads * HEAD_DIM)
+
+    for split in range(tl.program_id(2), num_splits, tl.num_programs(2)):
+        begin = tl.maximum((first_split + split) * SPLIT, kv_begin)
+        end = tl.minimum((first_split + split + 1) * SPLIT, context_len)
+        highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        for tile_begin in tl.range(begin, end, BLOCK_KV, num_stages=NUM_STAGES):
+            highest, total, acc = attend_tile(
+                query, position, highest, total, acc, tile_begin, kv_first, context_len, table_row_ptr, key_cache_ptr,
+                value_cache_ptr, key_cache_ptr, value_cache_ptr, kv_head, block_rows, score_scale, NUM_KV_HEADS,
+                HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, False, BLOCK_D, BLOCK_KV, True, True,
+            )  # fmt: skip
+        if num_splits == 1:
+            acc = acc / total[:, None]
+            tl.store(out_row_ptr + row_offset, acc.to(out_ptr.dtype.element_ty), mask=is_row)
+        else:
+            place = (seq.to(tl.int64) * most_splits + split) * num_heads
+            tl.store(partial_ptr + place * HEAD_DIM + row_offset, acc, mask=is_row)
+            tl.store(softmax_ptr + (place + head) * 2, highest, mask=row < GROUP)
+            tl.store(softmax_ptr + (place + head) * 2 + 1, total, mask=row < GROUP)
+    if num_splits == 1:
+        return
+    tl.debug_barrier()  # the count is one thread's: it must come after every thread's stores
+    arrival_ptr = arrivals_ptr + seq * arrivals_stride + kv_head
+    if tl.atomic_add(arrival_ptr, 1, sem="acq_rel") != tl.num_programs(2) - 1:
+        return
+
+    tl.store(arrival_ptr, 0)
+    row = tl.arange(0, MERGE_G)
+    head = kv_head * GROUP + row
+    is_row = (row < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    row_offset = head[:, None] * HEAD_DIM + dim[None, :]
+    highest = tl.full([MERGE_G], float("-inf"), tl.float32)
+    total = tl.zeros([MERGE_G], tl.float32)
+    acc = tl.zeros([MERGE_G, BLOCK_D], tl.float32)
+    for split in range(num_splits):
+        place = (seq.to(tl.int64) * most_splits + split) * num_heads
+        # .cg: from L2, where the other programs' stores are
+        softmax_ptrs = softmax_ptr + (place + head) * 2
+        of_split = row < GROUP
+        split_highest = tl.load(softmax_ptrs, mask=of_split, other=0.0, cache_modifier=".cg")
+        split_total = tl.load(softmax_ptrs + 1, mask=of_split, other=1.0, cache_modifier=".cg")
+        part = tl.load(partial_ptr + place * HEAD_DIM + row_offset, mask=is_row, other=0.0, cache_modifier=".cg")
+        highest, total, acc = join_split(highest, total, acc, split_highest, split_total, part)
+    acc = acc / total[:, None]
+    tl.store(out_row_ptr + row_offset, acc.to(out_ptr.dtype.element_ty), mask=is_row)
+
+
+def ordered_attention_decode_triton(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    rows: Tensor,
+    context_lens: Tensor,
+    block_size: int,
+    split_len: int,
+    arrivals: Tensor,
+    scale: float,
+    out: Tensor,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
+    programs_per_sequence: int | None = None,
+) -> None:
+    """On CUDA tensors, or on any in Triton's interpreter. programs_per_sequence: for measuring and for tests."""
+    num_seqs, num_heads, head_dim = query.shape
+    num_kv_heads = key_cache.shape[2]
+    check_paged_tensors(query, key_cache, value_cache, block_size, out)
+    assert context_lens.shape == rows.shape == (num_seqs,) and split_len % BLOCK_KV == 0
+    assert scale > 0 and (sliding_window is None or sliding_window > 0)
+    group = num_heads // num_kv_heads
+    assert group <= _BLOCK_M
+    assert arrivals.dtype == torch.int32 and arrivals.shape[0] >= num_seqs and arrivals.shape[1] >= num_kv_heads
+    if num_seqs == 0:
+        return
+    most_splits = -(-block_table.shape[1] * block_size // split_len)
+    programs = _PROGRAMS_PER_SM * num_multiprocessors(query.device) // (num_seqs * num_kv_heads)
+    programs = programs_per_sequence or min(most_splits, max(1, programs))
+    device = query.device
+    partial = torch.empty((num_seqs, most_splits, num_heads, head_dim), dtype=torch.float32, device=device)
+    softmax = torch.empty((num_seqs, most_splits, num_heads, 2), dtype=torch.float32, device=device)
+    _ordered_attention_decode_kernel[(num_kv_heads, num_seqs, programs)](
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        rows,
+        context_lens,
+        arrivals,
+        partial,
+        softmax,
+        out,
+        query.stride(0),
+        key_cache.stride(0) // head_dim,
+        block_table.stride(0),
+        arrivals.stride(0),
+        most_splits,
+        scale * math.log2(math.e),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        SLIDING_WINDOW=sliding_window or 0,
+        SOFTCAP=logit_softcap or 0.0,
+        BLOCK_M=_BLOCK_M,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_KV=BLOCK_KV,
+        MERGE_G=triton.next_power_of_2(group),
+        SPLIT=split_len,
+        NUM_STAGES=3,
+        num_warps=4,
+        enable_fp_fusion=True,
+        **dependent_launch(device),
+    )
