@@ -18,6 +18,7 @@ from torch import Tensor
 from service.core.training import StepReport, TrainingNews
 from service.errors import TrainingDiverged
 from service.finetune.adamw import AdamW
+from service.finetune.host_copies import host_copies, reserve_host_copies
 from service.finetune.hyperparameters import Hyperparameters
 from service.finetune.layer_graphs import GraphCapture
 from service.finetune.lora_parameters import LoraParameters
@@ -98,6 +99,8 @@ class LoraTraining:
         self._num_loss_steps = -(-self._num_tokens // self._rows_per_loss_step)
         self.layer_steps_per_iteration = 2 * self._num_layers + self._num_loss_steps + 1
 
+        reserve_host_copies(3, state.layout.num_parameters, self._model.norm.weight.device)
+
         self._there: _OnDevice | None = None
         self._memory: Tensor | None = None
         self._iteration: _Iteration | None = None
@@ -169,11 +172,13 @@ class LoraTraining:
         there, begin = self._there, self._begin
         if there is None:
             return begin
+        of_device = there.parameters.values, there.optimizer.first_moments, there.optimizer.second_moments
+        parameters, first_moments, second_moments = host_copies(of_device)
         return TrainingState(
             layout=begin.layout,
-            parameters=there.parameters.values.to("cpu", copy=True),
-            first_moments=there.optimizer.first_moments.to("cpu", copy=True),
-            second_moments=there.optimizer.second_moments.to("cpu", copy=True),
+            parameters=parameters,
+            first_moments=first_moments,
+            second_moments=second_moments,
             step=self._step,
             seed=begin.seed,
             num_trained_tokens=self._num_trained_tokens,

@@ -48,6 +48,7 @@ OURS = {
         "loadtest",
         "kernels",
         "layers",
+        "lora",
         "composition",
         "engine",
         "finetune",
