@@ -91,6 +91,7 @@ _OPEN = {
     "max_lora": "a number",
     "adapter": "its name",
     "model": "the first served name",
+    "stage": "from 0, that of the first layers; only with several",
     "rank": "from 0, or from 1 where rank 0 has none",
     "headrace_finetuning_jobs": "of a job",
     "headrace_startup_seconds": "`total` and its parts",
@@ -117,7 +118,7 @@ def _metrics() -> Iterator[Metric]:
     registry = CollectorRegistry()
     serves_adapters = EngineSnapshot(adapters=AdapterUse(1, 1, 1, {"": 1}, {"": 1}))
     registry.register(LiveGauges(lambda: serves_adapters))
-    registry.register(RankMetrics(lambda: [RankFacts(rank, *(0,) * 7) for rank in (0, 1)]))
+    registry.register(RankMetrics(lambda: [RankFacts(rank, *(0,) * 7, stage=1 - rank) for rank in (0, 1)]))
     instruments = Instruments(registry)
     recorder = Recorder(instruments)
     recorder.record_http("", "", 200, 0.0)

@@ -185,6 +185,8 @@ class SeveralRanks:
                 num_adapters=get(rank, Fact.ADAPTERS),
                 num_exchanges=get(rank, Fact.EXCHANGES),
                 exchange_s=get(rank, Fact.EXCHANGE_NS) / 1e9,
+                stage=self._config.stage_of(rank) if self._config.num_stages > 1 else None,
+                compute_s=get(rank, Fact.COMPUTE_NS) / 1e9,
             )
             for rank in range(self._num_ranks)
         )

@@ -217,7 +217,8 @@ class RankFacts(NamedTuple):
     latency_s, max_latency_s: control messages that it took; from writing to taking them all, and the longest, without
     the time in which the rank was busy. busy_s: its host carried out plans. waiting_s: it waited for one. num_adapters:
     of which it holds its part in the host's memory. num_exchanges, exchange_s: of tensors with other ranks, that were
-    timed. Of rank 0, which tells the others, only memory, KV cache and exchanges.
+    timed. stage: that it is of; None where there is one. compute_s: its device computed plans, where there are several.
+    Of rank 0, which tells the others, only memory, KV cache, exchanges and compute_s.
     """
 
     rank: int
@@ -231,3 +232,5 @@ class RankFacts(NamedTuple):
     num_adapters: int = 0
     num_exchanges: int = 0
     exchange_s: float = 0.0
+    stage: int | None = None
+    compute_s: float = 0.0

@@ -132,6 +132,7 @@ class PlanFollower:
             self._statuses.set(self._rank, Fact.PLANS_DONE, self._num_done)
 
     def _note_result(self, result: IterationResult) -> None:
+        self._statuses.note_computed(self._rank, result.compute_s)
         if result.finished_transfers:
             latest = max(each.transfer_id for each in result.finished_transfers)
             self._statuses.set(self._rank, Fact.TRANSFERS_FINISHED, latest + 1)

@@ -17,8 +17,9 @@ class Fact(IntEnum):
     transfer_id so far, plus 1. MESSAGES, LATENCY_NS, MAX_LATENCY_NS: control messages taken; from written to taken, of
     them all and the longest. BUSY_NS: from taking plans to having launched them. WAITING_NS: for messages.
     MEMORY_BYTES: of the device, that this process's allocator has taken. KV_BYTES: of its part of the KV blocks.
+    COMPUTE_NS: of the device for plans, where there are stages, without those in which the stage before was waited for.
     ADAPTERS: of which the rank holds its part in the host's memory. EXCHANGES, EXCHANGE_NS: with other ranks, that
-    were timed. Rank 0 has KV_BYTES, EXCHANGES and EXCHANGE_NS alone."""
+    were timed. Rank 0 has KV_BYTES, COMPUTE_NS, EXCHANGES and EXCHANGE_NS alone."""
 
     HEARTBEAT = 0
     PLANS_DONE = auto()
@@ -35,6 +36,7 @@ class Fact(IntEnum):
     ADAPTERS = auto()
     EXCHANGES = auto()
     EXCHANGE_NS = auto()
+    COMPUTE_NS = auto()
 
 
 class RankStatuses:
@@ -70,6 +72,11 @@ class RankStatuses:
     def note_exchange(self, rank: int, nanoseconds: int) -> None:
         self.add(rank, Fact.EXCHANGES, 1)
         self.add(rank, Fact.EXCHANGE_NS, nanoseconds)
+
+    def note_computed(self, rank: int, compute_s: float | None) -> None:
+        """Of a plan's result; None: not timed."""
+        if compute_s is not None:
+            self.add(rank, Fact.COMPUTE_NS, int(compute_s * 1e9))
 
     def add(self, rank: int, fact: Fact, amount: int) -> None:
         """By the one who writes this rank's facts."""

@@ -83,6 +83,7 @@ class ToldExecutor:
         """The plan, number `number`, is computed. Its result, with the transfers that have finished on every rank."""
         self._settle(masks)
         self._tell_drawn(number, plan, result.token_ids)
+        self._statuses.note_computed(0, result.compute_s)
         self._statuses.set(0, Fact.PLANS_DONE, number)
         if not (result.finished_transfers or self._held):
             return result

@@ -54,6 +54,11 @@ _COUNTERS_OF_OTHERS: Table = (
 )
 """Rank 0 tells the plans, and waits for none."""
 
+_STAGE_SECONDS = (
+    "headrace_stage_compute_seconds",
+    "Seconds in which a stage's device computed its layers: 1 - rate() is the share of the time in which it was idle.",
+)
+
 
 class RankMetrics:
     """A Prometheus collector. read_facts: of all ranks, rank 0 first, or of none; called from whatever thread
@@ -74,6 +79,18 @@ class RankMetrics:
                 yield from (
                     _labelled(CounterMetricFamily(*each[:2], labels=["rank"]), each[2], told) for each in counters
                 )
+        yield from _of_stages(ranks)
+
+
+def _of_stages(ranks: Sequence[RankFacts]) -> Iterator[Metric]:
+    """Each rank of a stage computes as long as the others, but for what it waits for them: the mean is the stage's."""
+    stages = sorted({facts.stage for facts in ranks if facts.stage is not None})
+    if stages:
+        family = CounterMetricFamily(*_STAGE_SECONDS, labels=["stage"])
+        for stage in stages:
+            seconds = [facts.compute_s for facts in ranks if facts.stage == stage]
+            family.add_metric([str(stage)], sum(seconds) / len(seconds))
+        yield family
 
 
 def _labelled(

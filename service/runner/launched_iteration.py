@@ -14,13 +14,15 @@ from service.runner.staging import PendingTokenIds
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """What a batch computed, being copied to the host; None where there is nothing. `token_ids` arrive once the batch
-    is computed, even if it drew nothing. is_replayed: as of IterationResult."""
+    is computed, even if it drew nothing. is_replayed: as of IterationResult. compute_s: likewise, where the host has
+    timed it."""
 
     token_ids: PendingTokenIds | None = None
     logprobs: DrawLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
     pooled: PooledStates | None = None
     is_replayed: bool = False
+    compute_s: float | None = None
 
 
 class LaunchedIteration:
@@ -49,7 +51,7 @@ class LaunchedIteration:
                 () if outputs.prompt_logprobs is None else outputs.prompt_logprobs.wait(),
                 () if outputs.pooled is None else outputs.pooled.wait(),
                 outputs.is_replayed,
-                None if ids is None else ids.compute_s,
+                outputs.compute_s if ids is None or outputs.compute_s is not None else ids.compute_s,
             )
         except BaseException:
             self._transfer.abandon()

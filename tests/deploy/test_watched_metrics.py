@@ -49,7 +49,7 @@ Labels = dict[str, set[str]]
 def of_several_ranks() -> str:
     """What this server, which is one rank, would tell besides."""
     registry = CollectorRegistry()
-    registry.register(RankMetrics(lambda: [RankFacts(rank, *(0,) * 7) for rank in (0, 1)]))
+    registry.register(RankMetrics(lambda: [RankFacts(rank, *(0,) * 7, stage=1 - rank) for rank in (0, 1)]))
     lines = generate_latest(registry).decode().splitlines(keepends=True)
     return "".join(line for line in lines if "headrace_ranks" not in line)
 
@@ -138,6 +138,7 @@ WATCHED = [
     *("iteration_seconds", "iteration_batch_size", "event_loop_lag_seconds", "http_requests_total"),
     *("batches", "batch_lines_left", "batch_lines_total"),
     *("rank_memory_bytes", "rank_exchange_seconds", "rank_control_latency_seconds", "rank_waiting_seconds"),
+    "stage_compute_seconds_total",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -34,6 +35,8 @@ def test_every_parameter_gets_the_tokens_that_one_process_gives_in_a_cache_that_
     assert all(told[f'headrace_preemptions_total{{kind="{kind}"}}'] > 0 for kind in ("recompute", "swap"))
     assert told["headrace_prefix_cache_hit_tokens_total"] > 0
     assert told["headrace_ranks"] == 2
+    lifetime_s = time.time() - told["process_start_time_seconds"]
+    assert all(0 < told[f'headrace_stage_compute_seconds_total{{stage="{n}"}}'] < lifetime_s for n in (0, 1))
     server.wait_for_gauge("headrace_kv_blocks_used", 0)
 
 
