@@ -4,6 +4,7 @@ parallelism)."""
 from __future__ import annotations
 
 import math
+import time
 
 import torch
 from torch import Tensor
@@ -28,14 +29,20 @@ class HandOver:
         self._hidden_size = hidden_size
         self._dtype = dtype
         self._device = device
+        self._received_s = 0.0
 
     def receive(self, num_tokens: int) -> Tensor | None:
         """None on the first stage."""
-        if is_first(self._stage):
-            return None
-        hidden = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
-        self._stage.receive(hidden)
+        hidden = None
+        if not is_first(self._stage):
+            hidden = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
+            self._stage.receive(hidden)
+        self._received_s = time.perf_counter()
         return hidden
+
+    def compute_s(self) -> float | None:
+        """Seconds since then, where the host computes; None on a GPU, whose own clock tells."""
+        return None if self._device.type == "cuda" else time.perf_counter() - self._received_s
 
     def send(self, hidden: Tensor) -> None:
         self._stage.send(hidden)

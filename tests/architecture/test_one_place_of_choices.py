@@ -12,6 +12,7 @@ CHOOSING = "service/runner/choices/"
 MEASURES_ALL_THE_SAME = {
     "service/layers/exchange_timer.py": "how long exchanges between ranks take, for the metrics",
     "service/runner/kv_transfer.py": "how long a transfer took, for its prediction",
+    "service/runner/stage_step.py": "how long a stage computed, for the metrics",
     "service/runner/staging.py": "how long a step took, for its prediction",
     "service/runner/trainings.py": "how long layer steps took, likewise",
     "service/runner/load_phases.py": "what is told of the start",
