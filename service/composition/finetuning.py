@@ -47,8 +47,14 @@ def make_fine_tuning(
     models = FineTunedModels(
         storage.database, storage.folder / "models", storage.budget, adapters, base.weights, in_thread
     )
-    text, eager = model_text(settings, parts), settings.enforce_eager
-    work = LoraJobWork(parts.loaded.model, text, base, adapters.folder_of, enforce_eager=eager)
+    work = LoraJobWork(
+        parts.loaded.model,
+        model_text(settings, parts),
+        base,
+        adapters.folder_of,
+        enforce_eager=settings.enforce_eager,
+        moments_on_host=parts.loaded.memory.has_moments_on_host,
+    )
     folders = JobFolders(storage.folder / "jobs", storage.budget)
     tools = JobTools(jobs, storage.files, models, folders, work, engine, base, in_thread, recorder.record_training_step)
     return FineTuning(jobs, models, base), JobRunner(tools)

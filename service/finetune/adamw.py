@@ -17,16 +17,29 @@ _EPS = 1e-8
 """torch's and transformers' defaults."""
 
 
-class AdamW:
-    """first_moments, second_moments [num_parameters] fp32."""
+_PART = 1 << 22
+"""Numbers of moments on the host that are on the device at once; a multiple of what kernels compute as one vector."""
 
-    def __init__(self, parameters: LoraParameters, hyperparameters: Hyperparameters, state: TrainingState) -> None:
+
+class AdamW:
+    """first_moments, second_moments [num_parameters] fp32: on the parameters' device, or in pinned host memory."""
+
+    def __init__(
+        self,
+        parameters: LoraParameters,
+        hyperparameters: Hyperparameters,
+        state: TrainingState,
+        *,
+        moments_on_host: bool = False,
+    ) -> None:
+        """moments_on_host: they are brought to the device at each step, a part at a time, to the same bits: for 8B and
+        rank 16, 336 MB there and back take about 15 ms."""
         self._parameters = parameters
         self._weight_decay = hyperparameters.weight_decay
         self._max_norm = hyperparameters.max_gradient_norm
-        device = parameters.values.device
-        self.first_moments = state.first_moments.to(device, copy=True)
-        self.second_moments = state.second_moments.to(device, copy=True)
+        self._device = parameters.values.device
+        self._on_host = moments_on_host
+        self.first_moments, self.second_moments = map(self._placed, (state.first_moments, state.second_moments))
 
     def step(self, number: int, learning_rate: float) -> Tensor:
         """Take the step of this number, the first is 1, by the gradient, which is zero afterwards. Returns the
@@ -35,13 +48,23 @@ class AdamW:
         norm: Tensor = torch.linalg.vector_norm(gradient)
         if self._max_norm < math.inf:
             gradient.mul_((self._max_norm / (norm + 1e-6)).clamp_(max=1.0))
+        size = _PART if self._on_host else len(gradient)
+        for first in range(0, len(gradient), size):
+            self._step_part(slice(first, first + size), number, learning_rate)
+        gradient.zero_()
+        self._parameters.renew_computed()
+        return norm
+
+    def _step_part(self, part: slice, number: int, learning_rate: float) -> None:
+        kept = self.first_moments[part], self.second_moments[part]
+        first, second = (moments.to(self._device, non_blocking=True) for moments in kept)
         adamw(
-            [self._parameters.values],
-            [gradient],
-            [self.first_moments],
-            [self.second_moments],
+            [self._parameters.values[part]],
+            [self._parameters.gradient[part]],
+            [first],
+            [second],
             [],
-            [torch.full((), number - 1.0, device=gradient.device)],  # which it counts up
+            [torch.full((), number - 1.0, device=self._device)],  # which it counts up
             fused=True,
             amsgrad=False,
             beta1=_BETAS[0],
@@ -51,6 +74,11 @@ class AdamW:
             eps=_EPS,
             maximize=False,
         )
-        gradient.zero_()
-        self._parameters.renew_computed()
-        return norm
+        if self._on_host:
+            for place, moments in zip(kept, (first, second), strict=True):
+                place.copy_(moments, non_blocking=True)
+
+    def _placed(self, moments: Tensor) -> Tensor:
+        if self._on_host:
+            return torch.empty_like(moments, pin_memory=self._device.type == "cuda").copy_(moments)
+        return moments.to(self._device, copy=True)

@@ -12,14 +12,19 @@ import torch
 from torch import Tensor
 
 
-def host_copies(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Copies of fp32 tensors [N] of one device, in one piece of memory; waits until they are there."""
-    device = tensors[0].device
+def host_copies(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    """Copies of fp32 tensors [N], in one piece of memory; waits until they are there. tensors: on the device, or on the
+    host, where the device may still be writing them."""
     copies = _rows(len(tensors), tensors[0].numel(), device)
-    for copy, tensor in zip(copies, tensors, strict=True):
-        copy.copy_(tensor, non_blocking=True)
+    pairs = list(zip(copies, tensors, strict=True))
+    for copy, tensor in pairs:
+        if tensor.is_cuda:
+            copy.copy_(tensor, non_blocking=True)
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+    for copy, tensor in pairs:
+        if not tensor.is_cuda:
+            copy.copy_(tensor)
     return copies
 
 

@@ -45,7 +45,7 @@ class LoraJobWork:
     """A `JobWork`. Any thread.
 
     model: the one that serves, its plain weights kept. text: how it reads. find_adapter: the folder of an adapter that
-    is served under this name. enforce_eager: no CUDA graphs.
+    is served under this name. enforce_eager: no CUDA graphs. moments_on_host: see `AdamW`.
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class LoraJobWork:
         find_adapter: Callable[[str], Path | None],
         *,
         enforce_eager: bool = False,
+        moments_on_host: bool = False,
     ) -> None:
+        self._moments_on_host = moments_on_host
         self._model = model
         self._text = text
         self._base = base
@@ -108,6 +110,7 @@ class LoraJobWork:
             validation=packed(validation, hyperparameters.micro_batch_tokens),
             steps_per_checkpoint=steps_per_checkpoint(data.num_steps, state.layout.num_parameters),
             graphs=self._graphs,
+            moments_on_host=self._moments_on_host,
         )
 
     def save(self, job: Job, state: StateOfStep, checkpoint: Path) -> None:

@@ -79,11 +79,12 @@ class LoraTraining:
         validation: Sequence[MicroBatch] = (),
         steps_per_checkpoint: int,
         graphs: GraphCapture | None = None,
+        moments_on_host: bool = False,
     ) -> None:
         """model: the one that serves, its plain weights kept. state: where to begin, or to go on; its layout says what
         is trained. validation: packed as the data is. steps_per_checkpoint: a state is told so often, and after the
-        last step of each epoch. graphs: see `TrainedModel`. Raises InvalidRequest if such a model cannot be trained.
-        """
+        last step of each epoch. graphs: see `TrainedModel`. moments_on_host: see `AdamW`. Raises InvalidRequest if
+        such a model cannot be trained."""
         self.training_id = training_id
         self._model = check_trainable(model)
         self._data = data
@@ -91,6 +92,7 @@ class LoraTraining:
         self._validation = validation
         self._steps_per_checkpoint = steps_per_checkpoint
         self._graphs = graphs
+        self._moments_on_host = moments_on_host
         self._begin = state
         self._num_tokens = hyperparameters.micro_batch_tokens
         self._num_layers = len(self._model.blocks)
@@ -173,7 +175,7 @@ class LoraTraining:
         if there is None:
             return begin
         of_device = there.parameters.values, there.optimizer.first_moments, there.optimizer.second_moments
-        parameters, first_moments, second_moments = host_copies(of_device)
+        parameters, first_moments, second_moments = host_copies(of_device, there.parameters.values.device)
         return TrainingState(
             layout=begin.layout,
             parameters=parameters,
@@ -261,7 +263,7 @@ class LoraTraining:
             self._there = _OnDevice(
                 parameters,
                 TrainedModel(self._model, parameters, scale, self._rows_per_loss_step, self._graphs),
-                AdamW(parameters, self._hyperparameters, self._begin),
+                AdamW(parameters, self._hyperparameters, self._begin, moments_on_host=self._moments_on_host),
             )
         return self._there
 

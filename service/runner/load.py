@@ -48,7 +48,14 @@ from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory
 from service.runner.model_runner import ModelRunner
 from service.runner.warm_up import warm_up
-from service.runner.worst_case import AdapterSizes, StepSizes, choose_and_measure, training_bytes, training_graph_bytes
+from service.runner.worst_case import (
+    AdapterSizes,
+    StepSizes,
+    choose_and_measure,
+    moments_bytes,
+    training_bytes,
+    training_graph_bytes,
+)
 
 logger = logging.getLogger("headrace")
 
@@ -346,8 +353,11 @@ def _store(adapters: AdapterLayout | None, device: torch.device) -> AdapterStore
 def _adapter_sizes(layout: AdapterLayout, lora: LoraConfig) -> AdapterSizes:
     num_slots = lora.num_slots
     table_bytes = AdapterTables.num_bytes(len(layout.sites), num_slots, layout.max_rank)
-    of_training = training_bytes(layout) + training_graph_bytes(layout) if lora.trains else 0
-    return AdapterSizes(num_slots, num_slots * layout.most_blocks, table_bytes, of_training)
+    of_slots = AdapterSizes(num_slots, num_slots * layout.most_blocks, table_bytes)
+    if not lora.trains:
+        return of_slots
+    of_training = training_bytes(layout) + training_graph_bytes(layout)
+    return replace(of_slots, training_bytes=of_training, moments_bytes=moments_bytes(layout))
 
 
 def _check_can_answer(

@@ -9,6 +9,10 @@ from typing import Protocol, TypeVar
 
 GIBIBYTE = 1 << 30
 
+_TIGHT = 10
+"""A KV cache of less than so many times what an optimizer's moments take is worth an optimizer step that waits for
+them, some percent of its time."""
+
 Size = TypeVar("Size")
 
 
@@ -21,7 +25,7 @@ class MemoryLedger:
     memory pool. tables: the block table and the penalties' token counts of all sequences. other: held by other
     processes or outside torch's allocator. kv_cache: for the blocks. training: what a fine-tuning job may hold for all
     its time, trained weights and optimizer; its activations lie in blocks, and what a layer step needs besides is never
-    there together with an iteration's activations.
+    there together with an iteration's activations. has_moments_on_host: the optimizer's moments are not among it.
     """
 
     total_bytes: int
@@ -32,6 +36,7 @@ class MemoryLedger:
     other_bytes: int
     kv_cache_bytes: int
     training_bytes: int = 0
+    has_moments_on_host: bool = False
 
     def __str__(self) -> str:
         names = ["weights", "activations", "graphs", "tables", "other", "kv_cache"]
@@ -84,11 +89,13 @@ def profile_device(
     graph_sizes: Sequence[Size],
     tables_bytes: int,
     training_bytes: int = 0,
+    moments_bytes: int = 0,
 ) -> MemoryLedger:
     """Run the worst case, capture some graphs, and give the blocks what is left of `memory_utilization` of the device.
 
     capture: makes graphs of these sizes, which are kept. graph_sizes: the largest of all first. kv_cache_bytes may
-    come out negative: then not even the weights and one iteration fit the share.
+    come out negative: then not even the weights and one iteration fit the share. moments_bytes: of `training_bytes`,
+    which are the blocks' where these are few: the optimizer has them on the host then.
     """
     held = memory.allocated_bytes()
     activations = memory.peak_bytes(worst_case_iteration) - held
@@ -96,9 +103,20 @@ def profile_device(
     graphs = _graph_bytes(memory, capture, graph_sizes)
     reserved = held + activations + graphs + tables_bytes + training_bytes + other
     measured = int(memory.total_bytes * memory_utilization) - reserved
+    is_tight = _TIGHT * moments_bytes > measured
+    if is_tight:
+        training_bytes, measured = training_bytes - moments_bytes, measured + moments_bytes
     kv_cache = measured if memory_bytes is None else memory_bytes
     return MemoryLedger(
-        memory.total_bytes, weights_bytes, activations, graphs, tables_bytes, other, kv_cache, training_bytes
+        memory.total_bytes,
+        weights_bytes,
+        activations,
+        graphs,
+        tables_bytes,
+        other,
+        kv_cache,
+        training_bytes,
+        is_tight and moments_bytes > 0,
     )
 
 

@@ -30,12 +30,19 @@ from service.sampling.token_counts import TokenCounts
 @dataclass(frozen=True, slots=True)
 class AdapterSizes:
     """most_blocks: of all slots' adapters together. table_bytes: what says where they are. training_bytes: what the
-    training of one holds on the device, but for activations; 0 where none are trained."""
+    training of one holds on the device, but for activations; 0 where none are trained. moments_bytes: of these, what
+    may lie on the host instead."""
 
     num_slots: int = 0
     most_blocks: int = 0
     table_bytes: int = 0
     training_bytes: int = 0
+    moments_bytes: int = 0
+
+
+def moments_bytes(layout: AdapterLayout) -> int:
+    """AdamW's two of each number of A and B of the largest adapter, in fp32."""
+    return 2 * layout.most_numbers * torch.float32.itemsize
 
 
 def training_bytes(layout: AdapterLayout) -> int:
@@ -158,6 +165,7 @@ def choose_and_measure(
         choices.graphs if not sizes.adapters.num_slots else [*choices.graphs, *choices.graphs],  # a second set
         _table_bytes(layout, sizes) + sizes.adapters.table_bytes,
         sizes.adapters.training_bytes,
+        sizes.adapters.moments_bytes,
     )
     del worst_case
     gc.collect()  # the runner that was measured and its graphs know each other

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
+from service.finetune import adamw as module
 from service.finetune.adamw import AdamW
+from service.finetune.host_copies import host_copies
 from service.finetune.hyperparameters import Hyperparameters
 from service.finetune.lora_parameters import LoraParameters, first_state
 from service.finetune.training_state import ParameterLayout
@@ -37,3 +39,24 @@ def test_is_torchs_matrix_by_matrix(weight_decay: float, max_norm: float):
     trained = [each for pair in LAYOUT.matrices(parameters.values).values() for each in pair]
     for one, other in zip(trained, theirs, strict=True):
         torch.testing.assert_close(one, other.detach())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_moments_on_the_host_a_part_at_a_time_give_the_same_bits(device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_PART", 16)
+    chosen, state = Hyperparameters(learning_rate=1, weight_decay=0.1), first_state(LAYOUT, seed=0)
+    made = []
+    for moments_on_host in (False, True):
+        torch.manual_seed(0)
+        parameters = LoraParameters(state, torch.float32, torch.device(device))
+        optimizer = AdamW(parameters, chosen, state, moments_on_host=moments_on_host)
+        for step in range(1, 5):
+            parameters.gradient.copy_(torch.randn(len(parameters.gradient)))
+            optimizer.step(step, 1e-2)
+        if moments_on_host:
+            assert optimizer.first_moments.device.type == optimizer.second_moments.device.type == "cpu"
+        tensors = (parameters.values, optimizer.first_moments, optimizer.second_moments)
+        made.append(host_copies(tensors, torch.device(device)))
+    assert len(made[0][0]) > 2 * 16
+    for on_device, on_host in zip(*made, strict=True):
+        assert torch.equal(on_device, on_host)

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from service.core.training import StepReport
 from service.errors import InvalidRequest, TrainingDiverged
+from service.finetune import adamw
 from service.finetune.hyperparameters import Hyperparameters
 from service.finetune.lora_training import LoraTraining
 from service.finetune.packing import packed
@@ -177,6 +178,19 @@ def test_validation_is_told_at_each_epochs_end_and_changes_nothing(
     loss, accuracy = oracle.evaluate(EXAMPLES[10:16])
     assert reports[-1].valid_loss == pytest.approx(loss, rel=1e-5)
     assert reports[-1].valid_accuracy == pytest.approx(accuracy)
+
+
+def test_where_the_optimizers_moments_lie_changes_nothing(
+    llama: CausalLM, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where a job goes on that had them elsewhere."""
+    monkeypatch.setattr(adamw, "_PART", 1 << 10)
+    first = lora_training(llama, FEW_EXAMPLES, FEW, validation=VALIDATION, steps_per_checkpoint=2, moments_on_host=True)
+    while first.state().step < 2:
+        first.advance(1)
+    first.take_news()
+    assert_same_bits(completed(few(llama, first.state()))[1], undisturbed[1])
+    assert_same_bits(completed(first)[1], undisturbed[1])
 
 
 def test_a_loss_that_is_no_number_ends_it(llama: CausalLM):

@@ -78,7 +78,9 @@ class CountedMemory:
         return 290
 
 
-def profile(memory, *, utilization=0.9, memory_bytes=None, graph_bytes=(), tables_bytes=0, training_bytes=0):
+def profile(
+    memory, *, utilization=0.9, memory_bytes=None, graph_bytes=(), tables_bytes=0, training_bytes=0, moments_bytes=0
+):
     """graph_bytes: what each graph takes of the device, those that are captured only."""
     sizes, left = list(range(len(graph_bytes))), list(graph_bytes)
     iterations = []
@@ -97,6 +99,7 @@ def profile(memory, *, utilization=0.9, memory_bytes=None, graph_bytes=(), table
         sizes,
         tables_bytes,
         training_bytes,
+        moments_bytes,
     )
     assert iterations == [1]
     return ledger
@@ -110,6 +113,14 @@ def test_the_blocks_get_what_the_rest_leaves_of_the_share():
 def test_what_a_training_may_hold_is_left_free():
     ledger = profile(CountedMemory(), tables_bytes=7, training_bytes=30)
     assert ledger == MemoryLedger(1000, 77, 90, 0, 7, 100, 900 - 200 - 90 - 7 - 30 - 100, 30)
+
+
+@pytest.mark.parametrize(("moments_bytes", "is_tight"), [(0, False), (43, False), (44, True), (70, True)])
+def test_an_optimizers_moments_are_on_the_host_where_blocks_are_few(moments_bytes, is_tight):
+    ledger = profile(CountedMemory(), tables_bytes=7, training_bytes=70, moments_bytes=moments_bytes)
+    assert ledger.has_moments_on_host == is_tight
+    assert ledger.training_bytes == (70 - moments_bytes if is_tight else 70)
+    assert ledger.kv_cache_bytes + ledger.training_bytes == 900 - 200 - 90 - 7 - 100
 
 
 def test_the_first_graph_brings_the_pool_and_each_other_counts_as_the_second():
