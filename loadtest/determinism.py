@@ -2,7 +2,8 @@
 
 Random completions at once, some of which their clients leave early, then each of those that were answered alone. Ids
 and log probabilities are compared as they are in the answers. A server with few KV blocks (`--kv-cache-memory`)
-preempts meanwhile. Exits with 1 if one differs.
+preempts meanwhile. `--seconds` bounds both halves together: what is not asked by then is not compared, and the last
+line says how many were. Exits with 1 if one differs, or none was compared.
 """
 
 from __future__ import annotations
@@ -12,24 +13,50 @@ import asyncio
 import json
 import random
 import sys
+import time
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
 
+from loadtest.server_metrics import read_metrics
+
 _TIMEOUT_S = 600.0
 _LEAVES_EARLY = 0.1
-_MOST_PROMPT_TOKENS, _MOST_TOKENS = 200, 24
+_SHARED_TOKENS = 48
+_LATEST_LEAVE_S = 1.0
 
 
-def random_body(number: int, vocab_size: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of random requests: ids of prompts are below vocab_size, prompts longer than what they share."""
+
+    vocab_size: int = 1000
+    most_prompt_tokens: int = 200
+    most_tokens: int = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """asked: of which some were left. compared: answered, and asked again alone. preemptions: that the server tells of,
+    meanwhile."""
+
+    asked: int
+    compared: int
+    different: int
+    preemptions: int
+
+
+def random_body(number: int, sizes: Sizes) -> dict[str, Any]:
     """Greedy or seeded, with several choices or one; every second begins as others do."""
     chance = random.Random(number)
     shared = random.Random(number % 7)
-    beginning = [shared.randrange(3, vocab_size) for _ in range(48)] if number % 2 else []
-    rest = [chance.randrange(3, vocab_size) for _ in range(chance.randint(1, _MOST_PROMPT_TOKENS - 48))]
+    beginning = [shared.randrange(3, sizes.vocab_size) for _ in range(_SHARED_TOKENS)] if number % 2 else []
+    num_own = chance.randint(1, sizes.most_prompt_tokens - _SHARED_TOKENS)
+    rest = [chance.randrange(3, sizes.vocab_size) for _ in range(num_own)]
     return {
         "prompt": beginning + rest,
-        "max_tokens": chance.randint(1, _MOST_TOKENS),
+        "max_tokens": chance.randint(1, sizes.most_tokens),
         "temperature": chance.choice((0.0, 1.0)),
         "seed": number,
         "n": chance.choice((1, 1, 1, 2)),
@@ -51,26 +78,40 @@ async def bits(client: httpx.AsyncClient, body: dict[str, Any], timeout_s: float
     return json.dumps([(choice["token_ids"], choice["logprobs"]) for choice in choices])
 
 
-async def compare(url: str, num_requests: int, at_once: int, vocab_size: int) -> tuple[int, int]:
-    """(compared, different)."""
-    bodies = [random_body(number, vocab_size) for number in range(num_requests)]
-    seats = asyncio.Semaphore(at_once)
+async def compare(url: str, num_requests: int, at_once: int, sizes: Sizes, seconds: float = float("inf")) -> Comparison:
+    """Half of the seconds at once, the other half alone. What differs is printed."""
+    begin_s, before = time.monotonic(), _num_preemptions(url)
     limits = httpx.Limits(max_connections=at_once)
     async with httpx.AsyncClient(base_url=url, limits=limits) as client:
+        numbers = iter(range(num_requests))
+        together: dict[int, str | None] = {}
 
-        async def beside_others(number: int) -> str | None:
-            chance = random.Random(-1 - number)
-            leaves = chance.random() < _LEAVES_EARLY
-            async with seats:
-                return await bits(client, bodies[number], chance.uniform(0.01, 1.0) if leaves else _TIMEOUT_S)
+        async def ask_beside_others() -> None:
+            for number in numbers:
+                if time.monotonic() - begin_s > seconds / 2:
+                    return
+                chance = random.Random(-1 - number)
+                leaves = chance.random() < _LEAVES_EARLY
+                timeout_s = chance.uniform(0.01, _LATEST_LEAVE_S) if leaves else _TIMEOUT_S
+                together[number] = await bits(client, random_body(number, sizes), timeout_s)
 
-        together = await asyncio.gather(*map(beside_others, range(num_requests)))
-        different = 0
-        for body, found in zip(bodies, together, strict=True):
-            if found is not None and await bits(client, body) != found:
+        await asyncio.gather(*(ask_beside_others() for _ in range(at_once)))
+        compared = different = 0
+        for number, found in sorted(together.items()):
+            if found is None:
+                continue
+            if time.monotonic() - begin_s > seconds:
+                break
+            compared += 1
+            if await bits(client, random_body(number, sizes)) != found:
                 different += 1
-                print(json.dumps(body))
-    return sum(found is not None for found in together), different
+                print(json.dumps(random_body(number, sizes)))
+    return Comparison(len(together), compared, different, _num_preemptions(url) - before)
+
+
+def _num_preemptions(url: str) -> int:
+    found = read_metrics(url)
+    return int(sum(value for name, value in found.items() if name.startswith("headrace_preemptions_total")))
 
 
 def main() -> None:
@@ -79,10 +120,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--at-once", type=int, default=64)
     parser.add_argument("--vocab-size", type=int, default=1000, help="prompts are of ids below it")
+    parser.add_argument("--most-prompt-tokens", type=int, default=200, help=f"more than {_SHARED_TOKENS}")
+    parser.add_argument("--most-tokens", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     options = parser.parse_args()
-    compared, different = asyncio.run(compare(options.url, options.requests, options.at_once, options.vocab_size))
-    print(json.dumps({"requests": options.requests, "compared": compared, "different": different}))
-    sys.exit(1 if different else 0)
+    sizes = Sizes(options.vocab_size, options.most_prompt_tokens, options.most_tokens)
+    found = asyncio.run(compare(options.url, options.requests, options.at_once, sizes, options.seconds))
+    print(json.dumps(asdict(found)))
+    sys.exit(0 if found.compared and not found.different else 1)
 
 
 if __name__ == "__main__":
