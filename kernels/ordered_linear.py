@@ -40,18 +40,22 @@ from kernels.skinny_linear import MAX_ROWS as MOST_FEW_ROWS
 _PART_BORDER = 128
 """Parts of K begin at multiples of it."""
 _TILES_IN_A_GROUP = 8
+_MOST_ROWS_BY_PARTS = 256
+"""`arrivals` has a place for each tile of 64 x 128 then, but for features that fill no tile."""
 _ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """A program's tile: block_m rows, 64 for each warp group of 4 warps at the most, by block_n features."""
+    """A program's tile: block_m rows, 64 for each warp group of 4 warps at the most, by block_n features. by_parts: it
+    computes one part of K, and the last to come adds; else one after the other."""
 
     block_m: int
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
+    by_parts: bool = False
 
 
 def num_parts(num_features: int, size: int) -> int:
@@ -77,6 +81,9 @@ def tile_config(num_rows: int, num_features: int, size: int) -> TileConfig:
     128 sums twice take 8 warps. Tiles of 256 rows or features take 10 to 30 % more.
     """
     num_tiles = -(-num_rows // 128) * -(-num_features // 128)
+    if num_tiles < 180 and num_parts(num_features, size) > 1 and num_rows <= _MOST_ROWS_BY_PARTS:
+        block_m = 64 if num_tiles < 64 else 128
+        return TileConfig(block_m, 128, 64, num_warps=4, num_stages=3, by_parts=True)
     if num_tiles < 180:
         return TileConfig(64, 128, 64, num_warps=4, num_stages=4)
     if num_parts(num_features, size) > 1:
@@ -90,12 +97,42 @@ def ordered_linear_reference(
     return F.linear(x, weight, bias)
 
 
+@triton.jit
+@no_type_check
+def _of_part(
+    x_tiles,
+    weight_tiles,
+    first_row,
+    first_feature,
+    part,
+    size,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART_BORDER: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """[BLOCK_M, BLOCK_N] fp32: the tile's products over one part of K."""
+    num_borders = tl.cdiv(size, PART_BORDER)
+    begin = part * num_borders // PARTS * PART_BORDER
+    end = tl.minimum((part + 1) * num_borders // PARTS * PART_BORDER, size)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(begin, end, BLOCK_K, num_stages=NUM_STAGES):
+        x = x_tiles.load([first_row, start])
+        weight = weight_tiles.load([first_feature, start])
+        acc = tl.dot(x, weight.T, acc, input_precision="ieee")
+    return acc
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 @no_type_check
 def _ordered_linear_kernel(
     x_tiles,  # of [M, K], BLOCK_M x BLOCK_K
     weight_tiles,  # of [N, K], BLOCK_N x BLOCK_K
     bias_ptr,
+    arrivals_ptr,
+    partial_ptr,  # [PARTS, tiles, BLOCK_M, BLOCK_N] fp32: what each part gives
     out_tiles,  # of [M, N], BLOCK_M x BLOCK_N
     num_rows,
     num_features,
@@ -105,13 +142,14 @@ def _ordered_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PARTS: tl.constexpr,
+    BY_PARTS: tl.constexpr,
     PART_BORDER: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (tile). Tiles that follow each other share rows or features, so that they find them in L2: those of GROUP
-    tiles of rows, feature by feature."""
+    """Program (tile), or (tile, part) BY_PARTS. Tiles that follow each other share rows or features, so that they find
+    them in L2: those of GROUP tiles of rows, feature by feature."""
     wait_for_inputs(PDL)
     num_tiles_m, num_tiles_n = tl.cdiv(num_rows, BLOCK_M), tl.cdiv(num_features, BLOCK_N)
     group, place = tl.program_id(0) // (GROUP * num_tiles_n), tl.program_id(0) % (GROUP * num_tiles_n)
@@ -125,17 +163,28 @@ def _ordered_linear_kernel(
             x = x_tiles.load([first_row, start])
             weight = weight_tiles.load([first_feature, start])
             total = tl.dot(x, weight.T, total, input_precision="ieee")
+    elif BY_PARTS:
+        tile, part = tl.program_id(0), tl.program_id(1)
+        acc = _of_part(
+            x_tiles, weight_tiles, first_row, first_feature, part, size, BLOCK_M, BLOCK_N, BLOCK_K, PARTS, PART_BORDER,
+            NUM_STAGES,
+        )  # fmt: skip
+        cell = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        part_ptrs = partial_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N) + cell
+        next_part = tl.num_programs(0).to(tl.int64) * (BLOCK_M * BLOCK_N)
+        tl.store(part_ptrs + part * next_part, acc)
+        tl.debug_barrier()  # the count is one thread's: it must come after every thread's stores
+        if tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") != PARTS - 1:
+            return
+        tl.store(arrivals_ptr + tile, 0)
+        for i in tl.static_range(PARTS):
+            total += tl.load(part_ptrs + i * next_part, cache_modifier=".cg")  # from L2, where the others' stores are
     else:
-        num_borders = tl.cdiv(size, PART_BORDER)
         for part in tl.static_range(PARTS):
-            acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-            begin = part * num_borders // PARTS * PART_BORDER
-            end = tl.minimum((part + 1) * num_borders // PARTS * PART_BORDER, size)
-            for start in tl.range(begin, end, BLOCK_K, num_stages=NUM_STAGES):
-                x = x_tiles.load([first_row, start])
-                weight = weight_tiles.load([first_feature, start])
-                acc = tl.dot(x, weight.T, acc, input_precision="ieee")
-            total += acc
+            total += _of_part(
+                x_tiles, weight_tiles, first_row, first_feature, part, size, BLOCK_M, BLOCK_N, BLOCK_K, PARTS,
+                PART_BORDER, NUM_STAGES,
+            )  # fmt: skip
     if HAS_BIAS:
         feature = first_feature + tl.arange(0, BLOCK_N)
         total += tl.load(bias_ptr + feature, mask=feature < num_features, other=0.0).to(tl.float32)[None, :]
@@ -179,10 +228,16 @@ def ordered_linear_triton(
     assert _is_copied_by_tiles(x) and _is_copied_by_tiles(weight) and num_features % 8 == 0
     out = torch.empty((num_rows, num_features), dtype=x.dtype, device=x.device)
     num_tiles = triton.cdiv(num_rows, config.block_m) * triton.cdiv(num_features, config.block_n)
-    _ordered_linear_kernel[(num_tiles,)](
+    by_parts, partial = config.by_parts and parts > 1 and arrivals is not None and len(arrivals) >= num_tiles, x
+    if by_parts:
+        shape = parts, num_tiles, config.block_m, config.block_n
+        partial = torch.empty(shape, dtype=torch.float32, device=x.device)
+    _ordered_linear_kernel[num_tiles, parts if by_parts else 1](
         TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]),
         TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k]),
         x if bias is None else bias,
+        x if arrivals is None else arrivals,
+        partial,
         TensorDescriptor.from_tensor(out, [config.block_m, config.block_n]),
         num_rows,
         num_features,
@@ -192,6 +247,7 @@ def ordered_linear_triton(
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         PARTS=parts,
+        BY_PARTS=by_parts,
         PART_BORDER=_PART_BORDER,
         GROUP=_TILES_IN_A_GROUP,
         NUM_STAGES=config.num_stages,

@@ -90,7 +90,8 @@ def _ways(rows: int, num_features: int, size: int, arrivals: Tensor) -> Iterator
             yield f"few, K in {parts}", partial(_ordered, arrivals=arrivals, config=None, parts=parts), parts
         for config in dict.fromkeys((tile_config(rows, num_features, size), *_tiles(rows))):
             tile = f"{config.block_m} x {config.block_n} x {config.block_k}"
-            name = f"{tile}, {config.num_warps} warps, {config.num_stages} stages, K in {parts}"
+            how = f"{parts} programs" if config.by_parts else f"{parts}"
+            name = f"{tile}, {config.num_warps} warps, {config.num_stages} stages, K in {how}"
             yield name, partial(_ordered, arrivals=arrivals, config=config, parts=parts), parts
 
 
@@ -103,6 +104,10 @@ def _tiles(rows: int) -> Iterator[TileConfig]:
         yield TileConfig(64, 64, 128, num_warps=4, num_stages=4)
         yield TileConfig(64, 128, 64, num_warps=4, num_stages=4)
         yield TileConfig(64, 256, 64, num_warps=4, num_stages=4)
+        yield TileConfig(64, 128, 64, num_warps=4, num_stages=3, by_parts=True)
+        yield TileConfig(128, 64, 64, num_warps=4, num_stages=3, by_parts=True)
+        yield TileConfig(128, 128, 64, num_warps=4, num_stages=3, by_parts=True)
+        yield TileConfig(128, 128, 64, num_warps=8, num_stages=4, by_parts=True)
         yield TileConfig(128, 64, 64, num_warps=4, num_stages=4)
         yield TileConfig(128, 128, 64, num_warps=4, num_stages=3)
         yield TileConfig(128, 128, 64, num_warps=8, num_stages=4)

@@ -13,6 +13,8 @@ TILES = [
     TileConfig(64, 128, 64, num_warps=4, num_stages=4),
     TileConfig(128, 128, 64, num_warps=8, num_stages=4),
     TileConfig(128, 256, 64, num_warps=8, num_stages=3),
+    TileConfig(64, 128, 64, num_warps=4, num_stages=3, by_parts=True),
+    TileConfig(128, 128, 64, num_warps=4, num_stages=3, by_parts=True),
 ]
 
 
@@ -45,9 +47,10 @@ def test_parts_are_added_one_by_one(parts, lane):
     """More than there are, too."""
     x, weight, bias = random(lane, 70, 264), random(lane, 72, 264, scale=0.06), random(lane, 72)
     arrivals = new_arrivals(72, x.device)
-    for rows in (3, 70):
-        got = ordered_linear_triton(x[:rows], weight, bias, arrivals, parts=parts)
+    for rows, config in ((3, None), (70, None), (70, TILES[-1])):
+        got = ordered_linear_triton(x[:rows], weight, bias, arrivals, config, parts)
         assert_close(got, naive(x[:rows], weight, bias))
+        assert not arrivals.any()
 
 
 @pytest.mark.parametrize("lane", LANES[1:])
