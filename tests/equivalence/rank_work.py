@@ -94,6 +94,25 @@ def answer(
     )
 
 
+def alone_and_among(
+    parallel: TensorParallel, folder: Path, asked: list[Asked], others: list[Asked], max_tokens: int
+) -> tuple[list[Any], list[Any]]:
+    """Ids and log probabilities of each of these, deterministic in bf16: by itself, and beside the others."""
+    loaded = load(parallel, folder, dtype="bfloat16")
+
+    def bits(requests: list[Asked], company: list[Asked]) -> list[Any]:
+        harness = Harness(loaded.num_blocks, BLOCK_SIZE, MAX_NUM_SEQS, BUDGET, executor=loaded.runner)
+        wanted = [harness.request(prompt, max_tokens, deterministic=True, **how) for prompt, how, _ in requests]
+        beside = [harness.request(prompt, max_tokens, **how) for prompt, how, _ in company]
+        for request in (*beside[::2], *wanted, *beside[1::2]):
+            assert harness.add(request)
+        harness.run()
+        keys = [key for request in wanted for key in sorted(harness.tokens) if key[0] == request.request_id]
+        return [(key[1], harness.tokens[key], harness.logprobs[key]) for key in keys]
+
+    return [each for one in asked for each in bits([one], [])], bits(asked, others)
+
+
 def agreed(parallel: TensorParallel, folder: Path, dtype: str) -> tuple[Any, ...]:
     """Each rank chooses by its own timer, if it chooses."""
     loaded = load(parallel, folder, dtype=dtype)

@@ -4,6 +4,7 @@ engine. Beside any others, in any pieces, after any preemption, from blocks that
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from service.config import CacheConfig, ModelSource
+from service.config import CacheConfig, LoraConfig, ModelSource
 from service.core.request import Request
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.layers.packed_weight import WeightForm
@@ -21,7 +22,10 @@ from service.runner.load import LoadedModel, load_executor
 from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Preemption
 from service.settings.quickstart import QUICKSTART_MODEL
 from tests.engine.harness import Harness, ListSink
+from tests.equivalence.random_adapters import save_random_adapters
+from tests.equivalence.rank_work import Asked, alone_and_among
 from tests.models import checkpoints
+from tests.ranks import Ranks
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 6
@@ -51,9 +55,13 @@ def two_forms() -> Iterator[None]:
         yield
 
 
-def load(folder: Path, dtype: str = "bfloat16", **changes: Any) -> LoadedModel:
+def load(
+    folder: Path, dtype: str = "bfloat16", max_num_seqs: int = 64, lora: LoraConfig | None = None,
+    choices_file: Path | None = None, **changes: Any,
+) -> LoadedModel:  # fmt: skip
     source = replace(ModelSource(str(folder), None, None, None, "auto", dtype, "cpu", None, 0), **changes)
-    return load_executor(source, folder, CacheConfig(BLOCK_SIZE, 0.5, 16 << 20, 1 << 24), 64, 256)
+    cache = CacheConfig(BLOCK_SIZE, 0.5, 16 << 20, 1 << 24)
+    return load_executor(source, folder, cache, max_num_seqs, 256, lora=lora, choices_file=choices_file)
 
 
 @pytest.fixture(scope="module", params=[*((name, "cpu") for name in (*AT_ONCE, "quickstart")), *ON_A_GPU], ids=str)
@@ -90,7 +98,7 @@ def prompt_of(seed: int, length: int) -> tuple[int, ...]:
 
 
 def asking(harness: Harness) -> list[Request]:
-    """Every kind of request; all ask for it."""
+    """Every kind of request, the last but one as `best_of` runs it; all ask for it."""
     ask: dict[str, Any] = {"deterministic": True, "num_logprobs": 3}
     beams = harness.beam_request(prompt_of(4, 9), MAX_TOKENS, width=3, n=2)
     return [
@@ -98,6 +106,7 @@ def asking(harness: Harness) -> list[Request]:
         harness.request(prompt_of(1, 33), MAX_TOKENS, seed=7, **ask),
         harness.request(prompt_of(2, 5), MAX_TOKENS, n=3, seed=8, top_p=0.9, top_k=40, **ask),
         harness.request(prompt_of(3, 40), MAX_TOKENS, seed=9, repetition_penalty=1.2, num_prompt_logprobs=2, **ask),
+        harness.request(prompt_of(7, 12), MAX_TOKENS, n=3, seed=10, num_logprobs=0, deterministic=True),
         replace(beams, sampling=replace(beams.sampling, deterministic=True)),
     ]
 
@@ -171,8 +180,44 @@ def test_among_others(loaded: LoadedModel, expected: Bits):
 
 def test_among_as_many_as_there_is_room_for(tmp_path: Path):
     """Where a step of many rows has another product than one of few, unless somebody asks."""
-    loaded = load(checkpoints.llama(tmp_path, **WIDTHS))
-    assert among(loaded, 60) == alone(loaded)
+    loaded = load(checkpoints.llama(tmp_path, **WIDTHS), max_num_seqs=256)
+    assert among(loaded, 256, max_num_seqs=256) == alone(loaded)
+
+
+def test_beside_adapters(tmp_path: Path):
+    """With one and without, beside others' and nobody's."""
+    folder = checkpoints.llama(tmp_path / "model", **WIDTHS)
+    loaded = load(folder, lora=LoraConfig(2, 8))
+    store = loaded.adapters
+    assert store is not None
+    read = [store.read(name, at) for name, at in save_random_adapters(folder, tmp_path, (3, 8)).items()]
+
+    def harness_with_slots() -> Harness:
+        return harness_of(loaded, num_adapter_slots=2)
+
+    def wanted(harness: Harness) -> list[Request]:
+        ask: dict[str, Any] = {"deterministic": True, "num_logprobs": 3, "seed": 5}
+        return [harness.request(prompt_of(8, 40), MAX_TOKENS, adapter=adapter, **ask) for adapter in (None, *read)]
+
+    beside = harness_with_slots()
+    found, company = wanted(beside), others(beside, 9)
+    company += [beside.request(prompt_of(20 + i, 25), 5, adapter=read[i % 2], seed=i) for i in range(6)]
+    run(beside, [*company[::2], *found, *company[1::2]])
+    for place, bits in enumerate(bits_of(beside, [request]) for request in found):
+        harness = harness_with_slots()
+        request = wanted(harness)[place]
+        run(harness, [request])
+        assert bits_of(harness, [request]) == bits
+
+
+def test_of_ranks(two_ranks: Ranks, tmp_path: Path):
+    """On as many."""
+    folder = checkpoints.llama(tmp_path, **WIDTHS, intermediate_size=128)
+    kinds = {"seed": 3}, {"temperature": 0.0}, {"seed": 4, "n": 2, "top_p": 0.9}
+    asked = [Asked(prompt_of(i, 9 + 13 * i), {"num_logprobs": 2, **kind}) for i, kind in enumerate(kinds)]
+    company = [Asked(prompt_of(30 + i, 5 + 9 * i), {"seed": i}) for i in range(6)]
+    for rank_alone, rank_among in two_ranks.run(alone_and_among, folder, asked, company, MAX_TOKENS):
+        assert rank_alone == rank_among
 
 
 @pytest.mark.parametrize("budget", [16, 23, 64])
@@ -231,6 +276,23 @@ def test_one_token_after_the_other_where_operations_are_not_our_own(loaded_one_b
 def test_where_numbers_are_wide(tmp_path: Path):
     loaded = load(checkpoints.llama(tmp_path), dtype="float32")
     assert among(loaded, 4, caches=True) == alone(loaded)
+
+
+def test_after_a_restart_with_the_same_choices(tmp_path: Path):
+    folder, choices = checkpoints.llama(tmp_path, **WIDTHS), tmp_path / "choices.json"
+    first = alone(load(folder, choices_file=choices))
+    again = load(folder, choices_file=choices)
+    assert choices.exists() and among(again, 9) == first
+
+
+@pytest.mark.load
+def test_a_model_of_135_million_parameters():
+    """SmolLM2-135M-Instruct, in the folder that HEADRACE_SMOLLM2 names."""
+    folder = os.environ.get("HEADRACE_SMOLLM2")
+    if folder is None:
+        pytest.skip("HEADRACE_SMOLLM2 names no folder")
+    loaded = load(Path(folder))
+    assert among(loaded, 30, caches=True) == among(loaded, 5, max_num_batched_tokens=64) == alone(loaded)
 
 
 def test_a_server_where_all_are_need_not_be_asked(tmp_path: Path):
