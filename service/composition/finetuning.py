@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 USUAL_TOKENS_ON_GPU, USUAL_TOKENS_ON_CPU = 2048, 512
 """Of a micro-batch, and so of an example, unless a job says: what keeps a GPU busy, and a CPU less than a second."""
 _PROBE_TOKENS = 1024
+_PACKED_SHARE = 0.5
+"""Of the KV blocks, which micro-batches of several examples take at most: a larger arena is only there while next to no
+request is (scheduler/arena_lending.py), and an interleaved job of it starves on a small KV cache."""
 
 
 def make_fine_tuning(
@@ -62,7 +65,8 @@ def make_fine_tuning(
 
 def served_base(settings: Settings, loaded: LoadedModel) -> ServedBase:
     """What jobs may ask of the model."""
-    max_length, refusal = _trainable_tokens(settings, loaded)
+    fitting, refusal = _fitting_tokens(settings, loaded)
+    max_length = max(2, min(loaded.max_model_len, fitting))
     usual = USUAL_TOKENS_ON_CPU if loaded.device == "cpu" else USUAL_TOKENS_ON_GPU
     names = (name for block in loaded.model.block_linears() for linear in block for name in linear.names)
     return ServedBase(
@@ -74,6 +78,7 @@ def served_base(settings: Settings, loaded: LoadedModel) -> ServedBase:
         max_length=max_length,
         usual_length=min(usual, max_length),
         refusal=refusal,
+        packed_length=max(2, min(usual, int(_PACKED_SHARE * fitting))),
     )
 
 
@@ -87,8 +92,8 @@ def model_text(settings: Settings, parts: ModelParts) -> ModelText:
     )
 
 
-def _trainable_tokens(settings: Settings, loaded: LoadedModel) -> tuple[int, str | None]:
-    """Of an example at most, or why there can be none: its activations are to fit the memory of the KV blocks."""
+def _fitting_tokens(settings: Settings, loaded: LoadedModel) -> tuple[int, str | None]:
+    """Of a micro-batch whose activations take all KV blocks; or why there can be none."""
     from service.finetune.trainable_model import check_trainable, parameter_layout
     from service.finetune.trained_model import activation_arena
 
@@ -97,5 +102,4 @@ def _trainable_tokens(settings: Settings, loaded: LoadedModel) -> tuple[int, str
     except InvalidRequest as refusal:
         return loaded.max_model_len, refusal.message
     arena = activation_arena(model, parameter_layout(model, (), settings.max_lora_rank))
-    fitting = loaded.num_blocks * loaded.block_bytes * _PROBE_TOKENS // arena.num_bytes(_PROBE_TOKENS)
-    return max(2, min(loaded.max_model_len, fitting)), None
+    return loaded.num_blocks * loaded.block_bytes * _PROBE_TOKENS // arena.num_bytes(_PROBE_TOKENS), None

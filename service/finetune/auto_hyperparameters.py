@@ -66,5 +66,5 @@ def _num_epochs(num_examples: int) -> int:
 def _micro_batch_tokens(batch_size: int, base: ServedBase, data: DataSize) -> int:
     """What a step usually has, since the rest of a micro-batch is padding; an example lies in one of them."""
     of_a_step = batch_size * data.num_tokens // data.num_examples
-    tokens = max(min(of_a_step, base.usual_length), data.longest)
+    tokens = max(min(of_a_step, base.packed_length or base.usual_length), data.longest)
     return -(-tokens // _TOKENS_MULTIPLE) * _TOKENS_MULTIPLE

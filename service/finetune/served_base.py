@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class ServedBase:
     """names: as it is served; the first is in the names of what is made of it. weights: their digest. linears: last
     parts of the names of the linear layers that may get an adapter. max_rank: that is served. max_length: most tokens
-    of an example; usual_length: unless a job says. refusal: why this model cannot be trained; None: it can."""
+    of an example; usual_length: unless a job says. packed_length: most tokens of a micro-batch of several examples, so
+    that requests have room beside it; None: usual_length. refusal: why this model cannot be trained; None: it can."""
 
     names: tuple[str, ...]
     weights: str
@@ -19,6 +20,7 @@ class ServedBase:
     max_length: int
     usual_length: int
     refusal: str | None = None
+    packed_length: int | None = None
 
     @property
     def name(self) -> str:

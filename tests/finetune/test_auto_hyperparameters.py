@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,3 +75,9 @@ def test_an_example_that_is_longer_than_usual_fits_a_micro_batch():
 def test_a_small_rank_limit_is_kept():
     base = ServedBase(("base",), "weights", 1000, frozenset(), 8, 4096, 512)
     assert resolved(SPEC, base, DataSize(1, 10, 10)).rank == 8
+
+
+def test_examples_are_packed_into_what_leaves_room_for_requests_and_a_long_one_fits():
+    base = replace(BASE, packed_length=256)
+    assert resolved(SPEC, base, DataSize(1000, 100_000, 200)).micro_batch_tokens == 256
+    assert resolved(SPEC, base, DataSize(1000, 100_000, 500)).micro_batch_tokens == 512
