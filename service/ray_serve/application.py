@@ -16,7 +16,8 @@ from ray.exceptions import RayActorError
 
 from service.ray_serve.call import Call
 from service.ray_serve.ingress import Ingress, Parts
-from service.ray_serve.replica import Replica
+from service.ray_serve.other_hosts import OnPlacementGroup
+from service.ray_serve.replica import Replica, StartOthers, start_none
 from service.settings.reader import read_settings
 
 LOST = (RayActorError, httpx.TransportError)
@@ -36,7 +37,8 @@ _PREFIX_ROUTER = {
 class Arguments(BaseModel):
     """What stands after `serve run ...:build`, or in a configuration's `args`.
 
-    model, flags: those of `headrace serve`. num_gpus, num_cpus: of a replica. waiting_per_replica: requests that wait
+    model, flags: those of `headrace serve`. num_gpus, num_cpus: of a replica, on each of its hosts. hosts: nodes among
+    which a replica's stages are divided, a placement group for each replica. waiting_per_replica: requests that wait
     for which there shall be one replica more. ingress_replicas: each is one process that passes on bytes. run: the
     module that serves, and what stands before its flags.
     """
@@ -47,6 +49,7 @@ class Arguments(BaseModel):
     flags: str = ""
     num_gpus: float = Field(0, ge=0)
     num_cpus: float = Field(1, ge=0)
+    hosts: int = Field(1, ge=1)
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(2, ge=1)
     max_replicas_per_node: int | None = Field(None, ge=1)
@@ -61,7 +64,20 @@ class Arguments(BaseModel):
     def _check_replicas(self) -> Arguments:
         if self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas ({self.max_replicas}) is less than min_replicas ({self.min_replicas})")
+        if self.hosts > 1 and self.max_replicas_per_node is not None:
+            raise ValueError("max_replicas_per_node: not with several hosts, each of which is a node of its own")
         return self
+
+    def placement(self) -> dict[str, Any]:
+        """As options of a deployment. Its other hosts' bundles are of the same size as the replica's own."""
+        if self.hosts == 1:
+            return {"max_replicas_per_node": self.max_replicas_per_node}
+        bundle = {"CPU": self.num_cpus, "GPU": self.num_gpus}
+        bundles = [{name: number for name, number in bundle.items() if number}] * self.hosts
+        return {"placement_group_bundles": bundles, "placement_group_strategy": "STRICT_SPREAD"}
+
+    def start_others(self) -> StartOthers:
+        return start_none if self.hosts == 1 else OnPlacementGroup(self.hosts, self.num_cpus, self.num_gpus)
 
     def flags_of_a_replica(self) -> list[str]:
         """The model first."""
@@ -81,13 +97,14 @@ def build(given: dict[str, Any]) -> serve.Application:
     refuse the flags."""
     arguments = Arguments.model_validate(given)
     flags = arguments.flags_of_a_replica()
-    settings = read_settings(flags)
+    # The number of hosts is checked as they will have it.
+    settings = read_settings([*flags, "--nnodes", str(arguments.hosts), "--node-secret", "drawn by each replica"])
     replicas = serve.deployment(
         Replica,
         name="replica",
         max_ongoing_requests=MOST_CALLS,
         ray_actor_options={"num_gpus": arguments.num_gpus, "num_cpus": arguments.num_cpus},
-        max_replicas_per_node=arguments.max_replicas_per_node,
+        **arguments.placement(),
         request_router_config=_PREFIX_ROUTER,
         health_check_period_s=5,
         health_check_timeout_s=5,
@@ -113,5 +130,6 @@ def build(given: dict[str, Any]) -> serve.Application:
         max_ongoing_requests=MOST_CALLS,
         ray_actor_options={"num_cpus": 0},
     )
-    bound = replicas.bind(shlex.split(arguments.run), flags, settings.max_num_seqs)
+    run = shlex.split(arguments.run)
+    bound = replicas.bind(run, flags, settings.max_num_seqs, arguments.start_others())
     return entry.bind(bound, int(settings.max_body_bytes))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,17 +19,41 @@ WAITING, BUSY = "waiting", "busy"
 _LAST_RESORT_S = 60.0
 
 
+class Others(NamedTuple):
+    """Other hosts of a replica's model. flags, environment: what its server needs to know of them. held: whatever keeps
+    them, as long as the replica lives."""
+
+    flags: Sequence[str] = ()
+    environment: Mapping[str, str] = MappingProxyType({})
+    held: object = None
+
+
+StartOthers = Callable[[Sequence[str], Sequence[str]], Others]
+"""By how a server is run, and its flags."""
+
+
+def start_none(run: Sequence[str], flags: Sequence[str]) -> Others:
+    return Others()
+
+
 class Replica:
     """Lives as long as its server: when that ends, this process ends too, with status 1, and Serve starts another.
 
     max_running: `--max-num-seqs`, if it is set; requests that run count against it. Serve makes it, and calls it on the
-    thread of its event loop.
+    thread of its event loop. start_others: of a model on several hosts.
     """
 
-    def __init__(self, run: Sequence[str], flags: Sequence[str], max_running: int | None) -> None:
+    def __init__(
+        self,
+        run: Sequence[str],
+        flags: Sequence[str],
+        max_running: int | None,
+        start_others: StartOthers = start_none,
+    ) -> None:
         self._max_running = max_running
         self._is_stopping = False
-        self._server = ServerProcess(run, flags)
+        self._others = start_others(run, flags)
+        self._server = ServerProcess(run, [*flags, *self._others.flags], self._others.environment)
         threading.Thread(target=self._end_with_server, name="server's end", daemon=True).start()
 
     async def answer(self, call: Call) -> AsyncIterator[AnswerHead | bytes]:

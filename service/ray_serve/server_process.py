@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 
@@ -21,18 +22,27 @@ _ANSWERS_WITHIN_S = 5.0
 _HOST = "http://localhost"  # nobody looks it up
 
 
+def child(run: Sequence[str], flags: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A module with these arguments, which ends with this process and with the thread that calls. environment: besides
+    this process's."""
+    command = [sys.executable, "-m", "service.ray_serve.with_parent", str(os.getpid()), *run, *flags]
+    return subprocess.Popen(command, env={**os.environ, **environment})
+
+
 class ServerProcess:
     """Starts it, and returns when it is ready: seconds to minutes, in which the thread that calls waits.
 
-    run: a module and what stands before the flags. Flags of the folder (socket, data) are added. The server ends with
-    this process, and with the thread that has made it. Raises ServerError if it ends before it is ready.
+    run: a module and what stands before the flags. Flags of the folder (socket, data) are added. environment: besides
+    this process's. The server ends with this process, and with the thread that has made it. Raises ServerError if it
+    ends before it is ready.
     """
 
-    def __init__(self, run: Sequence[str], flags: Sequence[str]) -> None:
+    def __init__(
+        self, run: Sequence[str], flags: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-", ignore_cleanup_errors=True)
         socket, data = Path(self._folder.name) / "socket", Path(self._folder.name) / "data"
-        command = [sys.executable, "-m", "service.ray_serve.with_parent", str(os.getpid()), *run]
-        self._process = subprocess.Popen([*command, "--uds", str(socket), "--data-dir", str(data), *flags])
+        self._process = child(run, ["--uds", str(socket), "--data-dir", str(data), *flags], environment)
         transport = httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=None))
         self._client = httpx.AsyncClient(base_url=_HOST, transport=transport, timeout=None)
         self._wait_until_ready(socket)

@@ -12,6 +12,7 @@ WITHOUT_A_TWIN = {
     "service/kvcache/kv_events.py": "a Protocol and its null object; tests/kv_events/test_publisher.py",
     "service/doctor/finding.py": "values only",
     "service/ray_serve/application.py": "tests/deploy/test_ray_serve.py, where Ray is installed",
+    "service/ray_serve/other_hosts.py": "tests/deploy/test_ray_serve.py, where Ray is installed",
     "service/ray_serve/prefix_router.py": "tests/deploy/test_ray_serve.py, where Ray is installed",
     "service/distributed/drawn_messages.py": "tests/distributed/test_stages.py",
     "service/distributed/late_launch.py": "tests/distributed/test_stages.py",

@@ -65,20 +65,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def deploy(folder: str, **arguments: Any) -> None:
     """Returns when it runs; the flags of a test come after everybody's."""
     flags = f"{FLAGS} {arguments.pop('flags', '')}"
-    serve.run(build({"model": folder, "max_replicas_per_node": 1, "flags": flags, **arguments}), route_prefix="/")
+    given = {"model": folder, "max_replicas_per_node": 1, "flags": flags, **arguments}
+    serve.run(build(given), route_prefix="/")
 
 
 def servers() -> dict[int, Path]:
     """Our servers that run here: process id -> socket."""
-    found = {}
+    return {
+        process: Path(words[words.index("--uds") + 1]) for process, words in _children_of_actors() if "--uds" in words
+    }
+
+
+def others() -> list[int]:
+    """Process ids of hosts that only compute."""
+    return [process for process, words in _children_of_actors() if "--node-rank" in words]
+
+
+def _children_of_actors() -> Iterator[tuple[int, list[str]]]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
         if "service.ray_serve.with_parent" in words and (process / "exe").exists():
-            found[int(process.name)] = Path(words[words.index("--uds") + 1])
-    return found
+            yield int(process.name), words
 
 
 def metrics(socket: Path) -> str:
@@ -140,6 +150,10 @@ def test_the_shipped_configuration_is_what_serve_and_the_application_take():
         build({"min_replicas": "3", "max_replicas": "2"})
     with pytest.raises(ConfigError, match="max-num-seqs"):
         build({"flags": "--max-num-seqs 0"})
+    with pytest.raises(ConfigError, match="nnodes 2: does not divide pipeline-parallel-size 1"):
+        build({"hosts": 2})
+    with pytest.raises(ValidationError, match="max_replicas_per_node: not with several hosts"):
+        build({"hosts": 2, "max_replicas_per_node": 1})
 
 
 def test_streams_pass_through_piece_by_piece(two: str):
@@ -227,6 +241,28 @@ def calling(url: str, num_clients: int) -> Iterator[None]:
             over.set()
         for call in calls:
             call.result()
+
+
+def test_a_replica_on_two_nodes_answers_by_stages_and_a_lost_host_costs_that_replica_alone(url: str, folder: str):
+    """An actor on the other node of its placement group; both come anew where one is lost, and none is left behind."""
+    deploy(folder, hosts=2, max_replicas_per_node=None, max_replicas=1, flags="--pipeline-parallel-size 2")
+    (head,) = servers()
+    (other,) = others()
+    assert _node_of(head) != _node_of(other)
+    assert complete(url, "x").status_code == 200
+    assert total("headrace_ranks") == 2
+    os.kill(_parent_of(other), signal.SIGKILL)
+    wait_for(lambda: head not in servers() and other not in others(), within_s=30)
+    wait_for(lambda: num_running() == 1 and len(servers()) == len(others()) == 1)
+    assert complete(url, "x").status_code == 200
+    serve.delete("default")
+    wait_for(lambda: not servers() and not others(), within_s=30)
+
+
+def _node_of(process: int) -> str:
+    """By the environment that Ray gives its workers: each node has a raylet of its own."""
+    environment = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+    return next(each for each in environment if each.startswith("RAY_RAYLET_PID="))
 
 
 def test_two_replicas_have_the_throughput_of_two(url: str, folder: str):

@@ -11,7 +11,7 @@ ENDS = """
 import threading, time
 from service.ray_serve import replica
 class Server:
-    def __init__(self, run, flags): pass
+    def __init__(self, run, flags, environment): pass
     def wait(self): return time.sleep(0.2)
     def stop(self, within_s): time.sleep(0.5)
 replica.ServerProcess = Server
