@@ -185,7 +185,7 @@ class _Service:
         if settings.enable_finetuning and adapters is not None and self._stand_in is None:
             fine_tuning, self._jobs = make_fine_tuning(settings, parts, self._engine, adapters, self._storage, recorder)
             self._jobs.start()
-        self._state.set_ready(make_served_model(settings, parts, self._engine, adapters, fine_tuning, clock))
+        self._state.set_ready(make_served_model(settings, parts, self._engine, blocks, adapters, fine_tuning, clock))
         self._ready_s, self._ready_process_s = time.monotonic(), time.process_time()
         recorder.record_startup("total", self._ready_s - self._started_s)
 

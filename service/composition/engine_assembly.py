@@ -17,6 +17,7 @@ from service.composition.policies import (
 from service.core.clock import Clock
 from service.engine.engine import Engine
 from service.engine.ports import Executor
+from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.metrics.recorder import Recorder
@@ -44,7 +45,12 @@ def make_engine(
     at_end: what is to be undone then; without it nobody is told what the prefix cache holds."""
     loaded, config = parts.loaded, parts.scheduler
     recorder.record_host_block_bytes(loaded.host_block_bytes)
-    blocks = _make_blocks(settings, loaded.num_blocks, loaded.num_host_blocks, at_end)
+    overlap = settings.overlap
+    if overlap is None:
+        overlap = loaded.device != "cpu"  # on a CPU the iteration itself holds the cores
+    most_new = (2 if overlap else 1) * config.max_num_batched_tokens
+    window = AttentionWindow.of_layers(loaded.model_config.sliding_windows, loaded.max_model_len, most_new)
+    blocks = _make_blocks(settings, loaded.num_blocks, loaded.num_host_blocks, window, at_end)
     history = History()
     policies = SchedulerPolicies(
         BackgroundLast(make_scheduling_policy(settings, history, blocks.swap_space)),
@@ -66,9 +72,6 @@ def make_engine(
         max_preemptions=config.max_preemptions,
         num_lanes=settings.pipeline_parallel_size,
     )
-    overlap = settings.overlap
-    if overlap is None:
-        overlap = loaded.device != "cpu"  # on a CPU the iteration itself holds the cores
     masker = TokenBitmask(
         config.max_num_seqs,
         loaded.model_config.vocab_size,
@@ -88,10 +91,22 @@ def make_engine(
     return engine, blocks
 
 
-def _make_blocks(settings: Settings, num_blocks: int, num_host_blocks: int, at_end: ExitStack | None) -> BlockManager:
+def _make_blocks(
+    settings: Settings,
+    num_blocks: int,
+    num_host_blocks: int,
+    window: AttentionWindow | None,
+    at_end: ExitStack | None,
+) -> BlockManager:
     block_size = settings.block_size
     per_entry = max(1, PREFIX_ENTRY_TOKENS // block_size)
     events = None if at_end is None else make_kv_events(settings, block_size * per_entry, at_end)
-    cache = ChainedPrefixCache(block_size, per_entry, events) if settings.enable_prefix_caching else NoPrefixCache()
+    num_seen = None if window is None else window.num_tokens
+    cache = (
+        ChainedPrefixCache(block_size, per_entry, events, num_seen)
+        if settings.enable_prefix_caching
+        else NoPrefixCache()
+    )
     lora = settings.lora_config()
-    return BlockManager(num_blocks, block_size, cache, num_host_blocks, 0 if lora is None else lora.num_slots)
+    num_slots = 0 if lora is None else lora.num_slots
+    return BlockManager(num_blocks, block_size, cache, num_host_blocks, num_slots, window)

@@ -13,6 +13,7 @@ from service.core.clock import Clock
 from service.core.version import distribution_version
 from service.engine.async_engine import AsyncEngine
 from service.finetune.fine_tuning import FineTuning
+from service.kvcache.block_manager import BlockManager
 from service.metrics.recorder import Recorder
 from service.process.daemon_thread import in_daemon_thread
 from service.settings.settings import Settings
@@ -27,6 +28,7 @@ def make_served_model(
     settings: Settings,
     parts: ModelParts,
     engine: AsyncEngine,
+    blocks: BlockManager,
     adapters: Adapters | None,
     fine_tuning: FineTuning | None,
     clock: Clock,
@@ -39,7 +41,7 @@ def make_served_model(
         chat_template=parts.template,
         root=settings.public_model_name(),
         created=int(time.time()),
-        max_model_len=min(loaded.max_model_len, loaded.num_blocks * settings.block_size),
+        max_model_len=min(loaded.max_model_len, blocks.longest_sequence or loaded.max_model_len),
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
         defaults=_defaults(settings, parts),

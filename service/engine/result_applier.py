@@ -157,6 +157,7 @@ class ResultApplier:
         self._scheduler.history.computed(group.request.client, end - start)
         # Blocks of an answer are cached when it ends: nobody goes on from it before.
         self._cache_blocks(group, sequence, min(end, sequence.num_prompt_tokens))
+        self._scheduler.blocks.forget_unseen(sequence.sequence_id, end)
         if group.prompt_logprobs is not None and end >= sequence.num_prompt_tokens:
             self._requests.events.append((group.request.request_id, PromptEvent(tuple(group.prompt_logprobs))))
             group.prompt_logprobs = None
@@ -191,6 +192,7 @@ class ResultApplier:
         drafts are right. What comes behind was drawn after a wrong token, and is nobody's."""
         sequence, start, journal = group.live[0], item.num_computed_tokens, group.journal
         num_right, num_applied = num_equal(drafts, [token_id for token_id, _ in draws]), 0
+        self._scheduler.blocks.forget_unseen(sequence.sequence_id, start)
         journal.num_drafted += len(drafts)
         for token_id, logprobs in draws[: num_right + 1]:
             if not group.live:

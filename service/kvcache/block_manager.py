@@ -12,8 +12,9 @@ from service.core.adapter import Adapter, AdapterLoad
 from service.core.iteration_plan import BlockCopy, Transfer
 from service.core.sequence import Sequence
 from service.kvcache.adapter_slots import AdapterSlots
+from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_pool import BlockPool
-from service.kvcache.block_table import BlockTable
+from service.kvcache.block_table import HOLE, BlockTable, num_holes
 from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION, cheapest_run
 from service.kvcache.prefix_cache import PrefixCache
 from service.kvcache.swap_space import SwapSpace
@@ -40,6 +41,8 @@ class BlockManager:
     by the sequence that takes it, so nothing is copied on write; and since every sequence needs a slot for every token,
     `append_each` takes those of a whole iteration at once.
 
+    Under a `window` a sequence gives blocks back as it goes on: of its table the first entries are holes then.
+
     Blocks of a training and of idle adapters can be had as free ones can: if no others are free, who takes blocks ends
     the one's loan, and then makes the others go.
     """
@@ -51,9 +54,11 @@ class BlockManager:
         prefix_cache: PrefixCache,
         num_host_blocks: int = 0,
         num_adapter_slots: int = 0,
+        window: AttentionWindow | None = None,
     ) -> None:
         assert block_size > 0
         self.block_size = block_size
+        self.window = window
         self._prefix_cache = prefix_cache
         self.pool = BlockPool(num_blocks)
         # More than the device holds could never be needed at once (PagedAttention, section 4.5).
@@ -61,6 +66,7 @@ class BlockManager:
         self.adapter_slots = AdapterSlots(num_adapter_slots, self.pool)
         self.arena = TrainingArena(self.pool)
         self._tables: dict[int, BlockTable] = {}
+        self._holes_of_swapped: dict[int, int] = {}  # of those that have any
         self._free_rows: list[int] = []
         self._num_rows = 0
         self._released_rows: list[int] = []
@@ -68,6 +74,25 @@ class BlockManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens of one sequence fill, the last perhaps in part."""
         return -(-num_tokens // self.block_size)
+
+    def most_held(self, num_blocks: int) -> int:
+        """Blocks that a sequence holds at most at once, which fills so many behind its first ones."""
+        return num_blocks if self.window is None else min(num_blocks, self.window.most_blocks(self.block_size))
+
+    @property
+    def most_tokens_seen(self) -> int | None:
+        """Tokens in the blocks that a decode sees at most; None: all."""
+        if self.window is None:
+            return None
+        return (self.num_blocks_for(self.window.num_tokens) + 1) * self.block_size
+
+    @property
+    def longest_sequence(self) -> int | None:
+        """Tokens for which there are blocks; None: any number, under a window."""
+        num_blocks = self.pool.num_blocks
+        if self.window is not None and self.window.most_blocks(self.block_size) <= num_blocks:
+            return None
+        return num_blocks * self.block_size
 
     @property
     def num_available(self) -> int:
@@ -118,17 +143,20 @@ class BlockManager:
 
     def num_free_among(self, block_ids: list[int]) -> int:
         """How many of these no table holds: to share them takes free blocks."""
-        return sum(self.pool.reference_count(block_id) == 0 for block_id in block_ids)
+        return sum(block_id != HOLE and self.pool.reference_count(block_id) == 0 for block_id in block_ids)
 
     def num_also_held_by_others(self, prefix: list[int], num_holders: int) -> int:
-        """How many blocks at the prefix's start are each held by more than `num_holders` tables."""
-        counts = (self.pool.reference_count(block_id) for block_id in prefix)
-        return sum(1 for _ in takewhile(lambda count: count > num_holders, counts))
+        """How many blocks at the prefix's start are each held by more than `num_holders` tables; holes are nobody's
+        need if all others are."""
+        first = num_holes(prefix)
+        counts = (self.pool.reference_count(block_id) for block_id in prefix[first:])
+        num_held = sum(1 for _ in takewhile(lambda count: count > num_holders, counts))
+        return first + num_held if not first or first + num_held == len(prefix) else 0
 
     def allocate(self, sequence_id: int, num_tokens: int, prefix: list[int]) -> None:
         """A table for `num_tokens` tokens: the blocks of `prefix`, then new ones. The caller has checked `fit`."""
         assert sequence_id not in self._tables
-        self.pool.share_many(prefix)
+        self.pool.share_many(prefix[num_holes(prefix) :])
         new = self._take_blocks(self.num_blocks_for(num_tokens) - len(prefix))
         self._add_table(sequence_id, prefix + new)
 
@@ -179,6 +207,16 @@ class BlockManager:
             table.append(self._take_block())
         return copies
 
+    def forget_unseen(self, sequence_id: int, position: int) -> None:
+        """Of the sequence no tokens before `position` will be computed: blocks that none of the others sees are given
+        back. An iteration that runs may still read them: whatever is written there is written by a later plan, which
+        the device carries out behind it."""
+        if self.window is not None:
+            table = self._tables[sequence_id]
+            dropped = table.drop_before(self.window.first_block(position, self.block_size))
+            if dropped:
+                self.pool.release_many(reversed(dropped))
+
     def append_each(self, sequence_ids: list[int]) -> list[int]:
         """One more block for each sequence; returns the blocks, in the sequences' order.
 
@@ -221,8 +259,8 @@ class BlockManager:
         """`child_id` shares the parent's blocks that hold its first `num_tokens` tokens."""
         assert child_id not in self._tables
         shared = self._tables[parent_id].block_ids[: self.num_blocks_for(num_tokens)]
-        self.pool.share_many(shared)
-        self._add_table(child_id, list(shared))
+        self.pool.share_many(shared[num_holes(shared) :])
+        self._add_table(child_id, shared)
 
     def refork(self, parent_of: dict[int, int]) -> None:
         """The table of each child becomes what its parent's table was, all at once (beam search)."""
@@ -232,17 +270,18 @@ class BlockManager:
             start = _first_difference(child.block_ids, theirs)
             adopted.append((child, start, theirs[start:]))
         for _, _, block_ids in adopted:
-            self.pool.share_many(block_ids)
+            self.pool.share_many(block_ids[num_holes(block_ids) :])
         for child, start, block_ids in adopted:
-            self.pool.release_many(reversed(child.block_ids[start:]))
+            self.pool.release_many(reversed(child.block_ids[max(start, child.first) :]))
             child.adopt(block_ids, start)
 
     def free(self, sequence_id: int) -> None:
         """Give the sequence's blocks back, wherever they are. Last blocks first: a shared beginning outlives them."""
         if self.swap_space.holds(sequence_id):
             self.swap_space.free(sequence_id)
+            self._holes_of_swapped.pop(sequence_id, None)
             return
-        block_ids = self._take_table(sequence_id).block_ids
+        block_ids = self._take_table(sequence_id).held
         if self.swap_space.is_moving(sequence_id):
             self.swap_space.keep_until_arrival(sequence_id, block_ids)
             return
@@ -261,17 +300,19 @@ class BlockManager:
 
     def num_distinct_blocks(self, sequence_ids: list[int]) -> int:
         """Device blocks that the sequences' tables hold, a shared one counted once."""
-        return len({block for sequence_id in sequence_ids for block in self._tables[sequence_id].block_ids})
+        return len({block for sequence_id in sequence_ids for block in self._tables[sequence_id].held})
 
     def swap_out(self, sequence_ids: list[int]) -> Transfer:
         """Move the sequences' blocks to the host. The caller has checked `swap_space.num_free`."""
-        return self.swap_space.move_out({i: self._take_table(i).block_ids for i in sequence_ids})
+        tables = {i: self._take_table(i) for i in sequence_ids}
+        self._holes_of_swapped |= {i: table.first for i, table in tables.items() if table.first}
+        return self.swap_space.move_out({i: table.held for i, table in tables.items()})
 
     def swap_in(self, sequence_ids: list[int]) -> Transfer:
         """Move them back, into new blocks, shared as they were. The caller has checked `fit`."""
         device_of: dict[int, int] = {}
         for sequence_id in sequence_ids:
-            block_ids = []
+            block_ids = [HOLE] * self._holes_of_swapped.pop(sequence_id, 0)
             for host_block in self.swap_space.table(sequence_id):
                 if host_block in device_of:
                     self.pool.share(device_of[host_block])
@@ -290,8 +331,9 @@ class BlockManager:
         """Raise AssertionError unless counts equal holders and every block is either used or free, once."""
         held: dict[int, int] = {}
         for table in self._tables.values():
-            assert len(set(table.block_ids)) == len(table.block_ids), "a table holds a block once"
-            for block_id in table.block_ids:
+            assert len(set(table.held)) == len(table.held), "a table holds a block once"
+            assert table.first == num_holes(table.block_ids) and HOLE not in table.held, "holes come first"
+            for block_id in table.held:
                 held[block_id] = held.get(block_id, 0) + 1
         for block_id in self.swap_space.held_device_blocks():
             held[block_id] = held.get(block_id, 0) + 1
@@ -302,6 +344,7 @@ class BlockManager:
             assert block_id not in held, "a training shares its blocks with nobody"
             assert block_id not in self._prefix_cache.known_blocks(), "nobody looks for anything there"
             held[block_id] = 1
+        assert all(map(self.swap_space.holds, self._holes_of_swapped)), "they are on the host"
         self.swap_space.check_invariants()
         self.adapter_slots.check_invariants()
         rows = sorted([*self._free_rows, *(table.row for table in self._tables.values())])
@@ -348,7 +391,7 @@ class BlockManager:
         costs = [most if is_used else 0 for is_used in self.pool.is_used()]
         for block_id in self._prefix_cache.known_blocks():
             costs[block_id] = costs[block_id] or 1
-        tables = [self._tables[i].block_ids for i in self.swap_space.moving_sequence_ids() if i in self._tables]
+        tables = [self._tables[i].held for i in self.swap_space.moving_sequence_ids() if i in self._tables]
         for block_ids in (*tables, self.swap_space.held_device_blocks(), self.adapter_slots.pinned_blocks()):
             for block_id in block_ids:
                 costs[block_id] = OUT_OF_THE_QUESTION

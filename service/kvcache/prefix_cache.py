@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import NamedTuple, Protocol
 
 from service.core.sequence import Sequence
+from service.kvcache.block_table import HOLE
 from service.kvcache.kv_events import KvEvents, NoKvEvents
 
 
@@ -27,11 +28,13 @@ class PrefixCache(Protocol):
     tokens_per_entry: int
 
     def match(self, sequence: Sequence, salt: str) -> list[int]:
-        """Known blocks that hold the sequence's beginning, in order, at least one token short of its end."""
+        """Known blocks that hold the sequence's beginning, in order, at least one token short of its end. Holes in
+        place of those that nothing behind them sees."""
         ...
 
     def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
-        """Full blocks of its first `num_tokens` tokens may be found from now on; known ones are passed over."""
+        """Full blocks of its first `num_tokens` tokens may be found from now on; known ones are passed over, and
+        holes."""
         ...
 
     def known_blocks(self) -> Collection[int]:
@@ -61,11 +64,19 @@ class _Entry(NamedTuple):
 
 class ChainedPrefixCache:
     """The real one. An entry is one block, or `blocks_per_entry` consecutive ones where blocks are small, because
-    keeping and finding a prefix costs time per entry."""
+    keeping and finding a prefix costs time per entry. window: tokens that a query sees, if no layer sees more; of a
+    prefix its last ones are enough then."""
 
-    def __init__(self, block_size: int, blocks_per_entry: int = 1, events: KvEvents | None = None) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        blocks_per_entry: int = 1,
+        events: KvEvents | None = None,
+        window: int | None = None,
+    ) -> None:
         self._blocks_per_entry = blocks_per_entry
         self.tokens_per_entry = block_size * blocks_per_entry
+        self._window = window
         self._events = events or NoKvEvents()
         self._entries: dict[bytes, _Entry] = {}
         self._entry_of: dict[int, _Entry] = {}
@@ -74,6 +85,8 @@ class ChainedPrefixCache:
         return len(self._entries)
 
     def match(self, sequence: Sequence, salt: str) -> list[int]:
+        if self._window is not None:
+            return self._match_last(sequence, salt, self._window)
         found: list[int] = []
         for index in range((sequence.num_tokens - 1) // self.tokens_per_entry):
             tokens = self._tokens(sequence, index, index + 1)
@@ -99,13 +112,33 @@ class ChainedPrefixCache:
             if digest in entries:
                 continue
             blocks = tuple(block_ids[index * count : (index + 1) * count])
-            if entry_of.keys().isdisjoint(blocks):
+            if blocks[0] != HOLE and entry_of.keys().isdisjoint(blocks):
                 entry = entries[digest] = _Entry(digest, held, blocks)
                 for block_id in blocks:
                     entry_of[block_id] = entry
                 parent = sequence.block_digests[index - 1] if index else None
                 self._events.stored(digest, parent, held, salt)
         sequence.num_cached_blocks = end * count
+
+    def _match_last(self, sequence: Sequence, salt: str, window: int) -> list[int]:
+        """The longest beginning of which the entries are known that the token behind it sees."""
+        num_seen = max(1, -(-(window - 1) // self.tokens_per_entry))
+        digests, num_entries = sequence.block_digests, (sequence.num_tokens - 1) // self.tokens_per_entry
+        for index in range(len(digests), num_entries):
+            self._digest(sequence, salt, index, self._tokens(sequence, index, index + 1))
+        num_known = 0  # side by side, from `index` on
+        for index in reversed(range(num_entries)):
+            entry = self._entries.get(digests[index])
+            is_known = entry is not None and entry.tokens == self._tokens(sequence, index, index + 1)
+            num_known = num_known + 1 if is_known else 0
+            if num_known and num_known == min(num_seen, index + num_known):
+                found = (self._entries[digest].block_ids for digest in digests[index : index + num_known])
+                block_ids = [HOLE] * (index * self._blocks_per_entry) + [b for blocks in found for b in blocks]
+                end = (index + num_known) * self.tokens_per_entry
+                num_unseen = max(0, end + 1 - window) * self._blocks_per_entry // self.tokens_per_entry
+                block_ids[:num_unseen] = [HOLE] * num_unseen
+                return block_ids
+        return []
 
     def known_blocks(self) -> Collection[int]:
         return self._entry_of.keys()

@@ -265,7 +265,12 @@ class DecodeBatch:
     def _grow(self, places: Int64Array) -> GrownTables:
         """One block more for the decode at each place."""
         columns, block_size = self._columns, self._blocks.block_size
-        block_ids = self._blocks.append_each(columns[SEQUENCE_ID, places].tolist())
+        sequence_ids = columns[SEQUENCE_ID, places].tolist()
+        if self._blocks.window is not None:
+            positions = (columns[END, places] - columns[NUM_NEW, places]).tolist()
+            for sequence_id, position in zip(sequence_ids, positions, strict=True):
+                self._blocks.forget_unseen(sequence_id, position)
+        block_ids = self._blocks.append_each(sequence_ids)
         nth = np.arange(len(places)) - places.searchsorted(places)  # of the decode's
         grown = GrownTables(places, columns[ROOM, places] // block_size + nth, np.array(block_ids, np.int64))
         np.add.at(columns[ROOM], places, block_size)

@@ -124,8 +124,9 @@ class GroupStart:
         return prefix, "memory" if is_there else "adapter"
 
     def _cached_prefix(self, group: SequenceGroup) -> list[int]:
-        """Blocks that need not be computed: none if all of the prompt is needed."""
-        if group.needs_whole_prompt:
+        """Blocks that need not be computed: none if all of the prompt is needed. Under a window the leader's last ones
+        would do for itself, but choices that share its prompt with it again see others."""
+        if group.needs_whole_prompt or (self._blocks.window is not None and len(group.computing) > 1):
             return []
         return self._blocks.match_prefix(group.leader, group.request.prefix_salt)
 

@@ -267,10 +267,10 @@ class IterationScheduler:
             for sequence in group.computing:
                 if not blocks.has_table(sequence.sequence_id):
                     continue
-                block_ids = blocks.table(sequence.sequence_id).block_ids
-                if block_ids and block_ids[-1] not in last_blocks:  # else forked, and not yet written on
-                    unfilled += len(block_ids) * blocks.block_size - sequence.num_computed_tokens
-                    last_blocks.add(block_ids[-1])
+                table = blocks.table(sequence.sequence_id)
+                if table.held and table.held[-1] not in last_blocks:  # else forked, and not yet written on
+                    unfilled += len(table.block_ids) * blocks.block_size - sequence.num_computed_tokens
+                    last_blocks.add(table.held[-1])
         num_used = blocks.pool.num_used - blocks.swap_space.num_departing - blocks.adapter_slots.num_blocks
         num_used -= blocks.arena.num_blocks
         return max(0, num_used * blocks.block_size - unfilled)

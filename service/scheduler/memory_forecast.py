@@ -57,7 +57,8 @@ class ForecastAdmission:
         num_promised: int = 0,
     ) -> Fit:
         block_size = blocks.block_size
-        peak = peak_num_tokens(pair for other in (*running, group) for pair in self._lengths(other, block_size))
+        lengths = (pair for other in (*running, group) for pair in self._lengths(other, block_size))
+        peak = peak_num_tokens(lengths, blocks.most_tokens_seen)
         slots = blocks.adapter_slots
         of_adapters = slots.num_pinned_blocks + slots.num_blocks_to_pin(group.request.adapter)
         if running and peak > (blocks.pool.num_blocks - of_adapters) * block_size:
@@ -77,14 +78,16 @@ class ForecastAdmission:
         return lengths[:1] + [(num_now - shared, num_to_come) for num_now, num_to_come in lengths[1:]]
 
 
-def peak_num_tokens(sequences: Iterable[tuple[int, int]]) -> int:
+def peak_num_tokens(sequences: Iterable[tuple[int, int]], most_each: int | None = None) -> int:
     """The most tokens ever held at once by sequences of (tokens now, tokens to come), one more in each iteration.
+    most_each: that a sequence holds, under a window; the result is an upper bound then.
 
     Memory is highest just before a sequence ends. With the longest to come first, when the i-th ends the ones before
     it still live, and all of them have grown as much as it has.
     """
     held, peak = 0, 0
     for index, (num_now, num_to_come) in enumerate(sorted(sequences, key=lambda pair: -pair[1]), 1):
-        held += num_now
-        peak = max(peak, held + index * num_to_come)
+        held += num_now if most_each is None else min(num_now, most_each)
+        grown = held + index * num_to_come
+        peak = max(peak, grown if most_each is None else min(grown, index * most_each))
     return peak

@@ -6,6 +6,7 @@ from __future__ import annotations
 from service.core.request import Request
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
+from service.kvcache.block_table import num_holes
 
 
 def num_shared_tokens(request: Request, block_size: int) -> int:
@@ -13,10 +14,11 @@ def num_shared_tokens(request: Request, block_size: int) -> int:
     return request.num_prompt_tokens // block_size * block_size
 
 
-def num_blocks_now(group: SequenceGroup, blocks: BlockManager) -> int:
-    """Blocks that hold every token that the group has now, none of them allocated yet."""
-    shared = num_shared_tokens(group.request, blocks.block_size) // blocks.block_size
-    return shared + sum(blocks.num_blocks_for(s.num_tokens) - shared for s in group.computing)
+def num_blocks_now(group: SequenceGroup, blocks: BlockManager, num_seen_no_more: int = 0) -> int:
+    """Blocks that hold every token that the group has now, none of them allocated yet; under a window, the most of them
+    that are held at once. num_seen_no_more: so many of the first nobody needs."""
+    num_each = [blocks.num_blocks_for(sequence.num_tokens) for sequence in group.computing]
+    return _held_by_choices(group.request, num_each, blocks, num_seen_no_more)
 
 
 def num_blocks_to_start(group: SequenceGroup, prefix: list[int], blocks: BlockManager) -> int:
@@ -29,7 +31,10 @@ def num_blocks_to_start(group: SequenceGroup, prefix: list[int], blocks: BlockMa
     if blocks.swap_space.holds(group.leader.sequence_id):
         num_held = blocks.swap_space.num_blocks_of([s.sequence_id for s in group.computing])
         return of_adapter + min(num_held + len(group.live), num_blocks_at_most(group.request, blocks))
-    return of_adapter + num_blocks_now(group, blocks) - len(prefix) + blocks.num_free_among(prefix)
+    first = num_holes(prefix)
+    num_known = len(prefix) - first
+    num_new = max(0, num_blocks_now(group, blocks, first) - num_known)
+    return of_adapter + num_new + blocks.num_free_among(prefix)
 
 
 def num_blocks_to_come(group: SequenceGroup, blocks: BlockManager) -> int:
@@ -37,18 +42,31 @@ def num_blocks_to_come(group: SequenceGroup, blocks: BlockManager) -> int:
     a group that decodes."""
     to_come = 0
     for sequence in group.computing:
+        num_needed = blocks.num_blocks_for(sequence.num_tokens_to_cache)
         if blocks.has_table(sequence.sequence_id):
-            held = len(blocks.table(sequence.sequence_id).block_ids)
+            table = blocks.table(sequence.sequence_id)
+            if num_needed > len(table.block_ids):
+                to_come += max(0, blocks.most_held(num_needed - table.first) - len(table.held))
         else:
-            held = num_shared_tokens(group.request, blocks.block_size) // blocks.block_size
-        to_come += max(0, blocks.num_blocks_for(sequence.num_tokens_to_cache) - held)
+            shared = num_shared_tokens(group.request, blocks.block_size) // blocks.block_size
+            to_come += blocks.most_held(num_needed - shared)
     return to_come
 
 
 def num_blocks_at_most(request: Request, blocks: BlockManager) -> int:
-    """Blocks of the request's own when every choice has run to max_tokens. A last token is never cached."""
+    """Blocks of the request's own when every choice has run to max_tokens; under a window, the most of them that it
+    holds at once. A last token is never cached."""
+    num_each = [blocks.num_blocks_for(request.max_num_tokens - 1)] * request.sampling.num_sequences
+    return _held_by_choices(request, num_each, blocks)
+
+
+def _held_by_choices(request: Request, num_each: list[int], blocks: BlockManager, num_seen_no_more: int = 0) -> int:
+    """Blocks of choices that have `num_each`, those of the prompt shared, without the first `num_seen_no_more`."""
+    if len(num_each) == 1:
+        return blocks.most_held(num_each[0] - num_seen_no_more)
     shared = num_shared_tokens(request, blocks.block_size) // blocks.block_size
-    return shared + request.sampling.num_sequences * (blocks.num_blocks_for(request.max_num_tokens - 1) - shared)
+    of_prompt = blocks.most_held(max(0, shared - num_seen_no_more))
+    return of_prompt + sum(blocks.most_held(num_blocks - shared) for num_blocks in num_each)
 
 
 def num_blocks_alone(request: Request, blocks: BlockManager) -> int:

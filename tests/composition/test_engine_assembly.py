@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from service.composition.engine_assembly import make_engine
@@ -118,3 +120,21 @@ def _without_logprobs(events: dict[str, list[object]]) -> dict[str, list[object]
 def _logprobs(events: dict[str, list[object]]) -> list[float]:
     told = [event.logprobs for of in events.values() for event in of if isinstance(event, TokenEvent)]
     return [number for entry in told if entry for number in (entry.chosen, *(logprob for _, logprob in entry.top))]
+
+
+def test_where_every_layer_sees_a_window_a_long_answer_holds_no_more_than_that(parts: ModelParts):
+    def most_used(windows: tuple[int | None, ...]) -> int:
+        config = replace(parts.loaded.model_config, sliding_windows=windows)
+        served = replace(parts, loaded=replace(parts.loaded, model_config=config))
+        engine, blocks = make_engine(Settings(**SMALL), served, new_recorder(), MonotonicClock(), Sevens())
+        sampling, used = SamplingParams(max_tokens=100, temperature=0), [0]
+        engine.requests.add(Request("a", PROMPT, sampling, arrival_s=0.0))
+        while engine.has_work:
+            engine.step()
+            used.append(blocks.pool.num_used)
+        return max(used[20:])
+
+    num_layers = len(parts.loaded.model_config.sliding_windows)
+    assert most_used((None,) * num_layers) == 9
+    assert most_used((20,) * num_layers) == 3
+    assert most_used((20,) * (num_layers - 1) + (None,)) == 9, "one layer that sees all needs all"

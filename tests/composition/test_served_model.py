@@ -17,7 +17,7 @@ async def serve(parts: ModelParts, **changed: object):
     engine, blocks = make_engine(settings, parts, new_recorder(), clock)
     asynchronous = AsyncEngine(engine, blocks, parts.scheduler, clock, lambda fault: None)
     adapters = make_adapters(settings, parts, asynchronous, new_recorder())
-    return make_served_model(settings, parts, asynchronous, adapters, None, clock)
+    return make_served_model(settings, parts, asynchronous, blocks, adapters, None, clock)
 
 
 def test_its_limits_are_the_models_and_the_caches(parts: ModelParts):

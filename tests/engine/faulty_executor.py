@@ -31,8 +31,9 @@ class FaultyExecutor(ToyExecutor):
         block_size: int = 4,
         failing_ids: frozenset[int] = frozenset(),
         vocabulary: int = VOCABULARY,
+        window: int | None = None,
     ) -> None:
-        super().__init__(num_blocks, block_size, vocabulary, transfer_delay)
+        super().__init__(num_blocks, block_size, vocabulary, transfer_delay, window)
         self.moving: Callable[[], list[int]] = list
         self.users: Callable[[int], list[int]] = lambda adapter_id: []
         self.holders: Callable[[set[int]], list[int]] = lambda block_ids: []

@@ -29,7 +29,9 @@ from service.core.sequence_group import SequenceGroup
 from service.core.stats import IterationStats, RequestStats, TrainingStats
 from service.engine.engine import Engine
 from service.engine.ports import Executor, IdleWork, TrainingExecutor
+from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager
+from service.kvcache.block_table import HOLE
 from service.kvcache.prefix_cache import ChainedPrefixCache, PrefixCache
 from service.prediction.iteration_time import IterationTime
 from service.prediction.preemption_cost import PreemptionCost
@@ -52,7 +54,7 @@ from service.scheduler.scheduling_policy import SchedulingPolicy
 from service.scheduler.speculation import Speculation
 from service.scheduler.token_shares import TokenShares
 from tests.engine.toy_grammar import ToyGrammar
-from tests.engine.toy_model import ToyExecutor, beam_oracle, cell_of, cells_of, logprob_after, oracle
+from tests.engine.toy_model import ToyExecutor, beam_oracle, cell_of, cells_of, logprob_after, oracle, seen
 from tests.manual_clock import ManualClock
 
 VOCABULARY = 1000
@@ -111,11 +113,14 @@ class Harness:
         clock: ManualClock | None = None,
         sink: ListSink | None = None,
         speculation: Speculation | None = None,
+        window: int | None = None,
     ) -> None:
         self.clock = clock or ManualClock()
-        cache = ChainedPrefixCache(block_size) if prefix_cache is None else prefix_cache
-        self.blocks = BlockManager(num_blocks, block_size, cache, num_host_blocks, num_adapter_slots)
-        self.toy = ToyExecutor(num_blocks, block_size, VOCABULARY, transfer_delay)
+        cache = ChainedPrefixCache(block_size, window=window) if prefix_cache is None else prefix_cache
+        self.window = window
+        seen = None if window is None else AttentionWindow(window, (1 + overlap) * max_num_batched_tokens)
+        self.blocks = BlockManager(num_blocks, block_size, cache, num_host_blocks, num_adapter_slots, seen)
+        self.toy = ToyExecutor(num_blocks, block_size, VOCABULARY, transfer_delay, window)
         self.executor = executor or self.toy
         self.sink = sink or ListSink()
         self.max_num_seqs = max_num_seqs
@@ -329,6 +334,8 @@ class Harness:
         for group in self.scheduler.pool.running:
             for sequence in filter(self._has_table, group.computing):
                 for index, block_id in enumerate(self.blocks.table(sequence.sequence_id).block_ids):
+                    if block_id == HOLE:
+                        continue
                     held = (group.request.prefix_salt, index, sequence)
                     salt, position, other = holders.setdefault(block_id, held)
                     assert (salt, position) == held[:2]
@@ -357,6 +364,9 @@ class Harness:
             _, first, *weights = held[0]
             assert first % cache.tokens_per_entry == 0
             tokens = array("i", entry.tokens)
+            if self.window is not None:  # what each saw is its own
+                assert [cell and cell[:2] for cell in held] == [(token, first + i) for i, token in enumerate(tokens)]
+                continue
             assert held == [cell_of(token_id, first + i, *(weights or [None])) for i, token_id in enumerate(tokens)]
 
     def check_nothing_left(self) -> None:
@@ -393,6 +403,8 @@ class Harness:
             waits = bool(self.engine._launched) or sequence.top is not None
             assert sequence.num_tokens_to_compute > 0 or waits
             assert len(table.block_ids) * self.blocks.block_size >= self._num_computed(sequence)
+            if self.blocks.window is not None:
+                assert len(table.held) <= self.blocks.window.most_blocks(self.blocks.block_size), "as was promised"
 
     def _has_table(self, sequence: Sequence) -> bool:
         return self.blocks.has_table(sequence.sequence_id)
@@ -404,9 +416,9 @@ class Harness:
             seed, stops = sampling.seed + choice_index, sampling.stop_token_ids
             assert request.grammar is None or isinstance(request.grammar, ToyGrammar)
             prompt, max_tokens = request.prompt_token_ids, sampling.max_tokens
-            expected = oracle(prompt, seed, max_tokens, stops, VOCABULARY, request.grammar, digest)
+            expected = oracle(prompt, seed, max_tokens, stops, VOCABULARY, request.grammar, digest, self.window)
         else:
-            expected = beam_oracle(request.prompt_token_ids, sampling, digest)[choice_index]
+            expected = beam_oracle(request.prompt_token_ids, sampling, digest, self.window)[choice_index]
         got = self.tokens[request_id, choice_index]
         assert got == (expected if complete else expected[: len(got)])
         if isinstance(self.executor, ToyExecutor) and sampling.beam is None:
@@ -415,8 +427,9 @@ class Harness:
     def _check_logprobs(self, request: Request, choice_index: int, complete: bool) -> None:
         """Each token's and, once any token is there, the prompt's."""
         prompt, drawn = request.prompt_token_ids, self.tokens[request.request_id, choice_index]
-        cells = cells_of([*prompt, *drawn], _digest(request))
-        by_position = [logprob_after(cells[:position], token_id) for token_id, position, *_ in cells[1:]]
+        cells = cells_of([*prompt, *drawn], _digest(request), self.window)
+        views = ((cell[0], seen(cells[: cell[1]], self.window)) for cell in cells[1:])
+        by_position = [logprob_after(view, token_id) for token_id, view in views]
         if request.sampling.num_logprobs is not None:
             got = self.logprobs[request.request_id, choice_index]
             assert [entry.chosen for entry in got] == by_position[len(prompt) - 1 :]

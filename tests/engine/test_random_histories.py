@@ -60,10 +60,11 @@ class History:
         rate = chance.choice([0.0, 0.0, 0.0, 0.01, 0.05])
         waits, launches = (frozenset(i for i in range(1, 1000) if chance.random() < rate) for _ in range(2))
         self.failing_ids = frozenset(range(0, VOCABULARY, 50)) if chance.random() < 0.2 else frozenset[int]()
+        window = random.Random(chance.random()).choice([None, None, 1, 2, 5, 9, 30])
         self.executor = FaultyExecutor(
-            waits, frozenset(), launches, num_blocks, delay, block_size, failing_ids=self.failing_ids
+            waits, frozenset(), launches, num_blocks, delay, block_size, failing_ids=self.failing_ids, window=window
         )
-        cache = ChainedPrefixCache(block_size, chance.choice([1, 1, 2, 4]))
+        cache = ChainedPrefixCache(block_size, chance.choice([1, 1, 2, 4]), window=window)
         admission = chance.choice(["on-demand", "on-demand", "reserve", "forecast"])
         self.reserves = admission == "reserve"
         self.harness = Harness(
@@ -86,7 +87,8 @@ class History:
             num_lanes=num_lanes,
             masker=ToyMasker(VOCABULARY),
             training=chance.choice([SlackAtTimes(chance), DeferredBatching(chance.choice([0.0, 0.05, 1.0, inf]))]),
-            speculation=self._speculation(max_num_seqs, budget),
+            speculation=self._speculation(max_num_seqs, budget, window),
+            window=window,
         )
         self.executor.moving = self.harness.blocks.swap_space.moving_sequence_ids
         self.executor.users = self.harness.running_with
@@ -108,7 +110,7 @@ class History:
         self._num_stopped = chance.choice([0.0, 0.0, 0.05, 0.15])
         self._longest = chance.choice([3, 12, 25, 60])
 
-    def _speculation(self, max_num_seqs: int, budget: int) -> Speculation | None:
+    def _speculation(self, max_num_seqs: int, budget: int, window: int | None) -> Speculation | None:
         """For half of the histories, with drafts of which many are right, or few."""
         chance = random.Random(self.chance.random())
         num_drafts, share_right = chance.choice([1, 2, 4]), chance.choice([0.1, 0.7, 0.95])
@@ -117,7 +119,7 @@ class History:
         return Speculation(
             num_drafts,
             min(budget - 1, max(max_num_seqs, num_drafts + 1)),
-            lambda: ToyDrafts(chance, share_right, VOCABULARY, self._weights_of),
+            lambda: ToyDrafts(chance, share_right, VOCABULARY, self._weights_of, window),
         )
 
     def _weights_of(self, sequence_id: int) -> str | None:

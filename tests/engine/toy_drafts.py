@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from service.core.sequence import Sequence
-from tests.engine.toy_model import cells_of, next_token
+from tests.engine.toy_model import cells_of, next_token, seen
 
 
 class ToyDrafts:
@@ -19,7 +19,9 @@ class ToyDrafts:
         share_right: float,
         vocabulary: int,
         weights_of: Callable[[int], str | None] = lambda _: None,
+        window: int | None = None,
     ) -> None:
+        self._window = window
         self._chance = chance
         self._share_right = share_right
         self._vocabulary = vocabulary
@@ -29,8 +31,7 @@ class ToyDrafts:
         chance, tokens = self._chance, sequence.token_ids[:num_known]
         assert min(tokens) >= 0, "what is known is known"
         for _ in range(chance.choice([0, 1, num, num, num])):
-            right = next_token(
-                cells_of(tokens, self._weights_of(sequence.sequence_id)), sequence.draw.seed, self._vocabulary
-            )
+            cells = cells_of(tokens, self._weights_of(sequence.sequence_id), self._window)
+            right = next_token(seen(cells, self._window), sequence.draw.seed, self._vocabulary)
             tokens.append(right if chance.random() < self._share_right else chance.randrange(self._vocabulary))
         return tuple(tokens[num_known : num_known + num])

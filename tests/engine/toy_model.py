@@ -28,6 +28,10 @@ Cell = tuple[int, int] | tuple[int, int, object]
 WEIGHTS = -3
 """In a slot that holds weights, the id of no token."""
 
+Window = int | None
+"""Tokens that a query sees, its own included; None: all. A cell holds then what its token saw, besides its weights: so
+it hangs on all before it, as in a model of many layers."""
+
 NUM_BEAM_IDS = 40
 """Beams meet few tokens, so that stop tokens are among them now and then."""
 
@@ -45,12 +49,13 @@ def oracle(
     vocabulary: int,
     grammar: ToyGrammar | None = None,
     weights: str | None = None,
+    window: Window = None,
 ) -> list[int]:
     """The tokens that a request alone in the world gets. If its grammar fails, those before."""
     tokens = list(prompt)
     matcher = None if grammar is None else grammar.start()
     while len(tokens) - len(prompt) < max_tokens:
-        drawn = next_token(cells_of(tokens, weights), seed, vocabulary)
+        drawn = next_token(seen(cells_of(tokens, weights, window), window), seed, vocabulary)
         if matcher is not None:
             drawn = matcher.nearest(drawn, vocabulary)
             if not matcher.accept(drawn):
@@ -61,9 +66,23 @@ def oracle(
     return tokens[len(prompt) :]
 
 
-def cells_of(tokens: Sequence[int], weights: object = None) -> list[Cell]:
+def cells_of(tokens: Sequence[int], weights: object = None, window: Window = None) -> list[Cell]:
     """What the slots of a sequence hold. weights: of its adapter."""
-    return [cell_of(token_id, position, weights) for position, token_id in enumerate(tokens)]
+    cells: list[Cell] = []
+    for position, token_id in enumerate(tokens):
+        before = cells[max(0, position + 1 - window) :] if window is not None else []
+        cells.append(cell_of(token_id, position, with_seen(weights, before) if window is not None else weights))
+    return cells
+
+
+def with_seen(weights: object, before: Sequence[Cell | None]) -> object:
+    """What a cell holds besides its token, whose query saw the cells `before` it."""
+    return weights, hashlib.sha256(repr(before).encode()).hexdigest()[:16]
+
+
+def seen(cells: Sequence[Cell], window: Window) -> list[Cell]:
+    """By the last token's query."""
+    return list(cells if window is None else cells[-window:])
 
 
 def cell_of(token_id: int, position: int, weights: object) -> Cell:
@@ -77,8 +96,12 @@ def logprob_after(cells: list[Cell], token_id: int) -> float:
 
 def pooled_cells(cells: list[Cell], num: int) -> Vector:
     """Of each of the last `num` tokens a number that depends on all before it: their sum, which fp32 holds."""
-    ends = range(len(cells) - num + 1, len(cells) + 1)
-    return np.array([sum(next_token(cells[:end], 0, 1000) for end in ends), num], np.float32)
+    return pooled_views([cells[:end] for end in range(len(cells) - num + 1, len(cells) + 1)])
+
+
+def pooled_views(views: Sequence[list[Cell]]) -> Vector:
+    """views: what each token sees."""
+    return np.array([sum(next_token(view, 0, 1000) for view in views), len(views)], np.float32)
 
 
 def toy_top(cells: list[Cell], count: int) -> tuple[tuple[int, float], ...]:
@@ -92,7 +115,9 @@ def toy_top(cells: list[Cell], count: int) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(values.items(), key=lambda pair: -pair[1]))
 
 
-def beam_oracle(prompt: tuple[int, ...], sampling: SamplingParams, weights: str | None = None) -> list[list[int]]:
+def beam_oracle(
+    prompt: tuple[int, ...], sampling: SamplingParams, weights: str | None = None, window: Window = None
+) -> list[list[int]]:
     """The n best beams of a request alone in the world, by the definition: whole sequences, sorted again and again."""
     beam = sampling.beam
     assert beam is not None and sampling.num_logprobs is not None
@@ -101,7 +126,7 @@ def beam_oracle(prompt: tuple[int, ...], sampling: SamplingParams, weights: str 
     for length in range(1, sampling.max_tokens + 1):
         grown = []
         for logprob, tokens in beams:
-            cells = cells_of([*prompt, *tokens], weights)
+            cells = seen(cells_of([*prompt, *tokens], weights, window), window)
             grown += [(logprob + lp, [*tokens, t]) for t, lp in toy_top(cells, sampling.num_logprobs)]
         grown.sort(key=lambda pair: -pair[0])
         is_over = [length == sampling.max_tokens or tokens[-1] in sampling.stop_token_ids for _, tokens in grown]
@@ -124,8 +149,11 @@ class ToyExecutor(LateExecutor):
     digests: of the weights of adapters, by id.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, vocabulary: int, transfer_delay: int = 0) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, vocabulary: int, transfer_delay: int = 0, window: Window = None
+    ) -> None:
         super().__init__()
+        self._window = window
         self._transfer_delay = transfer_delay
         self._host_slots: dict[int, Cell] = {}
         self._in_flight: list[tuple[int, Transfer]] = []
@@ -236,14 +264,16 @@ class ToyExecutor(LateExecutor):
         arriving = {block_id for transfer in moving if not transfer.to_host for block_id in transfer.device_blocks}
         assert on_the_way.isdisjoint(copy.destination for copy in plan.copies)
         assert arriving.isdisjoint(copy.source for copy in plan.copies)
+        tables = self.tables.copy()
         for item in plan.scheduled:
-            table = [*self.tables.get(item.row, [])[: item.table_start], *item.block_ids]
-            if not item.block_ids:
-                table = self.tables[item.row]
+            if item.block_ids:  # none in a draft, nor where nothing has changed
+                tables[item.row] = [*tables.get(item.row, [])[: item.table_start], *item.block_ids]
+            table = tables[item.row]
             end = item.num_computed_tokens + len(item.token_ids)
             written = table[item.num_computed_tokens // self._block_size : -(-end // self._block_size)]
             assert on_the_way.isdisjoint(written), "what moves is not written"
-            assert arriving.isdisjoint(table), "what has not arrived is not read"
+            first = self._first_seen(item.num_computed_tokens + 1) // self._block_size
+            assert arriving.isdisjoint(table[first:]), "what has not arrived is not read"
 
     def block(self, block_id: int) -> list[Cell | None]:
         """What its slots hold."""
@@ -260,13 +290,13 @@ class ToyExecutor(LateExecutor):
 
     def _pool(self, item: ScheduledSequence) -> Vector:
         """Of the last scheduled tokens."""
-        return pooled_cells(self._read(item), item.num_pooled)
+        end = item.num_computed_tokens + len(item.token_ids)
+        return pooled_views([self._read(item, each) for each in range(end - item.num_pooled + 1, end + 1)])
 
     def _score(self, item: ScheduledSequence) -> tuple[TokenLogprobs, ...]:
         """The tokens that the scheduled ones predict."""
-        cells, first = self._read(item), item.num_computed_tokens + 1
-        targets = enumerate(item.targets, first)
-        return tuple(TokenLogprobs(logprob_after(cells[:position], target), ()) for position, target in targets)
+        targets = enumerate(item.targets, item.num_computed_tokens + 1)
+        return tuple(TokenLogprobs(logprob_after(self._read(item, end), target), ()) for end, target in targets)
 
     def _finish_transfers(self, plan: IterationPlan) -> tuple[FinishedTransfer, ...]:
         """Copies happen as late as allowed, so that a block that is reused too early is caught."""
@@ -303,7 +333,11 @@ class ToyExecutor(LateExecutor):
         last = self._last_drawn[item.row] if last == PENDING_TOKEN_ID else last
         weights = self._weights(self._adapter_slots[item.row])
         for position, token_id in enumerate([*known, last], item.num_computed_tokens):
-            self._slots[self._slot(table, position)] = cell_of(token_id, position, weights)
+            held = weights
+            if self._window is not None:
+                before = range(self._first_seen(position + 1), position)
+                held = with_seen(weights, [self._slots.get(self._slot(table, place)) for place in before])
+            self._slots[self._slot(table, position)] = cell_of(token_id, position, held)
 
     def _load(self, load: AdapterLoad) -> None:
         """Its weights fill its blocks."""
@@ -326,10 +360,15 @@ class ToyExecutor(LateExecutor):
         size = self._block_size
         return [slot for block_id in block_ids for slot in range(block_id * size, (block_id + 1) * size)]
 
-    def _read(self, item: ScheduledSequence) -> list[Cell]:
+    def _read(self, item: ScheduledSequence, end: int | None = None) -> list[Cell]:
+        """What the token before position `end` sees; None: the last one."""
         table = self.tables[item.row]
-        length = item.num_computed_tokens + len(item.token_ids)
-        return [self._slots[self._slot(table, position)] for position in range(length)]
+        end = item.num_computed_tokens + len(item.token_ids) if end is None else end
+        return [self._slots[self._slot(table, position)] for position in range(self._first_seen(end), end)]
+
+    def _first_seen(self, end: int) -> int:
+        """The first position that the token before `end` sees."""
+        return 0 if self._window is None else max(0, end - self._window)
 
     def _slot(self, table: list[int], position: int) -> int:
         return table[position // self._block_size] * self._block_size + position % self._block_size

@@ -58,6 +58,7 @@ def loaded(request: pytest.FixtureRequest, case: Case) -> LoadedModel:
 
 
 def make_harness(loaded: LoadedModel, num_blocks: int | None = None, overlap: bool = False) -> Harness:
+    """Under a window blocks go from hand to hand."""
     return Harness(
         num_blocks or loaded.num_blocks,
         BLOCK_SIZE,
@@ -65,6 +66,7 @@ def make_harness(loaded: LoadedModel, num_blocks: int | None = None, overlap: bo
         max_num_batched_tokens=BUDGET,
         executor=loaded.runner,
         overlap=overlap,
+        window=None if None in (windows := loaded.model_config.sliding_windows) else windows[0],
     )
 
 

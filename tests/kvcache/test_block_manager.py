@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from service.core.iteration_plan import PENDING_TOKEN_ID
 from service.core.sequence import Sequence
+from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager, Fit
+from service.kvcache.block_table import HOLE
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from tests.engine.harness import Harness
 from tests.kvcache.test_prefix_cache import make_sequence
@@ -179,3 +181,81 @@ def test_blocks_of_one_token_under_pressure_give_what_larger_blocks_give():
     assert not any(plan.copies for plan in slots.toy.plans), "a slot is written once"
     assert any(plan.copies for plan in blocks.toy.plans)
     assert sum(stats.num_preemptions for stats, _, _ in slots.sink.requests) > 0
+
+
+def windowed(num_blocks: int = 12, num_host_blocks: int = 0) -> BlockManager:
+    """Blocks of 2 tokens, of which a query sees 5."""
+    cache = ChainedPrefixCache(2, window=5)
+    return BlockManager(num_blocks, 2, cache, num_host_blocks, window=AttentionWindow(5, 4))
+
+
+def test_a_sequence_gives_back_what_none_of_its_tokens_sees_any_more():
+    blocks = windowed()
+    blocks.allocate(0, 10, [])
+    blocks.forget_unseen(0, 7)
+    assert blocks.table(0).first == 1, "the token at 7 sees from 3 on"
+    blocks.forget_unseen(0, 8)
+    assert blocks.table(0).first == 2 and blocks.pool.num_used == 3
+    blocks.forget_unseen(0, 5)
+    assert blocks.table(0).first == 2, "and nobody goes back"
+    blocks.append(0, 12, 10)
+    assert blocks.pool.num_used == 4 and len(blocks.table(0).block_ids) == 6
+    blocks.check_invariants()
+    blocks.free(0)
+    assert blocks.pool.num_used == 0
+
+
+def test_a_block_that_another_shares_goes_only_when_both_have_given_it_back():
+    blocks = windowed()
+    blocks.allocate(0, 10, [])
+    blocks.fork(0, 1, 10)
+    blocks.forget_unseen(0, 9)
+    assert blocks.pool.num_used == 5
+    blocks.fork(0, 2, 10)
+    blocks.forget_unseen(1, 9)
+    assert blocks.pool.num_used == 3
+    blocks.refork({0: 1, 1: 2})
+    blocks.check_invariants()
+    for sequence_id in range(3):
+        blocks.free(sequence_id)
+    assert blocks.pool.num_used == 0
+
+
+def test_a_beam_goes_on_from_one_that_has_given_back_more_or_less():
+    blocks = windowed()
+    for sequence_id, position in ((0, 9), (1, 7)):
+        blocks.allocate(sequence_id, 10, [])
+        blocks.forget_unseen(sequence_id, position)
+    blocks.refork({0: 1, 1: 0})
+    assert [blocks.table(i).first for i in (0, 1)] == [1, 2]
+    blocks.check_invariants()
+
+
+def test_holes_outlast_a_stay_on_the_host():
+    blocks = windowed(num_host_blocks=12)
+    blocks.allocate(0, 10, [])
+    blocks.forget_unseen(0, 9)
+    blocks.swap_space.finish(blocks.swap_out([0]).transfer_id)
+    assert blocks.pool.num_used == 0 and blocks.swap_space.num_used == 3
+    blocks.swap_in([0])
+    assert blocks.table(0).first == 2 and len(blocks.table(0).held) == 3
+    blocks.check_invariants()
+
+
+def test_a_cached_end_is_taken_without_its_beginning():
+    blocks, tokens = windowed(), list(range(11))
+    sequence = make_sequence(tokens)
+    blocks.allocate(0, 10, [])
+    blocks.cache_prefix(sequence, "", 10)
+    blocks.free(0)
+    prefix = blocks.match_prefix(make_sequence(tokens), "")
+    assert prefix[:3] == [HOLE] * 3 and blocks.num_free_among(prefix) == 2
+    blocks.allocate(1, 11, prefix)
+    assert blocks.pool.num_used == 3
+    blocks.check_invariants()
+
+
+def test_under_a_window_any_length_fits_once_the_most_that_is_held_does():
+    assert windowed(5).longest_sequence is None
+    assert windowed(4).longest_sequence == 8
+    assert BlockManager(5, 2, NoPrefixCache()).longest_sequence == 10

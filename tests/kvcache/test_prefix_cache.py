@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.core.sequence import Sequence
+from service.kvcache.block_table import HOLE
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 
 BLOCK = 4
@@ -104,3 +105,40 @@ def test_a_block_stands_for_one_prefix_only():
     assert len(cache) == 0
     for salt in ("one", "two"):
         assert cache.match(make_sequence(list(range(5))), salt) == []
+
+
+def test_under_a_window_the_last_entries_are_enough():
+    """A query sees 6 tokens, so two blocks of 4."""
+    cache = ChainedPrefixCache(BLOCK, window=6)
+    tokens = list(range(17))
+    cache.insert(make_sequence(tokens), "", [5, 6, 7, 8], 16)
+    assert cache.match(make_sequence(tokens), "") == [HOLE, HOLE, 7, 8]
+    cache.forget([5, 6])
+    assert cache.match(make_sequence(tokens), "") == [HOLE, HOLE, 7, 8]
+    assert cache.match(make_sequence(tokens[:9]), "") == []
+    cache.forget([8])
+    assert cache.match(make_sequence(tokens), "") == [], "the token behind the third block sees the second, too"
+
+
+def test_under_a_window_a_short_beginning_needs_all_it_has():
+    cache = ChainedPrefixCache(BLOCK, window=100)
+    tokens = list(range(13))
+    cache.insert(make_sequence(tokens), "", [5, 6, 7], 12)
+    assert cache.match(make_sequence(tokens), "") == [5, 6, 7]
+    cache.forget([5])
+    assert cache.match(make_sequence(tokens), "") == []
+
+
+def test_holes_are_not_offered_and_what_is_behind_them_is():
+    cache = ChainedPrefixCache(BLOCK, window=4)
+    tokens = list(range(13))
+    cache.insert(make_sequence(tokens), "", [HOLE, 6, 7], 12)
+    assert set(cache.known_blocks()) == {6, 7}
+    assert cache.match(make_sequence(tokens), "") == [HOLE, HOLE, 7]
+
+
+def test_of_entries_of_several_blocks_only_those_are_taken_that_are_seen():
+    cache = ChainedPrefixCache(2, 4, window=3)
+    tokens = list(range(17))
+    cache.insert(make_sequence(tokens), "", [1, 2, 3, 4, 5, 6, 7, 8], 16)
+    assert cache.match(make_sequence(tokens), "") == [*[HOLE] * 7, 8]

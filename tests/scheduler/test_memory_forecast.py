@@ -154,3 +154,9 @@ def test_what_choices_share_counts_once(make: Callable[[], Admission], num_block
     harness.engine.requests.add(harness.request((1, 2), 4))
     running, waiting = harness.scheduler.pool.groups()
     assert make().fit(waiting, [], harness.blocks, [running]).name == answer
+
+
+def test_under_a_window_nobody_holds_more_than_it():
+    assert peak_num_tokens([(10, 50), (30, 5)]) == 60
+    assert peak_num_tokens([(10, 50), (30, 5)], most_each=20) == 40
+    assert peak_num_tokens([(3, 2), (4, 1)], most_each=20) == peak_num_tokens([(3, 2), (4, 1)])

@@ -8,7 +8,9 @@ from service.core.adapter import Adapter
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
+from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager
+from service.kvcache.block_table import HOLE
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.memory_need import (
     num_blocks_alone,
@@ -96,3 +98,24 @@ def test_an_adapter_costs_blocks_as_long_as_nobody_runs_with_it():
     assert num_blocks_to_start(group, [], blocks) == 3
     blocks.adapter_slots.unpin(adapter)
     assert num_blocks_to_start(group, [], blocks) == 7 + 3, "of those that can be taken, where its own are now"
+
+
+def test_under_a_window_a_request_needs_what_it_holds_at_once():
+    window = AttentionWindow(20, 12)
+    blocks, most = BlockManager(100, 4, NoPrefixCache(), window=window), window.most_blocks(4)
+    assert most == 9
+    assert num_blocks_at_most(make_request(10, 3), blocks) == 3
+    assert num_blocks_at_most(make_request(1000, 1000), blocks) == most
+    assert num_blocks_at_most(make_request(10, 1000, n=3), blocks) == 2 + 3 * most
+    group = SequenceGroup(make_request(1000, 5), 0)
+    assert num_blocks_now(group, blocks) == num_blocks_to_start(group, [], blocks) == most
+    blocks.allocate(group.leader.sequence_id, 12, prefix=[])
+    assert num_blocks_to_come(group, blocks) == most - 3
+
+
+def test_a_cached_end_spares_all_that_lies_before_it():
+    blocks = BlockManager(100, 4, NoPrefixCache(), window=AttentionWindow(20, 12))
+    group = SequenceGroup(make_request(26, 5), 0)
+    blocks.allocate(77, 12, prefix=[])
+    prefix = [HOLE, *blocks.table(77).block_ids]
+    assert num_blocks_to_start(group, prefix, blocks) == 7 - 4

@@ -1,0 +1,75 @@
+"""Histories in which memory is always short: requests come at once, with long prompts and several choices, into a cache
+that holds a few of them. So nearly each is preempted, and returns from the host or is computed again.
+
+With and without a window over the tokens, under which blocks go from hand to hand while their sequences run on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from service.kvcache.attention_window import AttentionWindow
+from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
+from service.scheduler.speculation import Speculation
+from tests.engine.harness import VOCABULARY, Harness
+from tests.engine.test_engine import SometimesSwap
+from tests.engine.toy_drafts import ToyDrafts
+
+
+def play(seed: int, window: int | None, num_lanes: int) -> Harness:
+    chance = random.Random(seed)
+    block_size, budget = chance.choice([1, 2, 3, 4]), chance.choice([9, 12, 20])
+    seen = AttentionWindow(window or 1, 2 * budget)
+    num_blocks = chance.randint(14, 40) if window is None else seen.most_blocks(block_size) + chance.randint(0, 9)
+    cache = ChainedPrefixCache(block_size, chance.choice([1, 2]), window=window)
+    speculation = Speculation(2, 6, lambda: ToyDrafts(chance, 0.6, VOCABULARY, window=window))
+    harness = Harness(
+        num_blocks,
+        block_size,
+        8,
+        budget,
+        prefix_cache=chance.choice([cache, cache, NoPrefixCache()]),
+        policy=chance.choice(["fcfs", "fair", "priority"]),
+        admission=chance.choice(["on-demand", "on-demand", "forecast"]),
+        preemption=SometimesSwap(0.6),
+        num_host_blocks=chance.choice([6, num_blocks]),
+        transfer_delay=chance.choice([0, 1, 3]),
+        overlap=chance.random() < 0.5,
+        num_lanes=num_lanes,
+        speculation=speculation if budget == 20 else None,
+        window=window,
+    )
+    beginnings = [tuple(chance.randint(0, 3) for _ in range(60)) for _ in range(2)]
+    longest = 100 if window else num_blocks * block_size
+    for number in range(14):
+        prompt = chance.choice(beginnings)[: chance.randint(1, max(1, min(60, longest // 2)))]
+        max_tokens = chance.randint(1, max(1, min(60, longest // 2)))
+        if number % 5 == 4:
+            harness.add(harness.beam_request(prompt, min(max_tokens, 8), 3, 2))
+        else:
+            harness.add(harness.request(prompt, max_tokens, chance.choice([1, 1, 2, 3]), number, priority=number % 3))
+        for _ in range(chance.choice([0, 0, 1, 6])):
+            harness.step()
+        if number % 6 == 5 and harness.engine.requests.request_ids():
+            harness.engine.requests.stop_choice(chance.choice(harness.engine.requests.request_ids()), 0)
+    harness.run(max_steps=5000)
+    return harness
+
+
+@pytest.mark.parametrize("window", [None, 12, 30])
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_however_short_memory_is_each_gets_its_own_tokens(window: int | None, num_lanes: int):
+    recoveries = Counter[str]()
+    for seed in range(6):
+        harness = play(1000 * num_lanes + 100 * (window or 0) + seed, window, num_lanes)
+        for request_id, final in harness.finals.items():
+            request = harness.requests[request_id]
+            assert final.error is None
+            for choice in range(request.sampling.n):
+                harness.check_against_oracle(request_id, choice, complete=False)
+            recoveries.update(preemption.recovery for preemption in final.stats.preemptions)
+        harness.check_nothing_left()
+    assert recoveries["swap"] > 0 < recoveries["recompute"]

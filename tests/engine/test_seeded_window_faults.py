@@ -1,0 +1,181 @@
+"""Faults of sequences that give blocks back under a window, put in on purpose: each is caught."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from service.kvcache import prefix_cache
+from service.kvcache.attention_window import AttentionWindow
+from service.kvcache.block_manager import BlockManager
+from service.kvcache.block_table import BlockTable
+from service.kvcache.prefix_cache import ChainedPrefixCache
+from service.scheduler.decision_tally import DecisionTally
+from service.scheduler.group_start import GroupStart
+from service.scheduler.plan_draft import PlanDraft
+from tests.engine.harness import Harness
+from tests.engine.test_engine import SometimesSwap
+
+Patch = pytest.MonkeyPatch
+
+
+def scenario(overlap: bool) -> None:
+    """Answers several windows long, choices, beams and prompts that begin alike, in caches that hold some windows."""
+    recoveries = Counter[str]()
+    for num_blocks in (46, 48, 50):
+        harness = Harness(
+            num_blocks,
+            block_size=2,
+            max_num_seqs=7,
+            max_num_batched_tokens=8,
+            preemption=SometimesSwap(0.3),
+            num_host_blocks=40,
+            transfer_delay=1,
+            overlap=overlap,
+            window=17,
+        )
+        prompt = tuple(i % 7 for i in range(30))
+        for number in range(5):
+            assert harness.add(harness.request((number, *prompt), 25, seed=number))
+            assert harness.add(harness.request(prompt[: 20 + 2 * number], 18, n=1 + number % 3, seed=number))
+            harness.step()
+        assert harness.add(harness.beam_request(prompt, 12, width=3, n=3))
+        harness.run(max_steps=600)
+        assert harness.add(harness.request((*prompt, 7), 3))
+        harness.run(max_steps=50)
+        for stats, _, _ in harness.sink.requests:
+            recoveries.update(preemption.recovery for preemption in stats.preemptions)
+        assert sum(stats.num_cached_tokens for stats, _, _ in harness.sink.requests) > 0
+        for request_id, request in harness.requests.items():
+            for choice in range(request.sampling.n):
+                harness.check_against_oracle(request_id, choice)
+        harness.check_nothing_left()
+    assert recoveries["swap"] > 0 < recoveries["recompute"]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_without_a_fault_the_scenario_passes(overlap: bool):
+    scenario(overlap)
+
+
+def blocks_given_back_one_too_early(patch: Patch) -> None:
+    first_block = AttentionWindow.first_block
+    patch.setattr(AttentionWindow, "first_block", lambda self, *arguments: first_block(self, *arguments) + 1)
+
+
+def blocks_given_back_that_the_chunk_itself_sees(patch: Patch) -> None:
+    def too_soon(self: BlockTable) -> tuple[int, tuple[int, ...]]:
+        changes = take_changes(self)
+        self.drop_before(len(self.block_ids) - 3)
+        return changes
+
+    take_changes = BlockTable.take_changes
+    patch.setattr(BlockTable, "take_changes", too_soon)
+
+
+def blocks_never_given_back(patch: Patch) -> None:
+    patch.setattr(BlockManager, "forget_unseen", lambda self, sequence_id, position: None)
+
+
+def blocks_dropped_but_not_given_back(patch: Patch) -> None:
+    def only_dropped(self: BlockManager, sequence_id: int, position: int) -> None:
+        assert self.window is not None
+        self.table(sequence_id).drop_before(self.window.first_block(position, self.block_size))
+
+    patch.setattr(BlockManager, "forget_unseen", only_dropped)
+
+
+def holes_forgotten_on_the_host(patch: Patch) -> None:
+    swap_in = BlockManager.swap_in
+
+    def without(self, sequence_ids):
+        self._holes_of_swapped.clear()
+        return swap_in(self, sequence_ids)
+
+    patch.setattr(BlockManager, "swap_in", without)
+
+
+def a_hole_told_as_a_block(patch: Patch) -> None:
+    def as_it_is(self: BlockTable) -> tuple[int, tuple[int, ...]]:
+        start, self.changed_from = self.changed_from, len(self.block_ids)
+        return start, tuple(self.block_ids[start:])
+
+    patch.setattr(BlockTable, "take_changes", as_it_is)
+
+
+def a_prefix_of_which_too_little_is_known(patch: Patch) -> None:
+    match_last = ChainedPrefixCache._match_last
+    patch.setattr(
+        ChainedPrefixCache, "_match_last", lambda self, sequence, salt, _: match_last(self, sequence, salt, 2)
+    )
+
+
+def a_prefix_offered_with_its_holes(patch: Patch) -> None:
+    patch.setattr(prefix_cache, "HOLE", -2)
+
+
+def a_fork_that_knows_of_no_holes(patch: Patch) -> None:
+    fork = BlockManager.fork
+
+    def as_if_held(self, parent_id, child_id, num_tokens):
+        fork(self, parent_id, child_id, num_tokens)
+        self.table(child_id).first = 0
+
+    patch.setattr(BlockManager, "fork", as_if_held)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        blocks_given_back_one_too_early,
+        blocks_given_back_that_the_chunk_itself_sees,
+        blocks_never_given_back,
+        blocks_dropped_but_not_given_back,
+        holes_forgotten_on_the_host,
+        a_hole_told_as_a_block,
+        a_prefix_of_which_too_little_is_known,
+        a_prefix_offered_with_its_holes,
+        a_fork_that_knows_of_no_holes,
+    ],
+)
+def test_a_fault_is_caught(fault: Callable[[Patch], None], overlap: bool, monkeypatch: Patch):
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, LookupError, ValueError)):
+        scenario(overlap)
+
+
+def choices_scenario() -> None:
+    """Choices far behind their prompt are preempted, and what the leader computed last is found in the cache."""
+    harness = Harness(40, block_size=2, window=5)
+    harness.add(harness.request((1, 2, 3, 4, 5, 6, 7, 8), 30, n=2))
+    for _ in range(20):
+        harness.step()
+    scheduler, [group] = harness.scheduler, harness.scheduler.pool.running
+    scheduler.lanes.stop(group)
+    draft = PlanDraft(1, 0.0, DecisionTally(), harness.blocks.adapter_slots)
+    scheduler._preemption.preempt(group, draft)
+    scheduler.pool.pause(group)
+    harness.run(max_steps=300)
+    for choice in range(2):
+        harness.check_against_oracle("request-0", choice)
+
+
+def test_without_a_fault_the_scenario_of_choices_passes():
+    choices_scenario()
+
+
+def choices_that_share_what_only_the_leader_may_skip(patch: Patch) -> None:
+    patch.setattr(
+        GroupStart,
+        "_cached_prefix",
+        lambda self, group: self._blocks.match_prefix(group.leader, group.request.prefix_salt),
+    )
+
+
+def test_choices_that_share_what_only_the_leader_may_skip_are_caught(monkeypatch: Patch):
+    choices_that_share_what_only_the_leader_may_skip(monkeypatch)
+    with pytest.raises((AssertionError, LookupError, ValueError)):
+        choices_scenario()

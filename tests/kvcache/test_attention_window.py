@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.kvcache.attention_window import AttentionWindow
+
+
+@given(window=st.integers(1, 50), block_size=st.integers(1, 20), position=st.integers(0, 200))
+def test_the_first_block_holds_the_first_token_that_a_query_sees(window: int, block_size: int, position: int):
+    first = AttentionWindow(window, 1).first_block(position, block_size)
+    seen = max(0, position - window + 1)
+    assert first * block_size <= seen < (first + 1) * block_size
+
+
+@given(
+    window=st.integers(1, 50),
+    most_new=st.integers(1, 40),
+    block_size=st.integers(1, 20),
+    start=st.integers(0, 200),
+    share=st.floats(0, 1),
+)
+def test_what_queries_in_flight_see_and_write_fits_in_the_most_blocks(window, most_new, block_size, start, share):
+    seen = AttentionWindow(window, most_new)
+    end = start + max(1, round(most_new * share))
+    held = -(-end // block_size) - seen.first_block(start, block_size)
+    assert held <= seen.most_blocks(block_size)
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [((37, 37), 37), ((37, 50), 50), ((37, None), None), ((None,), None), ((37, 100), None), ((), None)],
+)
+def test_it_is_the_widest_layers_unless_one_sees_all(windows, expected):
+    """100 tokens are all there can be."""
+    window = AttentionWindow.of_layers(windows, 100, 8)
+    assert (window and window.num_tokens) == expected
