@@ -90,10 +90,10 @@ def paged_attention(
 ) -> Tensor:
     """query [T, num_heads, head_dim], keys and values already in the cache -> [N, num_heads * head_dim].
 
-    sliding_window: how many tokens a query sees, its own included; None: all. The blocks of tokens that no query sees
-    any more stay with their sequence. logit_softcap: of the scores (Gemma 2). sinks [num_heads]: a score of each head
-    that takes its share of the softmax and has no value (gpt-oss). Decodes and prompts are two launches: their best
-    kernels differ.
+    sliding_window: how many tokens a query sees, its own included; None: all. Where all layers have one, blocks that
+    no query sees any more have gone to others. logit_softcap: of the scores (Gemma 2). sinks [num_heads]: a score of
+    each head that takes its share of the softmax and has no value (gpt-oss). Decodes and prompts are two launches:
+    their best kernels differ.
     """
     query = inputs.narrow(query)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
