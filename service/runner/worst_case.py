@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -149,10 +149,12 @@ def choose_and_measure(
         choices = choose(lambda: None)
         phases.end("choices")
         return choices, profile_cpu(weights_bytes, cache.memory_bytes, num_ranks)
-    worst_case = WorstCase(model, layout, device, sizes)
+    worst_case = WorstCase(model, layout, device, replace(sizes, deterministic=False))
     # What runs the whole model runs on all ranks together; the first one's timings do not.
     choices = choose(worst_case.launch_kernels if num_ranks == 1 else lambda: None)
     phases.end("choices")
+    if sizes.deterministic:  # it is known by now whether such steps are batched
+        worst_case = WorstCase(model, layout, device, sizes)
     compile_ahead(worst_case.launch_kernels)
     phases.end("kernels")
     memory = profile_device(
