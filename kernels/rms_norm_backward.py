@@ -7,10 +7,11 @@
 Tensors (T any leading sizes, C the normed size):
     grad, x  [T..., C]  bf16 or fp32; last stride 1. The kernel takes one or two leading sizes and C up to 32768
     weight   [C]        like x, contiguous
-    returns  (normed, x_grad), each [T..., C], like x, contiguous, new
+    added_to [T..., C]  like x, contiguous, or None: becomes added_to + x_grad in place, and is returned as x_grad
+    returns  (normed, x_grad), each [T..., C], like x, contiguous, new but for added_to
 
-Training keeps x and computes the norm anew: both are made in one pass. Rounding: fp32 inside, each rounded once. T may
-be 0.
+Training keeps x and computes the norm anew: both are made in one pass, and what reaches x beside the norm, along the
+residual stream, is added in it. Rounding: fp32 inside, each rounded once. T may be 0.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from kernels.optional_triton import tl, triton
 _MAX_SIZE = 32768
 
 
-def rms_norm_backward_reference(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm_backward_reference(
+    grad: Tensor, x: Tensor, weight: Tensor, eps: float, added_to: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     exact = x.float()
     scale = torch.rsqrt(exact.square().mean(-1, keepdim=True).add_(eps))
     unit = exact * scale
     weighted = grad.float() * weight
     mean = (weighted * unit).mean(-1, keepdim=True)
     normed = (unit * weight).to(x.dtype)
-    return normed, weighted.sub_(unit.mul_(mean)).mul_(scale).to(x.dtype)
+    x_grad = weighted.sub_(unit.mul_(mean)).mul_(scale)
+    return normed, x_grad.to(x.dtype) if added_to is None else added_to.add_(x_grad)
 
 
 @triton.jit
@@ -50,6 +54,7 @@ def _rms_norm_backward_kernel(
     num_inner,
     size,
     eps,
+    ADDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Program: one row, number outer * num_inner + inner."""
@@ -69,16 +74,22 @@ def _rms_norm_backward_kernel(
     dtype = out_ptr.dtype.element_ty
     offset = row * size + column
     tl.store(normed_ptr + offset, (unit * weight).to(dtype), mask=is_column)
-    tl.store(out_ptr + offset, (scale * (weighted - unit * mean)).to(dtype), mask=is_column)
+    x_grad = scale * (weighted - unit * mean)
+    if ADDS:
+        x_grad += tl.load(out_ptr + offset, mask=is_column, other=0.0).to(tl.float32)
+    tl.store(out_ptr + offset, x_grad.to(dtype), mask=is_column)
 
 
-def rms_norm_backward_triton(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm_backward_triton(
+    grad: Tensor, x: Tensor, weight: Tensor, eps: float, added_to: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """On CUDA tensors, or on any in Triton's interpreter."""
     size = x.shape[-1]
     assert x.stride(-1) == grad.stride(-1) == 1 and weight.is_contiguous() and weight.shape == (size,)
     assert x.shape == grad.shape and x.dtype == weight.dtype and 2 <= x.dim() <= 3 and size <= _MAX_SIZE
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    x_grad = torch.empty_like(normed)
+    x_grad = torch.empty_like(normed) if added_to is None else added_to
+    assert x_grad.shape == x.shape and x_grad.dtype == x.dtype and x_grad.is_contiguous()
     if normed.numel():
         block = triton.next_power_of_2(size)
         _rms_norm_backward_kernel[(normed.numel() // size,)](
@@ -94,13 +105,16 @@ def rms_norm_backward_triton(grad: Tensor, x: Tensor, weight: Tensor, eps: float
             x.shape[1] if x.dim() == 3 else 1,
             size,
             eps,
+            ADDS=added_to is not None,
             BLOCK=block,
             num_warps=min(16, max(1, block // 256)),
         )
     return normed, x_grad
 
 
-def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, eps: float, added_to: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     if not x.is_cuda:
-        return rms_norm_backward_reference(grad, x, weight, eps)
-    return rms_norm_backward_triton(grad, x, weight, eps)
+        return rms_norm_backward_reference(grad, x, weight, eps, added_to)
+    return rms_norm_backward_triton(grad, x, weight, eps, added_to)

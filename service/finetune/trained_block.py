@@ -71,15 +71,15 @@ class TrainedBlock:
             self._down.accumulate(activated, kept.down_shrunk, gradient, shrunk_grad)
         gate_up_grad = kept.gate_up
         shrunk_grad = self._gate_up.shrunk_gradient(gate_up_grad)
-        normed, stream_grad = rms_norm_backward(
+        normed, _ = rms_norm_backward(
             self._gate_up.input_gradient(gate_up_grad, shrunk_grad),
             kept.mlp_stream,
             self._mlp_norm.weight,
             self._mlp_norm.eps,
+            gradient,
         )
         if accumulates:
             self._gate_up.accumulate(normed, kept.gate_up_shrunk, gate_up_grad, shrunk_grad)
-        gradient.add_(stream_grad)
 
     def _attention_backward(
         self, kept: LayerActivations, gradient: Tensor, batch: BatchTensors, *, accumulates: bool, is_first: bool
@@ -96,12 +96,11 @@ class TrainedBlock:
                 normed = rms_norm(kept.stream, norm.weight, norm.eps)
                 self._qkv.accumulate(normed, kept.qkv_shrunk, qkv_grad, shrunk_grad)
             return
-        normed, stream_grad = rms_norm_backward(
-            self._qkv.input_gradient(qkv_grad, shrunk_grad), kept.stream, norm.weight, norm.eps
+        normed, _ = rms_norm_backward(
+            self._qkv.input_gradient(qkv_grad, shrunk_grad), kept.stream, norm.weight, norm.eps, gradient
         )
         if accumulates:
             self._qkv.accumulate(normed, kept.qkv_shrunk, qkv_grad, shrunk_grad)
-        gradient.add_(stream_grad)
 
     def _qkv_gradient(self, attended_grad: Tensor, kept: LayerActivations, batch: BatchTensors) -> Tensor:
         """[T, (H + 2 K) * D]: of the packed projection."""

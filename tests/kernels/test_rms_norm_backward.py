@@ -29,6 +29,20 @@ def test_is_the_norms_gradient(shape, dtype, lane):
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_is_added_to_what_came_beside_the_norm_and_rounded_once(dtype, lane):
+    x, grad, beside = (lane.put(torch.randn(17, 123).to(dtype)) for _ in range(3))
+    weight = lane.put(torch.randn(123).to(dtype))
+    exact = x.double().requires_grad_()
+    exact_norm(exact, weight.double()).backward(grad.double())
+    expected = exact.grad + beside.double()
+    _, x_grad = lane(rms_norm_backward, rms_norm_backward_triton)(grad, x, weight, EPS, beside)
+    assert x_grad is beside
+    one_rounding = torch.finfo(dtype).eps / 2 + 1e-6
+    assert ((x_grad.double() - expected).abs() <= one_rounding * expected.abs() + 1e-5).all()
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_takes_heads_of_a_packed_projection(dtype, lane):
     packed, grads = (torch.full((17, 6, 40), float("nan"), dtype=dtype) for _ in range(2))
     packed[:, 2:5, :32], grads[:, 1:4, :32] = torch.randn(17, 3, 32), torch.randn(17, 3, 32)
