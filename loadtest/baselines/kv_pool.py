@@ -16,7 +16,8 @@ class KvPool:
     max_num_seqs, max_num_batched_tokens: what the executor takes in one plan. vocab_size: ids are below it.
     num_spare_blocks: the executor's blocks after `num_blocks`, which no request gets.
     overlap: whether an iteration is launched while another runs. padded_size: as `IterationTime` takes it. trainings:
-    the executor's, where it takes any.
+    the executor's, where it takes any. num_lanes: batches in flight, of other requests each: as many as the executor
+    has stages.
     """
 
     executor: Executor
@@ -32,6 +33,7 @@ class KvPool:
     overlap: bool = False
     padded_size: PaddedSize | None = None
     trainings: TrainingExecutor | None = None
+    num_lanes: int = 1
 
     @property
     def num_tokens(self) -> int:

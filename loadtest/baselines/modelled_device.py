@@ -25,10 +25,10 @@ _OTHER_S = 0.5e-3
 _CACHED_TOKEN_S = 31e-9
 _PAIR_S = 4 * 32 * 128 * 32 / 490e12
 _KV_TOKEN_BYTES = 131_072
-_SWAP_BYTES_PER_S = 48e9
+SWAP_BYTES_PER_S = 48e9
 _COPY_S = 11.8e-6
 
-_DRAWN_TOKEN_ID = 2
+DRAWN_TOKEN_ID = 2
 
 
 def iteration_s(plan: IterationPlan) -> float:
@@ -48,7 +48,7 @@ def iteration_s(plan: IterationPlan) -> float:
 
 def swap_s(num_blocks: int, block_size: int) -> float:
     """Seconds of a transfer, one way."""
-    return num_blocks * max(_COPY_S, block_size * _KV_TOKEN_BYTES / _SWAP_BYTES_PER_S)
+    return num_blocks * max(_COPY_S, block_size * _KV_TOKEN_BYTES / SWAP_BYTES_PER_S)
 
 
 class ModelledDevice:
@@ -85,7 +85,7 @@ class ModelledDevice:
             self._time.seconds = max(self._time.seconds, self._transfers[0][0])
         finished = tuple(transfer for end_s, transfer in self._transfers if end_s <= self._time.seconds)
         self._transfers = [transfer for transfer in self._transfers if transfer[0] > self._time.seconds]
-        return IterationResult((_DRAWN_TOKEN_ID,) * plan.num_draws, finished, training=outcome)
+        return IterationResult((DRAWN_TOKEN_ID,) * plan.num_draws, finished, training=outcome)
 
 
 @dataclass(slots=True)

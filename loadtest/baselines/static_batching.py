@@ -7,12 +7,16 @@ Modelled, on our engine and kernels: the batch is padded as FasterTransformer's 
 answers to the longest answer, and all of that is computed. Memory: each row reserves the batch's longest prompt and
 `known_limit` tokens. Not modelled, in its favour: nothing; but its prompts go through the engine in chunks of the
 token budget, where FasterTransformer takes the batch whole.
+
+With a microbatch size the batch goes through a model's stages in parts (figure 8b; "ft(max_bs, mbs)"): as few as are no
+larger than that, and equally large, which leaves less of a bubble than a full one and a rest. Each part waits for its
+own tokens only; the next batch waits for all of them.
 """
 
 import dataclasses
 from collections import deque
 
-from loadtest.baselines.engine_system import KnownLimit, paged
+from loadtest.baselines.engine_system import EngineSystem, KnownLimit, paged
 from loadtest.baselines.kv_pool import KvPool
 from loadtest.offline.serving_system import Completion, IterationFacts, OfflineRequest
 
@@ -20,15 +24,20 @@ _FILLER_TOKEN_ID = 2
 
 
 class StaticBatching:
-    """A `ServingSystem`."""
+    """A `ServingSystem`. microbatch_size: None for batches that are not divided."""
 
-    def __init__(self, pool: KvPool, known_limit: KnownLimit, max_batch_size: int) -> None:
-        self.name = f"static batching ({max_batch_size})"
+    def __init__(
+        self, pool: KvPool, known_limit: KnownLimit, max_batch_size: int, microbatch_size: int | None = None
+    ) -> None:
+        whole = microbatch_size is None
+        self.name = f"static batching ({max_batch_size})" if whole else f"ft({max_batch_size}, {microbatch_size})"
         self.clock = pool.clock
         self._pool = pool
         self._known_limit = known_limit
         self._max_batch_size = max_batch_size
-        self._engine = paged(pool)
+        self._microbatch_size = microbatch_size or max_batch_size
+        self._engines: dict[int, EngineSystem] = {}
+        self._engine = self._engine_of(1)
         self._queue: deque[OfflineRequest] = deque()
         self._batch: dict[int, OfflineRequest] = {}
         self._held_back: list[Completion] = []
@@ -65,12 +74,14 @@ class StaticBatching:
 
     def close(self) -> None:
         """See `ServingSystem`."""
-        self._engine.close()
+        for engine in self._engines.values():
+            engine.close()
 
     def _form_batch(self) -> None:
         batch: list[OfflineRequest] = []
         while self._queue and len(batch) < self._max_batch_size and self._fits([*batch, self._queue[0]]):
             batch.append(self._queue.popleft())
+        self._engine = self._engine_of(-(-sum(request.n for request in batch) // self._microbatch_size))
         self._batch = {request.request_id: request for request in batch}
         longest_prompt = max(len(request.prompt_token_ids) for request in batch)
         longest_output = max(request.output_len for request in batch)
@@ -81,6 +92,12 @@ class StaticBatching:
                     request, prompt_token_ids=filler + request.prompt_token_ids, output_len=longest_output
                 )
             )
+
+    def _engine_of(self, num_microbatches: int) -> EngineSystem:
+        """One at a time computes."""
+        if num_microbatches not in self._engines:
+            self._engines[num_microbatches] = paged(dataclasses.replace(self._pool, num_lanes=num_microbatches))
+        return self._engines[num_microbatches]
 
     def _give_back(self) -> None:
         now_s = self.clock.now_s()

@@ -5,6 +5,7 @@ as the service does where iterations overlap; nobody schedules, and nobody reads
 """
 
 import time
+from collections.abc import Callable
 
 from loadtest.baselines.kv_pool import KvPool
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
@@ -16,6 +17,28 @@ _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 def forward_seconds(pool: KvPool, num_requests: int, prompt_len: int, output_len: int) -> float:
     """Seconds of the prompts and of `output_len` - 1 decodes, these at the mean context. The pool is overwritten."""
+    prompts, decode = _plans(pool, num_requests, prompt_len, output_len)
+    prompt_s = min(_seconds(pool, prompts) for _ in range(3))
+    step_s = min(_seconds(pool, [decode] * 2 * _STEPS) - _seconds(pool, [decode] * _STEPS) for _ in range(3)) / _STEPS
+    _release(pool, num_requests)
+    return prompt_s + (output_len - 1) * step_s
+
+
+def forward_trials(pool: KvPool, num_requests: int, prompt_len: int, output_len: int) -> Callable[[], None]:
+    """Each call computes all of it once, one iteration behind another. The pool is overwritten."""
+    prompts, decode = _plans(pool, num_requests, prompt_len, output_len)
+
+    def trial() -> None:
+        _seconds(pool, [*prompts, *[decode] * (output_len - 1)])
+        _release(pool, num_requests)
+
+    return trial
+
+
+def _plans(
+    pool: KvPool, num_requests: int, prompt_len: int, output_len: int
+) -> tuple[list[IterationPlan], IterationPlan]:
+    """The prompts' iterations, and one of decodes at the mean context."""
     blocks_each = -(-(prompt_len + output_len) // pool.block_size)
     assert num_requests * blocks_each <= pool.num_blocks
 
@@ -30,11 +53,11 @@ def forward_seconds(pool: KvPool, num_requests: int, prompt_len: int, output_len
         for first in range(0, num_requests, together)
     ]
     middle = prompt_len + output_len // 2
-    decodes = [IterationPlan(tuple(share(i, (3,), middle) for i in range(num_requests)))]
-    prompt_s = min(_seconds(pool, prompts) for _ in range(3))
-    step_s = min(_seconds(pool, decodes * 2 * _STEPS) - _seconds(pool, decodes * _STEPS) for _ in range(3)) / _STEPS
+    return prompts, IterationPlan(tuple(share(i, (3,), middle) for i in range(num_requests)))
+
+
+def _release(pool: KvPool, num_requests: int) -> None:
     pool.executor.launch(IterationPlan((), released=tuple(range(1, 1 + num_requests)))).wait()
-    return prompt_s + (output_len - 1) * step_s
 
 
 def _seconds(pool: KvPool, plans: list[IterationPlan]) -> float:

@@ -22,7 +22,7 @@ TINY = dataclasses.replace(
 )
 
 
-SLOW = {"orca_fig9", "overhead_table"}
+SLOW = {"orca_fig9", "overhead_table", "fineinfer_overhead"}
 """transformers' loops, and servers: `make figures` runs them."""
 
 

@@ -1,0 +1,208 @@
+"""FineInfer end to end, figures 3 and 4 and table 1: what engine, server and CLI add to the forward passes.
+
+Three copies of a request at once, many times over: the forward passes by themselves, then through the engine, through
+the engine as SimpleReqManager has it ("Engine Only"; ours is the report's "Engine + Nopad"), through a server over
+HTTP, and as a batch of `headrace chat` against that server. Medians and quartiles, by the wall clock. The lengths are
+the report's on a GPU, cut to an eighth on a CPU, where two layers compute.
+"""
+
+import dataclasses
+import http.client
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from statistics import quantiles
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from loadtest.baselines.engine_system import EngineSystem, constant_limit, paged
+from loadtest.baselines.kv_pool import KvPool
+from loadtest.baselines.simple_req_manager import simple_req_manager
+from loadtest.model_shapes import plain_ids_end, read_shape
+from loadtest.offline.replay import replay
+from loadtest.offline.serving_system import OfflineRequest
+from loadtest.scenarios.figure import Figure, Table
+from loadtest.scenarios.forward_alone import forward_trials
+from loadtest.scenarios.stage import Stage
+from loadtest.serving_table import served
+from service.chat_client.batch_input import BatchItem
+from service.chat_client.batches import Batches
+from service.chat_client.server import Server
+
+NAME = "fineinfer_overhead"
+LENGTHS, LENGTHS_ON_CPU = ((1024, 1024), (256, 128)), ((128, 128), (32, 16))
+COPIES = 3
+TRIALS = 50
+_MOST_S = 60.0
+"""Of the trials of all components together. On a GPU fewer than 50 have room in it, and the table says how many."""
+_WARM_UPS = 1
+_SERVER_KV_MEMORY = "12GiB"
+
+Trial = Callable[[int], None]
+"""Serves the copies once. Its number makes the prompts its own, so that no cache spares them."""
+
+
+class Spread(NamedTuple):
+    """Seconds."""
+
+    trials: int
+    low: float
+    median: float
+    high: float
+
+
+def run(stage: Stage) -> Figure:
+    """The figure."""
+    small = stage.form.name == "small"
+    lengths = LENGTHS_ON_CPU if small else LENGTHS
+    options = ["--no-overlap"] if small else [f"--kv-cache-memory={_SERVER_KV_MEMORY}"]
+    pool = stage.model_pool(2 * COPIES * sum(lengths[0]))
+    rows: list[list[object]] = []
+    with _chat_template() as template, served(stage.form.shape, sys.executable, [*options, template]) as (base_url, _):
+        for prompt_len, output_len in lengths:
+            components = _offline(pool, prompt_len, output_len) | _over_http(
+                base_url, stage.form.shape, prompt_len, output_len
+            )
+            measured = spreads(components)
+            forward_s = measured["forward passes"].median
+            for name, (trials, low, median, high) in measured.items():
+                added = 100 * (median - forward_s) / median
+                rows.append(
+                    [f"({prompt_len}, {output_len})", name, trials, *(1e3 * s for s in (low, median, high)), added]
+                )
+    columns = ["tokens in, out", "through", "trials", "first quartile, ms", "median, ms", "third, ms", "overhead, %"]
+    return Figure(
+        NAME,
+        "FineInfer figures 3 and 4, table 1: overhead of engine, server and CLI",
+        f"{COPIES} copies of a request at once, {TRIALS} trials or what has room in {_MOST_S:g} s, in turns",
+        [Table("Latency of the batch", columns, rows), _table_1(pool, *lengths[0])],
+        notes=[
+            "overhead: of the median, what the forward passes do not take; it holds all of the parts before it",
+            "table 1's seconds are the host's; where iterations overlap, most of them pass beside the device",
+        ],
+    )
+
+
+@contextmanager
+def _chat_template() -> Iterator[str]:
+    """An option of `serve`: a shape has none of its own. What the user says, and nothing else."""
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as file:
+        file.write("{{ messages[0]['content'] }}")
+        file.flush()
+        yield f"--chat-template={file.name}"
+
+
+def spreads(components: Mapping[str, Trial], trials: int = TRIALS, most_s: float = _MOST_S) -> dict[str, Spread]:
+    """Of so many rounds, or of as many as begin within `most_s`, but three at the least; behind a few that warm up. The
+    components take turns, so that whatever else the machine does meets all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in components}
+    began_s = time.perf_counter()
+    for number in range(_WARM_UPS + trials):
+        if number == _WARM_UPS:
+            began_s = time.perf_counter()
+        if number >= _WARM_UPS + 3 and time.perf_counter() - began_s >= most_s:
+            break
+        for name, trial in components.items():
+            trial_s = time.perf_counter()
+            trial(number)
+            if number >= _WARM_UPS:
+                seconds[name].append(time.perf_counter() - trial_s)
+    return {name: Spread(len(of_one), *quantiles(of_one, n=4)) for name, of_one in seconds.items()}
+
+
+def _offline(pool: KvPool, prompt_len: int, output_len: int) -> dict[str, Trial]:
+    forward = forward_trials(pool, COPIES, prompt_len, output_len)
+    plain = _plain(pool)
+
+    def replayed(make: Callable[[], EngineSystem]) -> Trial:
+        return lambda number: _replay(make(), prompt_len, output_len)
+
+    limit = constant_limit(output_len)
+    return {
+        "forward passes": lambda number: forward(),
+        "engine, SimpleReqManager": replayed(lambda: simple_req_manager(plain, limit)),
+        "engine": replayed(lambda: paged(pool)),
+    }
+
+
+def _over_http(base_url: str, shape: str, prompt_len: int, output_len: int) -> dict[str, Trial]:
+    server = Server(base_url)
+    model, vocab_size = server.model_names()[0], plain_ids_end(read_shape(shape))
+    fields = {"model": model, "max_tokens": output_len, "temperature": 0.0, "ignore_eos": True}
+    firsts = itertools.count()
+
+    def through_server(number: int) -> None:
+        body = {**fields, "prompt": _ids(prompt_len, vocab_size, next(firsts))}
+        with ThreadPoolExecutor(COPIES) as pool:
+            list(pool.map(lambda _: _post(base_url, "/v1/completions", body), range(COPIES)))
+
+    def chat_body(text: str) -> dict[str, Any]:
+        return {**fields, "messages": [{"role": "user", "content": text}]}
+
+    answer = _post(base_url, "/v1/chat/completions", {**chat_body("a"), "max_tokens": 1})
+    num_letters = prompt_len - answer["usage"]["prompt_tokens"] + 1  # a letter is a token of the dummy tokenizer
+
+    def through_cli(number: int) -> None:
+        text = f"{next(firsts)} ".ljust(num_letters, "abcdefgh"[number % 8])
+        batches = Batches(lambda item: server.complete_chat(chat_body(item.prompt)))
+        batch = batches.start([BatchItem(text, output_len)] * COPIES)
+        for pending in batch.answers:
+            pending.result()
+        batches.close()
+
+    return {"server": through_server, "CLI": through_cli}
+
+
+def _table_1(pool: KvPool, prompt_len: int, output_len: int) -> Table:
+    """Host seconds of the two engines, by part."""
+    plain = _plain(pool)
+    rows = []
+    for name, system in (
+        ("engine, SimpleReqManager", simple_req_manager(plain, constant_limit(output_len))),
+        ("engine, plain loop", paged(plain)),
+        ("engine, as served", paged(pool)),
+    ):
+        began_s = time.perf_counter()
+        _replay(system, prompt_len, output_len)
+        wall_s = time.perf_counter() - began_s
+        iterations = system.log.iterations
+        parts = [
+            sum(getattr(each, part) for each in iterations) for part in ("schedule_s", "apply_s", "launch_s", "wait_s")
+        ]
+        rows.append([name, len(iterations), 1e3 * wall_s, *(1e3 * part for part in parts), 1e3 * (wall_s - sum(parts))])
+    columns = ["", "iterations", "in all, ms", "deciding", "applying", "launching", "waiting for the device", "other"]
+    return Table(f"Table 1: where the host's time goes, {COPIES} of ({prompt_len}, {output_len})", columns, rows)
+
+
+def _plain(pool: KvPool) -> KvPool:
+    """By the plain loop: SimpleReqManager's iterations cannot overlap."""
+    return dataclasses.replace(pool, overlap=False)
+
+
+def _replay(system: EngineSystem, prompt_len: int, output_len: int) -> None:
+    ids = tuple(2 + position % 50 for position in range(prompt_len))
+    replay(system, [OfflineRequest(i, 0.0, ids, output_len) for i in range(COPIES)])
+
+
+def _ids(num: int, vocab_size: int, first: int) -> list[int]:
+    """A prompt that begins as no other does."""
+    return [3 + (first + position) % (vocab_size - 3) for position in range(num)]
+
+
+def _post(base_url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    parts = urlsplit(base_url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        with connection.getresponse() as answer:
+            told: dict[str, Any] = json.load(answer)
+            if answer.status != http.client.OK:
+                raise RuntimeError(f"{path} answered {answer.status}: {told}")
+            return told
+    finally:
+        connection.close()
