@@ -15,10 +15,12 @@ class Prediction(NamedTuple):
     iteration: seconds of an iteration that computes prompts, from its launch (or from the end of the iteration before
     it, if that still ran then) to its end. Two kinds are left out: iterations whose exact end the engine did not see,
     and those that begin transfers, since launching a transfer takes time, too.
-    recompute: the same of an iteration in which preempted requests are computed again.
+    recompute: of a preempted request, seconds of the iterations in which it is computed again; predicted is what they
+    would have taken without it, and by how much longer they were to take when it was preempted.
     swap: seconds that the copies of one transfer took, in one direction.
     training: seconds of layer steps that one plan had.
-    The prediction rests on everything that was learnt before this measurement, and on nothing of it.
+    The prediction rests on everything that was learnt before this measurement (of a recovery, before the preemption),
+    and on nothing of it.
     """
 
     predictor: Literal["iteration", "recompute", "swap", "training"]

@@ -5,6 +5,7 @@ The ledger decides nothing. It feeds the predictors with what is measured, and t
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from service.core.iteration_plan import IterationPlan, ScheduledSequence, Transfer
@@ -31,6 +32,7 @@ class RecoveryLedger:
     def __init__(self, cost: PreemptionCost) -> None:
         self._cost = cost
         self._recomputing: dict[int, tuple[SequenceGroup, Sequence]] = {}  # by sequence id
+        self._carried_s: dict[int, float] = {}  # of iterations that compute a group again, by its arrival order
         self._transfers: dict[int, tuple[SequenceGroup, Transfer]] = {}
         self._predictions: list[Prediction] = []
         self.draft_wait_s = 0.0
@@ -69,6 +71,7 @@ class RecoveryLedger:
             return
         group.preemptions.append(PreemptionStats("recompute", num_tokens, num_blocks, now_s, costs.recompute_s))
         self._recomputing.update((sequence.sequence_id, (group, sequence)) for sequence in group.live)
+        self._carried_s[group.arrival_order] = 0.0
 
     def moves(self, group: SequenceGroup, transfer: Transfer) -> None:
         """The transfer, which is about to be launched, carries the group's blocks, out or in."""
@@ -102,13 +105,14 @@ class RecoveryLedger:
             return
         if plan.computes:
             self._last = plan
-        recovers = bool(self._recomputing) and self._share_out(plan, seconds)
+        if self._recomputing:
+            self._share_out(plan, took)
         if took.compute_s is not None:
             is_decode = _only_decodes(plan)
             if plan.num_drafts:
                 self.draft_wait_s += (took.rest_s - self.draft_wait_s) * WAIT_RATE
             if not plan.adapter_loads:
-                self._learn(plan, seconds, is_decode, recovers)
+                self._learn(plan, seconds, is_decode)
             heat.executed(seconds, is_decode=is_decode)
             return
         # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
@@ -116,13 +120,14 @@ class RecoveryLedger:
         is_timed = is_awaited and self._last_was_awaited
         self._last_was_awaited = is_awaited or (took.is_exact and not plan.computes)
         if is_timed and not (plan.transfers or plan.adapter_loads):  # launching these takes time, too
-            self._learn(plan, seconds, _only_decodes(plan), recovers)
+            self._learn(plan, seconds, _only_decodes(plan))
 
     def forget(self, group: SequenceGroup) -> None:
         """The group has ended."""
         if self._recomputing:
             for sequence in group.sequences:
                 self._recomputing.pop(sequence.sequence_id, None)
+            self._carried_s.pop(group.arrival_order, None)
 
     def take_predictions(self) -> tuple[Prediction, ...]:
         """Those that came true since the last call."""
@@ -131,7 +136,7 @@ class RecoveryLedger:
         predictions, self._predictions = self._predictions, []
         return tuple(predictions)
 
-    def _learn(self, plan: IterationPlan, seconds: float, is_decode: bool, recovers: bool) -> None:
+    def _learn(self, plan: IterationPlan, seconds: float, is_decode: bool) -> None:
         if is_decode:
             self._num_decodes += 1
             if self._num_decodes % DECODE_EVERY:
@@ -140,11 +145,11 @@ class RecoveryLedger:
         workload = Workload.of(plan, iteration_time.heat.level)
         predicted_s = None if is_decode else iteration_time.predicted_s(workload)
         if predicted_s is not None:
-            self._predictions.append(Prediction("recompute" if recovers else "iteration", predicted_s, seconds))
+            self._predictions.append(Prediction("iteration", predicted_s, seconds))
         iteration_time.observe(workload, seconds, is_decode=is_decode)
 
-    def _share_out(self, plan: IterationPlan, seconds: float) -> bool:
-        """What the plan took longer for the tokens that it computes again. Gives whether there are any."""
+    def _share_out(self, plan: IterationPlan, took: ExecutionTime) -> None:
+        """What the plan took longer for the tokens that it computes again."""
         again: list[tuple[SequenceGroup, int]] = []
         others: list[ScheduledSequence] = []
         for item in plan.scheduled:
@@ -160,10 +165,24 @@ class RecoveryLedger:
         num_tokens = sum(num_again for _, num_again in again)
         if num_tokens:
             without = replace(plan, scheduled=tuple(others))
-            more_s = max(0.0, seconds - self._predicted_s(without))
+            more_s = max(0.0, took.seconds - self._predicted_s(without))
             for group, num_again in again:
                 _add_actual(group, "recompute", more_s * num_again / num_tokens)
-        return num_tokens > 0
+        for group in {group.arrival_order: group for group, _ in again}.values():
+            self._carried(group, took.seconds if took.is_exact or took.compute_s is not None else math.inf)
+
+    def _carried(self, group: SequenceGroup, seconds: float) -> None:
+        """An iteration that computed some of the group again took so long; perhaps the last one."""
+        carried_s = self._carried_s[group.arrival_order] = self._carried_s.get(group.arrival_order, 0.0) + seconds
+        if any(sequence.sequence_id in self._recomputing for sequence in group.live):
+            return
+        del self._carried_s[group.arrival_order]
+        last = group.preemptions[-1]
+        if last.recovery != "recompute" or last.predicted_s is None or last.actual_s is None:
+            return
+        if carried_s < math.inf:
+            foretold_s = carried_s - last.actual_s + last.predicted_s
+            self._predictions.append(Prediction("recompute", foretold_s, carried_s))
 
     def _predicted_s(self, plan: IterationPlan) -> float:
         """Seconds of the iteration; none if it computes nothing, or as long as nothing is known."""

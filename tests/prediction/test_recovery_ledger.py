@@ -49,15 +49,37 @@ def test_a_prompts_iteration_is_compared_with_its_prediction(cost: PreemptionCos
     assert ledger.take_predictions() == ()
 
 
-def test_iterations_that_recover_a_victim_are_compared_apart(cost: PreemptionCost):
+def test_a_victims_recovery_is_compared_with_what_was_foretold_of_it(cost: PreemptionCost):
     ledger, group = RecoveryLedger(cost), preempted(make_group("a"), 30)
-    ledger.preempted(group, Recovery.RECOMPUTE, 30, 3, UNKNOWN, 7.0)
+    costs = ledger.predict(30, 0, 3)
+    ledger.preempted(group, Recovery.RECOMPUTE, 30, 3, costs, 7.0)
     for one in (plan(20), plan(20, sequence_id=5), plan(20, start=20), plan(20, start=40)):
         ledger.executed(one, ExecutionTime(0.1))
-    kinds = [prediction.predictor for prediction in ledger.take_predictions()]
-    assert kinds == ["recompute", "iteration", "recompute", "iteration"], (
-        "its 30 tokens are computed again, then new ones"
+    predictions = ledger.take_predictions()
+    kinds = [prediction.predictor for prediction in predictions]
+    assert sorted(kinds) == ["iteration"] * 4 + ["recompute"], "once, with the last of its 30 tokens"
+    (recovery,) = [prediction for prediction in predictions if prediction.predictor == "recompute"]
+    assert recovery.actual_s == pytest.approx(0.2), "of the two iterations that carried it"
+    (kept,) = group.preemptions
+    assert kept.predicted_s == costs.recompute_s is not None
+    assert kept.actual_s is not None
+    off_s = recovery.predicted_s - recovery.actual_s
+    assert off_s == pytest.approx(kept.predicted_s - kept.actual_s), (
+        "what it added beside others is all that is foretold"
     )
+
+
+@pytest.mark.parametrize("end", ["foretold by nobody", "ended", "not timed"])
+def test_a_recovery_of_which_nothing_was_foretold_or_seen_is_not_compared(cost: PreemptionCost, end: str):
+    ledger, group = RecoveryLedger(cost), preempted(make_group("a"), 30)
+    costs = UNKNOWN if end == "foretold by nobody" else ledger.predict(30, 0, 3)
+    ledger.preempted(group, Recovery.RECOMPUTE, 30, 3, costs, 7.0)
+    ledger.executed(plan(20), ExecutionTime(0.1, is_exact=end != "not timed"))
+    if end == "ended":
+        ledger.forget(group)
+    ledger.executed(plan(20, start=20), ExecutionTime(0.1))
+    assert "recompute" not in {prediction.predictor for prediction in ledger.take_predictions()}
+    assert not ledger._carried_s
 
 
 def test_times_that_say_nothing_are_passed_over(cost: PreemptionCost):
@@ -219,6 +241,7 @@ def test_nothing_is_remembered_of_who_has_ended():
         harness.run()
         ledger = harness.scheduler.ledger
         assert not ledger._recomputing
+        assert not ledger._carried_s
         assert len(ledger._transfers) == len(harness.blocks.swap_space._in_flight)
 
 
