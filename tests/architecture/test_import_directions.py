@@ -83,6 +83,7 @@ OURS = {
         "offline",
         "loadtest",
         "bench",
+        "chat_client",
         "finetune",
         "models",
         "runner",
