@@ -1,4 +1,4 @@
-"""`python -m loadtest.dashboard_picture`: a Grafana dashboard's panels as one SVG, from a Prometheus's real data.
+"""`python -m loadtest.dashboard_picture`: a Grafana dashboard's panels as one SVG or PNG, from a Prometheus's real data.
 
 For a page that shows what the dashboard shows where there is no Grafana to photograph: the panels, their order, their
 queries and their legends are those of the dashboard's file; the drawing is `svg_plot`'s.
@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
+from loadtest.png_picture import write_png
 from loadtest.svg_plot import Axes, Curve, picture_style, svg_plot
 
 DASHBOARD = Path(__file__).parents[1] / "deploy" / "grafana" / "dashboards" / "headrace.json"
@@ -225,10 +226,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate-interval", default="20s", help="$__rate_interval; four scrapes are Grafana's default")
     parser.add_argument("--dashboard", type=Path, default=DASHBOARD)
     parser.add_argument("--sections", nargs="*", default=[], help="headings of the dashboard; default: all")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="x.svg, or x.png")
     options = parser.parse_args(arguments)
     ask = ask_prometheus(options.url, Window(options.start, options.end), options.rate_interval)
-    options.out.write_text(draw(json.loads(options.dashboard.read_text()), options.sections, ask), encoding="utf-8")
+    picture = draw(json.loads(options.dashboard.read_text()), options.sections, ask)
+    if options.out.suffix == ".png":
+        write_png(picture, options.out)
+    else:
+        options.out.write_text(picture, encoding="utf-8")
     return 0
 
 
