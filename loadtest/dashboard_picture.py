@@ -1,4 +1,4 @@
-"""`python -m loadtest.dashboard_picture`: a Grafana dashboard's panels as one SVG or PNG, from a Prometheus's real data.
+"""`python -m loadtest.dashboard_picture`: a Grafana dashboard's panels as an SVG or PNG, from a Prometheus's real data.
 
 For a page that shows what the dashboard shows where there is no Grafana to photograph: the panels, their order, their
 queries and their legends are those of the dashboard's file; the drawing is `svg_plot`'s.
