@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Event, Thread
 
 from service.chat_client.batch_input import BatchItem
 from service.chat_client.server import ServerFault
+from service.chat_client.server_batch import ServerBatch
 
 MAX_CALLS = 16
 """At a time, of all batches together."""
@@ -15,9 +17,9 @@ MAX_CALLS = 16
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """number: counts from 1."""
+    """name: the server's id, or where it takes no batches a number, from 1."""
 
-    number: int
+    name: str
     items: Sequence[BatchItem]
     answers: Sequence[Future[str]]
 
@@ -27,24 +29,30 @@ class Batch:
 
 
 class Batches:
-    """answer(item): makes one call, in a thread of the pool. Everything else belongs to the user's thread."""
+    """begin(items): has the server run them as a batch; raises ServerFault where it takes none. Then answer(item) makes
+    one call, in a thread of the pool. Everything else belongs to the user's thread."""
 
-    def __init__(self, answer: Callable[[BatchItem], str]) -> None:
+    def __init__(self, begin: Callable[[Sequence[BatchItem]], ServerBatch], answer: Callable[[BatchItem], str]) -> None:
+        self._begin = begin
         self._answer = answer
+        self._is_closing = Event()
         self._pool = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="batch")
         self._num_started = 0
         self._waiting: list[Batch] = []
-        self._told: set[int] = set()
+        self._told: set[str] = set()
 
     def start(self, items: Sequence[BatchItem]) -> Batch:
-        self._num_started += 1
-        batch = Batch(self._num_started, items, [self._pool.submit(self._answer, item) for item in items])
+        try:
+            batch = self._on_the_server(items)
+        except ServerFault:
+            self._num_started += 1
+            batch = Batch(str(self._num_started), items, [self._pool.submit(self._answer, item) for item in items])
         self._waiting.append(batch)
         return batch
 
-    def newly_done(self) -> list[int]:
-        """Numbers of the batches that have come to an end since the last call, and whose answers still wait."""
-        done = [batch.number for batch in self._waiting if batch.is_done and batch.number not in self._told]
+    def newly_done(self) -> list[str]:
+        """Names of the batches that have come to an end since the last call, and whose answers still wait."""
+        done = [batch.name for batch in self._waiting if batch.is_done and batch.name not in self._told]
         self._told.update(done)
         return done
 
@@ -59,8 +67,15 @@ class Batches:
         return sum(not batch.is_done for batch in self._waiting)
 
     def close(self) -> None:
-        """Calls that have not begun are dropped; those that have are waited for."""
+        """Calls that have not begun are dropped; those that have are waited for. The server's batches are cancelled."""
+        self._is_closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _on_the_server(self, items: Sequence[BatchItem]) -> Batch:
+        begun = self._begin(items)
+        batch = Batch(begun.batch_id, items, [Future[str]() for _ in items])
+        Thread(target=begun.bring, args=(batch.answers, self._is_closing), name=batch.name, daemon=True).start()
+        return batch
 
 
 def answer_or_fault(answer: Future[str]) -> str:

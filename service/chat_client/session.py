@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from service.chat_client.batches import Batches, answer_or_fault
 from service.chat_client.conversation import Conversation, ConversationError
 from service.chat_client.request_fields import FieldError, RequestFields
 from service.chat_client.server import Ignored, Server, ServerFault, StreamEvent, Usage
+from service.chat_client.server_batch import ServerBatch
 from service.chat_client.terminal import GOES_ON, Piece, Terminal
 
 CHAT_PRIORITY = 1
@@ -31,7 +32,8 @@ class _Command(NamedTuple):
 class Session:
     """fields: of every request, to begin with.
 
-    A chat call goes before those of the batches, where the server's scheduling policy heeds priorities.
+    A chat call goes before the batches: those that the server runs wait while anybody chats. Where it runs none, their
+    calls have less priority, if its scheduling policy heeds any.
     """
 
     def __init__(self, server: Server, terminal: Terminal, model: str, fields: Mapping[str, Any]) -> None:
@@ -41,7 +43,7 @@ class Session:
         self._fields = RequestFields(fields)
         self._conversation = Conversation()
         self._priority: dict[str, int] = {"priority": CHAT_PRIORITY}
-        self._batches = Batches(self._answer_item)
+        self._batches = Batches(self._begin_batch, self._answer_item)
         self._num_failed = 0
 
     def run(self) -> int:
@@ -59,8 +61,8 @@ class Session:
         return self._num_failed
 
     def _next_line(self) -> str | None:
-        for number in self._batches.newly_done():
-            self._terminal.note(f"[batch {number} is done: /answers]")
+        for name in self._batches.newly_done():
+            self._terminal.note(f"[batch {name} is done: /answers]")
         try:
             line = self._terminal.read().strip()
             return self._quoted(line) if line.startswith(_QUOTES) else line
@@ -204,23 +206,28 @@ class Session:
         except BatchInputError as fault:
             self._terminal.note(f"{fault}\nfor example: /batch {EXAMPLE}")
             return
-        self._terminal.note(f"[batch {batch.number}: {len(batch.items)} prompts are being answered]")
+        self._terminal.note(f"[batch {batch.name}: {len(batch.items)} prompts are being answered]")
 
     def _show_answers(self, _: str) -> None:
         done = self._batches.take_done()
         for batch in done:
             for index, (item, answer) in enumerate(zip(batch.items, batch.answers, strict=True), 1):
                 text = self._shown(answer_or_fault(answer))
-                self._terminal.note(f"batch {batch.number}, {index}: {item.prompt}\n{text}\n")
+                self._terminal.note(f"batch {batch.name}, {index}: {item.prompt}\n{text}\n")
         if not done:
             self._terminal.note(f"no batch is done; {self._batches.num_running} are being answered")
 
     def _help(self, _: str) -> None:
         self._terminal.note(HELP)
 
+    def _begin_batch(self, items: Sequence[BatchItem]) -> ServerBatch:
+        return ServerBatch(self._server, [self._request_of(item) for item in items])
+
     def _answer_item(self, item: BatchItem) -> str:
-        messages = [{"role": "user", "content": item.prompt}]
-        return self._server.complete_chat(self._request(messages, {"max_tokens": item.max_tokens}))
+        return self._server.complete_chat(self._request_of(item))
+
+    def _request_of(self, item: BatchItem) -> dict[str, Any]:
+        return self._request([{"role": "user", "content": item.prompt}], {"max_tokens": item.max_tokens})
 
     def _request(self, messages: list[dict[str, str]], fields: dict[str, Any]) -> dict[str, Any]:
         return {**fields, "model": self._model, "messages": messages}

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from service.chat_client.batch_input import BatchItem
 from service.chat_client.batches import Batches, answer_or_fault
 from service.chat_client.server import ServerFault
+from service.chat_client.server_batch import ServerBatch
 
 A, B, C = (BatchItem(name, 5) for name in "abc")
 
@@ -25,6 +26,10 @@ class Held:
         return f"answer to {item.prompt}"
 
 
+def no_batches(items: Sequence[BatchItem]) -> ServerBatch:
+    raise ServerFault("there are none here")
+
+
 @pytest.fixture
 def held() -> Held:
     return Held()
@@ -32,7 +37,7 @@ def held() -> Held:
 
 @pytest.fixture
 def batches(held: Held) -> Iterator[Batches]:
-    batches = Batches(held)
+    batches = Batches(no_batches, held)
     yield batches
     for gate in held.gates.values():
         gate.set()
@@ -41,11 +46,11 @@ def batches(held: Held) -> Iterator[Batches]:
 
 def test_a_batch_is_told_of_once_and_its_answers_wait_until_they_are_taken_once(held: Held, batches: Batches):
     first, second = batches.start([A, B]), batches.start([C])
-    assert (first.number, second.number) == (1, 2)
+    assert (first.name, second.name) == ("1", "2")
     assert (batches.newly_done(), batches.take_done(), batches.num_running) == ([], [], 2)
     held.gates[C].set()
     second.answers[0].result(10)
-    assert batches.newly_done() == [2]
+    assert batches.newly_done() == ["2"]
     assert batches.newly_done() == []
     assert batches.take_done() == [second]
     assert (batches.take_done(), batches.num_running) == ([], 1)

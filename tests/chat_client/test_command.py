@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -30,13 +31,25 @@ def chat(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def test_chats_and_answers_batches_with_the_real_service(server: ServerProcess):
-    lines = ['/batch ["What is ORCA?", "Hello!"] [64]', *["What is Headrace?"] * 8, "/answers", "/quit"]
-    done = chat(server.url, typed="\n".join(lines) + "\n")
-    assert done.returncode == 0, done.stderr
-    assert "[batch 1: 2 prompts are being answered]" in done.stdout
-    assert done.stdout.count("[batch 1 is done: /answers]") == 1
-    assert done.stdout.index("batch 1, 1: What is ORCA?") < done.stdout.index("batch 1, 2: Hello!")
-    assert "failed" not in done.stdout
+    written = list[str]()
+    with subprocess.Popen([*COMMAND, server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as chatting:
+        reading = Thread(target=lambda: written.extend(chatting.stdout or ()))
+        reading.start()
+        for line in ('/batch ["What is ORCA?", "Hello!"] [64]', "What is Headrace?"):
+            print(line, file=chatting.stdin, flush=True)
+        stop_s = time.monotonic() + 60
+        while not any("is done: /answers]" in line for line in written) and time.monotonic() < stop_s:
+            print(file=chatting.stdin, flush=True)  # an empty line asks nothing
+            time.sleep(0.1)
+        print("/answers\n/quit", file=chatting.stdin, flush=True)
+        reading.join(60)
+    assert chatting.returncode == 0
+    told = "".join(written)
+    begun = re.match(r"\[batch (batch_\w+): 2 prompts are being answered\]\n", told)
+    assert begun is not None, "it has the server's id"
+    assert told.count(f"[batch {begun[1]} is done: /answers]\n") == 1
+    assert told.index(f"batch {begun[1]}, 1: What is ORCA?") < told.index(f"batch {begun[1]}, 2: Hello!")
+    assert "failed" not in told
     unknown = chat(server.url, "--model", "another")
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert "there is no model 'another'; there are: headrace-quickstart" in unknown.stderr

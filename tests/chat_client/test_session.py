@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ INTERRUPT = "Ctrl-C at the prompt"
 
 
 class ScriptedServer(Server):
-    """Repeats what the user said, word by word, and notes each request."""
+    """Repeats what the user said, word by word, and notes each request. It runs no batches."""
 
     def __init__(self, heeds_priority: bool = True) -> None:
         self.heeds_priority = heeds_priority
@@ -26,6 +26,9 @@ class ScriptedServer(Server):
 
     def model_names(self) -> list[str]:
         return ["m", "other"]
+
+    def upload(self, lines: Iterable[bytes]) -> str:
+        raise ServerFault("there is no such address")
 
     def complete_chat(self, request: Mapping[str, Any]) -> str:
         self.batched.append(request)
