@@ -7,7 +7,7 @@ from kernels.ordered_attention_decode import BLOCK_KV, ordered_attention_decode_
 from kernels.paged_attention_decode import decode_batch, paged_attention_decode_reference
 from kernels.paged_attention_prefill import paged_attention_prefill_triton, prefill_batch
 from tests.kernels.attention_lanes import GPU_ONLY, assert_close, put, variants
-from tests.kernels.paged_case import PagedCase, paged_case
+from tests.kernels.paged_case import PagedCase, forget_unseen, paged_case
 
 INTERPRET = variants("interpret", torch.float16)
 SPLIT = 64
@@ -64,6 +64,17 @@ def test_a_prompt_follows_the_formula(window, lane, dtype):
     query = torch.randn(40 + 90, 6, 32).to(dtype)
     got = prefill(lane, case, query, [40, 90], sliding_window=window)
     assert_close(got, prefill(lane, case, query, [40, 90], None, sliding_window=window))
+
+
+@pytest.mark.parametrize(("lane", "dtype"), [*INTERPRET, *GPU_ONLY])
+def test_what_lies_before_a_window_is_not_read(lane, dtype):
+    """Nor does it change a bit, of decodes and of prompts."""
+    case = paged_case([70, 200], 16, 2, 32, dtype)
+    one, many = torch.randn(2, 6, 32).to(dtype), torch.randn(10 + 90, 6, 32).to(dtype)
+    got = decode(lane, forget_unseen(case, [1, 1], 37), one, sliding_window=37)
+    assert got.isfinite().all() and got.equal(decode(lane, case, one, sliding_window=37))
+    got = prefill(lane, forget_unseen(case, [10, 90], 37), many, [10, 90], sliding_window=37)
+    assert got.isfinite().all() and got.equal(prefill(lane, case, many, [10, 90], sliding_window=37))
 
 
 GPU_CASES = [(32, 8, 128, None), (8, 2, 64, None), (16, 16, 64, None), (32, 8, 128, 700), (14, 2, 64, None)]
