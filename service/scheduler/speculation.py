@@ -139,7 +139,8 @@ class DraftChoice:
     def _worth_it(self, wishes: list[_Wish], decoding: list[SequenceGroup]) -> list[_Wish]:
         """Those with which more tokens a second are predicted than without."""
         num = len(decoding)
-        wishes = list(self._that_fit(sorted(wishes, key=lambda wish: -wish.gain), self._speculation.most_rows - num))
+        room = self._speculation.most_rows - sum(len(group.live) for group in decoding)
+        wishes = list(self._that_fit(sorted(wishes, key=lambda wish: -wish.gain), room))
         if not wishes:
             return []
         num_read = sum(group.live[0].num_known_tokens for group in decoding)

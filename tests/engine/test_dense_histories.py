@@ -39,7 +39,7 @@ def play(seed: int, window: int | None, num_lanes: int) -> Harness:
         transfer_delay=chance.choice([0, 1, 3]),
         overlap=chance.random() < 0.5,
         num_lanes=num_lanes,
-        speculation=speculation if budget == 20 else None,
+        speculation=speculation if chance.random() < 0.5 else None,
         window=window,
     )
     beginnings = [tuple(chance.randint(0, 3) for _ in range(60)) for _ in range(2)]

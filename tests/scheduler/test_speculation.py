@@ -197,3 +197,12 @@ def test_what_has_ended_is_forgotten():
 
 def test_equal_ids_count_up_to_the_first_that_is_not():
     assert [num_equal((1, 2, 3), came) for came in ((1, 2, 3, 4), (1, 2), (1, 9, 3), (), (9,))] == [3, 2, 1, 0, 0]
+
+
+def test_each_choice_is_a_row_beside_the_drafts():
+    lane = Lane(1, most_rows=6)
+    choices = lane.group(10, SamplingParams(100, n=3))
+    choices.is_forked = True
+    lane.start(choices)
+    assert not lane.choice.must_wait(lane.batch, [*lane.groups, choices], is_launched=False)
+    assert len(lane.choice.of(lane.groups[0].live[0])) == 6 - 1 - 3
