@@ -7,7 +7,7 @@ from kernels.linear_add_norm import linear_add_norm
 from kernels.rms_norm import add_rms_norm
 from kernels.silu_and_mul import silu_and_mul
 from kernels.skinny_linear import new_arrivals
-from service.layers.linear_method import KernelMethod, KernelRows, PackedMethod, PlainMethod, RowRange
+from service.layers.linear_method import KernelMethod, KernelRows, OrderedMethod, PackedMethod, PlainMethod, RowRange
 from service.layers.packed_weight import WeightForm, pack_weight
 from tests.kernels.quantized_weights import KINDS, random_weight
 
@@ -119,3 +119,23 @@ def test_a_range_of_rows_holds_both_its_ends():
     assert [n for n in range(20) if n in RowRange(17, 18)] == [17, 18]
     assert [n for n in range(20) if n in RowRange()] == []
     assert (str(RowRange(17, 64)), str(RowRange())) == ("17-64", "none")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_one_order_of_sums_is_a_gpus_and_fuses_nothing(device):
+    """Of bf16, and of plain weights."""
+    weight = torch.randn(64, 128, device=device)
+    arrivals = new_arrivals(64, weight.device)
+    assert KernelMethod(weight, None, arrivals).ordered() is None
+    narrow = KernelMethod(weight.bfloat16(), None, arrivals)
+    assert (narrow.ordered() is None) == (device == "cpu")
+    ordered = OrderedMethod(weight.bfloat16(), None, arrivals)
+    x = torch.randn(5, 128, device=device).bfloat16()
+    torch.testing.assert_close(ordered.multiply(x), narrow.multiply(x), atol=0.3, rtol=0.02)
+    assert ordered.ordered() is ordered and ordered.silu_and_mul(x) is None
+    assert ordered.add_and_norm(x, x[:, :64], weight[:, 0], 1e-5) is None
+
+
+def test_quantized_weights_have_no_one_order():
+    weight, _ = random_weight(KINDS[0], 64, 128, torch.bfloat16, "cpu")
+    assert KernelMethod(weight, None, new_arrivals(64, torch.device("cpu"))).ordered() is None

@@ -8,7 +8,7 @@ import torch
 from service.runner.choices import kept_sizes
 from service.runner.giving_up import GivenUpError
 from service.runner.graph_sizes import GraphSize, PaddedStep, common_sizes, graph_sizes
-from service.runner.idle_capture import IdleCapture
+from service.runner.idle_capture import IdleCapture, IdleWorks
 from service.runner.load import load_executor
 from tests.models.checkpoints import llama, random_prompts
 from tests.runner.loading import load, source
@@ -23,6 +23,23 @@ def test_a_piece_is_one_graph():
     work = IdleCapture(lambda sizes, must_give_up: captured.append(sizes), SIZES)
     assert [work.do_some() for _ in range(5)] == [True, True, False, False, False]
     assert captured == [[size] for size in SIZES]
+
+
+def test_a_kind_of_steps_that_there_may_never_be_waits_until_it_is_missed():
+    plain, asked, steps = [], [], []
+    works = IdleWorks(
+        (
+            IdleCapture(lambda sizes, must_give_up: plain.extend(sizes), SIZES[:1]),
+            IdleCapture(lambda sizes, must_give_up: asked.extend(sizes), SIZES, lambda: steps, only_missed=True),
+        )
+    )
+    assert [works.do_some() for _ in range(3)] == [True, False, False]
+    assert (plain, asked) == (SIZES[:1], []) and not works.is_missed()
+    steps.append(PaddedStep(5, 5, 0, None))
+    assert works.is_missed()
+    works.do_some()
+    assert asked == [SIZES[2]] and not works.is_missed()
+    assert not works.do_some() and asked == [SIZES[2]]
 
 
 def test_what_is_missed_comes_first():
