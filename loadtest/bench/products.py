@@ -105,7 +105,7 @@ def _tuned(all_rows: Sequence[int], seconds: float) -> Iterator[dict[str, object
 def tuned_configs(form: str, rows: int) -> Iterator[SkinnyConfig]:
     """Those worth a trial: several programs share a multiprocessor's memory, since bytes become numbers by its four
     schedulers and two warps occupy half of them."""
-    splits = (1, 2, 4)
+    splits: tuple[int, ...] = (1, 2, 4)
     if rows <= FEW_ROWS:
         tiles = [(32, 128, 2, 3), (32, 128, 2, 4), (32, 128, 2, 6), (32, 128, 2, 8), (32, 128, 1, 4), (64, 128, 2, 4)]
         tiles += [(32, 256, 2, 3), (32, 256, 1, 3), (32, 64, 2, 8)] if form == "fp8" else []
