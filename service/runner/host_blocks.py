@@ -23,8 +23,9 @@ _SMALL_BYTES, _SMALL_BYTES_ON_CPU = 512 << 10, 8 << 10
 """A smaller block is moved before a copy of its own would have begun. On one H200 a copy takes 11.8 us to begin, and 48
 GB/s cross the bus (loadtest/log/prediction.md); on a CPU 3 us, and there blocks that move together are copied twice."""
 
-_MOVED_AT_ONCE = 64 << 20
-"""Bytes, which a CPU holds twice meanwhile."""
+_MOVED_AT_ONCE = 8 << 20
+"""Bytes. A CPU holds them twice meanwhile. A GPU's programs are gone after 0.2 ms, and a kernel that wants all of a
+multiprocessor waits no longer for it."""
 
 _COMPRESSED_AT_ONCE = 2 << 20
 """Bytes, which are held three times over, as fp32 and rounded: no more than a block of 16 tokens of Llama-8B."""
