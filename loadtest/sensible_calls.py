@@ -68,6 +68,13 @@ _SAMPLING: dict[str, Any] = {
     "user": _TEXT,
     "cache_salt": _TEXT,
 }
+_FORM = {
+    "enum": [
+        {"type": "text"},
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "weather", "schema": _WEATHER}},
+    ]
+}
 _GENERATION = {
     **_SAMPLING,
     "n": {"type": "integer", "minimum": 1, "maximum": 3},
@@ -88,16 +95,18 @@ SENSIBLE: dict[str, dict[str, Any]] = {
         "messages": _MESSAGES,
         "max_tokens": _STRETCH,
         "logprobs": _FLAG,
-        "response_format": {
-            "enum": [
-                {"type": "text"},
-                {"type": "json_object"},
-                {"type": "json_schema", "json_schema": {"name": "weather", "schema": _WEATHER}},
-            ]
-        },
+        "response_format": _FORM,
         "tools": {"enum": [[{"type": "function", "function": {"name": "weather", "parameters": _WEATHER}}]]},
         "tool_choice": {"enum": ["auto", "none"]},
         "parallel_tool_calls": _FLAG,
+    },
+    "ChatBatchRequest": {
+        **{name: values for name, values in _SAMPLING.items() if name != "stream"},
+        "messages": {"type": "array", "items": _MESSAGES, "minItems": 1, "maxItems": 3},
+        "max_tokens": _STRETCH,
+        "logprobs": _FLAG,
+        "return_token_ids": _FLAG,
+        "response_format": _FORM,
     },
     "ResponsesRequest": {
         "input": {"anyOf": [_TEXT, _MESSAGES]},

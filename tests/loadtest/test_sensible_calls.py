@@ -19,6 +19,7 @@ from tests.text import tiny_tokenizers
 PATHS = {
     "CompletionRequest": "/v1/completions",
     "ChatRequest": "/v1/chat/completions",
+    "ChatBatchRequest": "/v1/chat/completions/batch",
     "ResponsesRequest": "/v1/responses",
     "MessagesRequest": "/v1/messages",
     "CompactRequest": "/v1/responses/compact",

@@ -56,6 +56,8 @@ from service.protocol.tokenize import (
 )
 from service.protocol.trace import RequestTrace
 
+_FLAG = {"anyOf": [{"type": "boolean"}, {"enum": ["", "1", "0"]}]}
+"""In a query, where a name alone is true."""
 _Shape = type[BaseModel]
 
 
@@ -115,7 +117,7 @@ _PAGE = [
     )
 ]
 _EVENTS_OF_A_RESPONSE = [
-    {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
+    {"name": "stream", "in": "query", "schema": _FLAG},
     {"name": "starting_after", "in": "query", "schema": {"type": "integer", "minimum": 0}},
 ]
 _UPLOAD = {
@@ -193,7 +195,7 @@ def _bound_logprobs(schemas: dict[str, Any], most: int) -> None:
 def _paths(guards_metrics: bool) -> dict[str, Any]:
     model_id = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
     request_id = {**model_id, "name": "request_id"}
-    follow = {"name": "follow", "in": "query", "schema": {"type": "boolean"}}
+    follow = {"name": "follow", "in": "query", "schema": _FLAG}
     trace = {**_json_of(RequestTrace), "text/event-stream": {"itemSchema": _event_of(RequestTrace)}}
     events = {"text/event-stream": {"itemSchema": _event_of(ResponseEvent, is_named=True)}}
     response = {"parameters": [{**model_id, "name": "response_id"}]}
@@ -292,7 +294,7 @@ def _file_paths() -> dict[str, Any]:
 
 def _fine_tuning_paths() -> dict[str, Any]:
     one = {"parameters": [{"name": "job_id", "in": "path", "required": True, "schema": {"type": "string"}}]}
-    stream = {"name": "stream", "in": "query", "schema": {"type": "boolean"}}
+    stream = {"name": "stream", "in": "query", "schema": _FLAG}
     metadata = {
         "name": "metadata",
         "in": "query",

@@ -111,3 +111,13 @@ def test_what_lies_outside_a_described_range_is_refused(
         response = http.post(path, json=BODIES[path] | (scored if name == "top_logprobs" else {}) | {name: value})
         assert response.status_code == 400
         assert response.json()["error"]["param"] == name
+
+
+def test_a_flag_of_a_query_may_be_its_name_alone(server: RunningServer, http: httpx.Client) -> None:
+    parameters = DESCRIPTION["paths"]["/v1/requests/{request_id}/trace"]["get"]["parameters"]
+    (follow,) = [each["schema"] for each in parameters if each["name"] == "follow"]
+    assert follow == {"anyOf": [{"type": "boolean"}, {"enum": ["", "1", "0"]}]}
+    server.say("hello")
+    http.post(CHAT, json=chat(request_id="one"))
+    for value in ("", "1", "0", "true", "false"):
+        assert http.get(f"/v1/requests/one/trace?follow={value}").status_code == 200
