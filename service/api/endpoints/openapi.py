@@ -22,8 +22,8 @@ from service.config import UPLOAD_PATH, ApiConfig
 from service.core.version import distribution_version
 from service.protocol.adapters import LoadAdapter, UnloadAdapter
 from service.protocol.batches import BatchList, BatchObject, BatchRequest
-from service.protocol.chat import ChatRequest, ChatResponse
-from service.protocol.completions import CompletionRequest, CompletionResponse
+from service.protocol.chat import ChatChunk, ChatRequest, ChatResponse
+from service.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
 from service.protocol.error_body import ErrorBody
 from service.protocol.files import DeletedFile, FileList, FileObject, Purpose
 from service.protocol.fine_tuning import (
@@ -69,6 +69,10 @@ class InvocationsResponse(RootModel[CompletionResponse | ChatResponse]):
     """Of what was asked."""
 
 
+class InvocationsChunk(RootModel[CompletionChunk | ChatChunk]):
+    """Of what was asked."""
+
+
 _REQUESTS: tuple[_Shape, ...] = (
     *(endpoint.request for endpoint in GENERATING),
     TokenizeRequest,
@@ -107,6 +111,7 @@ _RESPONSES: tuple[_Shape, ...] = (
     RenderedPrompt,
     RenderedPrompts,
     InvocationsResponse,
+    InvocationsChunk,
 )
 _PAGE = [
     {"name": name, "in": "query", "schema": schema}
@@ -242,7 +247,10 @@ def _paths(guards_metrics: bool) -> dict[str, Any]:
             "post": _call("What a chat would ask of the engine.", (ChatRequest,), RenderedPrompt)
         },
         "/invocations": {
-            "post": _call("A completion or a chat.", (CompletionRequest, ChatRequest), InvocationsResponse)
+            "post": _streamed(
+                _call("A completion or a chat.", (CompletionRequest, ChatRequest), InvocationsResponse),
+                _event_of(InvocationsChunk),
+            )
         },
         "/tokenizer_info": {"get": _operation("How the tokenizer is configured.", _json_object())},
         "/load": {"get": _operation("How many requests there are.", _json_object())},
@@ -338,9 +346,14 @@ def _batch_paths() -> dict[str, Any]:
 
 def _generating(endpoint: GeneratingEndpoint) -> dict[str, Any]:
     call = _call(endpoint.summary, (endpoint.request,), endpoint.response, error=endpoint.error)
-    if endpoint.chunk is not None:
-        event = _event_of(endpoint.chunk, endpoint.error, is_named=endpoint.names_events)
-        call["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": event}
+    if endpoint.chunk is None:
+        return call
+    return _streamed(call, _event_of(endpoint.chunk, endpoint.error, is_named=endpoint.names_events))
+
+
+def _streamed(call: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
+    """The call, whose answer may be a stream of these events, too."""
+    call["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": event}
     return call
 
 

@@ -121,3 +121,11 @@ def test_a_flag_of_a_query_may_be_its_name_alone(server: RunningServer, http: ht
     http.post(CHAT, json=chat(request_id="one"))
     for value in ("", "1", "0", "true", "false"):
         assert http.get(f"/v1/requests/one/trace?follow={value}").status_code == 200
+
+
+def test_what_may_be_streamed_says_so(server: RunningServer, http: httpx.Client) -> None:
+    server.say("hello")
+    for path, body in (("/invocations", chat()), (CHAT, chat()), (COMPLETIONS, completion())):
+        answer = http.post(path, json=body | {"stream": True})
+        described = DESCRIPTION["paths"][path]["post"]["responses"]["200"]["content"]
+        assert answer.headers["content-type"].partition(";")[0] in described.keys() - {"application/json"}
