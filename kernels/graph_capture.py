@@ -30,10 +30,28 @@ def capture_graph(
                 result = launch()
             except BaseException:
                 with suppress(RuntimeError):  # the capture's own complaint, after the fault that ended it
-                    graph.capture_end()
+                    _end(graph, stream)
                 raise
-            graph.capture_end()
+            _end(graph, stream)
     finally:
         if was_collecting:
             gc.enable()
     return graph, result
+
+
+def _end(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
+    """End its capture on the stream, the current one.
+
+    One that the device has given up leaves torch's random generator capturing, so that nobody can draw from it, and only
+    the end of a capture that succeeds lets it go. So there is one more then, of next to nothing.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        with suppress(RuntimeError):
+            number = torch.empty(1, device=stream.device).zero_()
+            another = torch.cuda.CUDAGraph()
+            another.capture_begin(capture_error_mode="thread_local")
+            number.zero_()
+            another.capture_end()
+        raise

@@ -51,6 +51,7 @@ def measure(folder: Path, num_tokens: int) -> dict[str, float]:
     training = new_training(model, ids, batch_size=1, rank=_RANK, targets=())
     for _ in range(4):  # kernels are compiled, graphs are captured
         training.advance(training.layer_steps_per_iteration)
+    _synchronize()
     steps_ms = [_timed(lambda: _advance(training))[0] for _ in range(2 * training.layer_steps_per_iteration)]
     states_ms = [_timed(training.state)[0] for _ in range(_STATES)]
     while not training.is_over:
