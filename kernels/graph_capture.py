@@ -42,8 +42,8 @@ def capture_graph(
 def _end(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     """End its capture on the stream, the current one.
 
-    One that the device has given up leaves torch's random generator capturing, so that nobody can draw from it, and only
-    the end of a capture that succeeds lets it go. So there is one more then, of next to nothing.
+    One that the device has given up leaves torch's random generator capturing, so that nobody can draw from it, and
+    only the end of a capture that succeeds lets it go. So there is one more then, of next to nothing.
     """
     try:
         graph.capture_end()
