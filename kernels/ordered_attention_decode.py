@@ -18,6 +18,7 @@ most of which are padding: a decode waits for its keys, not for products.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import no_type_check
 
 import torch
@@ -33,8 +34,20 @@ BLOCK_KV = 64
 """Of prompts, too."""
 _MOST_SPLITS = 64
 _SHORTEST_SPLIT = 512
-_BLOCK_M = 64
-_PROGRAMS_PER_SM = 4
+_MOST_HEADS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedDecodeConfig:
+    """block_m: rows of a program, most of them padding. programs_per_sm: about so many, where there are splits."""
+
+    block_m: int = 64
+    num_warps: int = 4
+    num_stages: int = 3
+    programs_per_sm: int = 4
+
+
+_CONFIG = OrderedDecodeConfig()
 
 
 def ordered_split_len(max_model_len: int) -> int:
@@ -45,7 +58,7 @@ def ordered_split_len(max_model_len: int) -> int:
 def takes_heads(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
     """Whether this kernel and that of prompts attend in one order."""
     is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    is_narrow = head_dim <= 128 and head_dim % 16 == 0 and num_heads // num_kv_heads <= _BLOCK_M
+    is_narrow = head_dim <= 128 and head_dim % 16 == 0 and num_heads // num_kv_heads <= _MOST_HEADS
     return is_hopper and dtype is torch.bfloat16 and is_narrow
 
 
@@ -172,20 +185,22 @@ def ordered_attention_decode_triton(
     sliding_window: int | None = None,
     logit_softcap: float | None = None,
     programs_per_sequence: int | None = None,
+    config: OrderedDecodeConfig = _CONFIG,
 ) -> None:
-    """On CUDA tensors, or on any in Triton's interpreter. programs_per_sequence: for measuring and for tests."""
+    """On CUDA tensors, or on any in Triton's interpreter. programs_per_sequence, config: for measuring and for tests;
+    other rows may have other bits than a prompt's."""
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     check_paged_tensors(query, key_cache, value_cache, block_size, out)
     assert context_lens.shape == rows.shape == (num_seqs,) and split_len % BLOCK_KV == 0
     assert scale > 0 and (sliding_window is None or sliding_window > 0)
     group = num_heads // num_kv_heads
-    assert group <= _BLOCK_M
+    assert group <= _MOST_HEADS
     assert arrivals.dtype == torch.int32 and arrivals.shape[0] >= num_seqs and arrivals.shape[1] >= num_kv_heads
     if num_seqs == 0:
         return
     most_splits = -(-block_table.shape[1] * block_size // split_len)
-    programs = _PROGRAMS_PER_SM * num_multiprocessors(query.device) // (num_seqs * num_kv_heads)
+    programs = config.programs_per_sm * num_multiprocessors(query.device) // (num_seqs * num_kv_heads)
     programs = programs_per_sequence or min(most_splits, max(1, programs))
     device = query.device
     partial = torch.empty((num_seqs, most_splits, num_heads, head_dim), dtype=torch.float32, device=device)
@@ -213,13 +228,13 @@ def ordered_attention_decode_triton(
         BLOCK_SIZE=block_size,
         SLIDING_WINDOW=sliding_window or 0,
         SOFTCAP=logit_softcap or 0.0,
-        BLOCK_M=_BLOCK_M,
+        BLOCK_M=config.block_m,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_KV=BLOCK_KV,
         MERGE_G=triton.next_power_of_2(group),
         SPLIT=split_len,
-        NUM_STAGES=3,
-        num_warps=4,
+        NUM_STAGES=config.num_stages,
+        num_warps=config.num_warps,
         enable_fp_fusion=True,
         **dependent_launch(device),
     )
