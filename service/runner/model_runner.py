@@ -38,7 +38,8 @@ class ModelRunner:
 
     Owns the model, the KV storage and what is remembered in each row. adapters: None where none are served. trainings:
     those that plans may have shares of. all_deterministic: every row of every step has the bits that it has alone, not
-    only where a sequence asks for it.
+    only where a sequence asks for it. is_windowed: every layer sees a window, so a sequence may be longer than all
+    blocks together.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ModelRunner:
         adapters: AdapterTables | None = None,
         *,
         all_deterministic: bool = False,
+        is_windowed: bool = False,
     ) -> None:
         self.device = device
         self.all_deterministic = all_deterministic
@@ -62,7 +64,9 @@ class ModelRunner:
         self.transfer = KvTransfer(storage, host_blocks or PlainHostBlocks(storage.layout, 0, pinned=False))
         self.trainings = Trainings(storage, self.transfer)
         self._block_size = storage.layout.block_size
-        max_blocks = min(-(-max_model_len // self._block_size), storage.num_blocks)
+        max_blocks = -(-max_model_len // self._block_size)
+        if not is_windowed:
+            max_blocks = min(max_blocks, storage.num_blocks)
         # Twice as many as run at once: one that has ended is released after the iteration that still had it.
         columns = BATCH_COLUMNS if adapters is None else ADAPTER_COLUMNS
         self._rows = SequenceRows(2 * max_num_seqs, max_blocks, columns)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from service.config import CacheConfig, ModelSource
+from service.kvcache.prefix_cache import NoPrefixCache
 from service.runner.load import LoadedModel, load_executor
 from service.settings.quickstart import QUICKSTART_MODEL
 from tests.engine.harness import Harness
@@ -120,6 +121,21 @@ def test_preempted_and_recomputed(case: Case, loaded: LoadedModel, overlap: bool
     harness.run()
     assert outputs(harness, request_ids) == [expected[prompt] for prompt in prompts]
     assert sum(stats.num_preemptions for stats, _, _ in harness.sink.requests) > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_under_a_window_a_sequence_may_be_longer_than_the_cache(tmp_path: Path, device: str):
+    folder = save_random_model("mistral", tmp_path)
+    source = ModelSource(str(folder), None, None, None, "auto", "float32", device, None, 0)
+    loaded = load_executor(source, folder, CacheConfig(BLOCK_SIZE, 0.5, 128 * 2**10), 4, 64)
+    prompts = [prompt for prompt in random_prompts(60, 400) if len(prompt) > 270][:3]
+    harness = Harness(
+        loaded.num_blocks, BLOCK_SIZE, 4, 64, executor=loaded.runner, window=37, prefix_cache=NoPrefixCache()
+    )
+    assert prompts and loaded.num_blocks * BLOCK_SIZE < min(map(len, prompts))
+    request_ids = [add(harness, prompt) for prompt in prompts]
+    harness.run()
+    assert outputs(harness, request_ids) == generate_alone(folder, prompts, MAX_TOKENS)
 
 
 def test_prompts_that_continue_cached_ones(case: Case, loaded: LoadedModel):
