@@ -162,11 +162,9 @@ def load_executor(
     host_blocks = _host_blocks(layout, cache, num_blocks, device, place.num_ranks)
     storage, store = KvStorage(layout, num_blocks, device), _store(adapters, device)
     tables = None if store is None else AdapterTables(model.block_linears(), storage, store, sizes.adapters.num_slots)
-    numbers, is_all = (max_num_seqs, max_model_len, config.vocab_size), source.deterministic
-    is_windowed = None not in config.sliding_windows
-    runner = ModelRunner(
-        model, storage, device, *numbers, host_blocks, tables, all_deterministic=is_all, is_windowed=is_windowed
-    )
+    numbers = (max_num_seqs, max_model_len, config.vocab_size)
+    kind = {"all_deterministic": source.deterministic, "is_windowed": None not in config.sliding_windows}
+    runner = ModelRunner(model, storage, device, *numbers, host_blocks, tables, **kind)
     _prepare(runner, records=device.type == "cpu" and not enforce_eager and parallel.size == 1)
     phases.end("cache")
     warm_up(runner)
