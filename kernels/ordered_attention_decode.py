@@ -43,7 +43,7 @@ class OrderedDecodeConfig:
 
     block_m: int = 64
     num_warps: int = 4
-    num_stages: int = 3
+    num_stages: int = 5
     programs_per_sm: int = 4
 
 

@@ -112,6 +112,7 @@ class EngineSystem:
             max_num_seqs=self._max_num_seqs,
             max_preemptions=MAX_PREEMPTIONS,
             num_lanes=pool.num_lanes,
+            versions=pool.versions,
         )
         self._engine = Engine(
             self._scheduler, self._executor, self.log, pool.clock, overlap=pool.overlap, trainings=pool.trainings

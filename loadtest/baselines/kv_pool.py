@@ -1,6 +1,8 @@
 """The executor and the KV blocks that the compared systems share, one after another."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
 
 from loadtest.offline.work_clock import WorkClock
 from service.engine.ports import Executor, TrainingExecutor
@@ -17,7 +19,7 @@ class KvPool:
     num_spare_blocks: the executor's blocks after `num_blocks`, which no request gets.
     overlap: whether an iteration is launched while another runs. padded_size: as `IterationTime` takes it. trainings:
     the executor's, where it takes any. num_lanes: batches in flight, of other requests each: as many as the executor
-    has stages.
+    has stages. versions: of decodes, which no two systems may count alike: the executor knows decodes by them.
     """
 
     executor: Executor
@@ -34,6 +36,7 @@ class KvPool:
     padded_size: PaddedSize | None = None
     trainings: TrainingExecutor | None = None
     num_lanes: int = 1
+    versions: Iterator[int] = field(default_factory=lambda: count(1), compare=False)
 
     @property
     def num_tokens(self) -> int:

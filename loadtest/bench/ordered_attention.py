@@ -22,7 +22,7 @@ SEQUENCES_AND_CONTEXT = ((1, 392), (1, 8192), (64, 392), (256, 392), (64, 2048))
 CONFIGS = [
     OrderedDecodeConfig(),
     OrderedDecodeConfig(num_stages=2),
-    OrderedDecodeConfig(num_stages=5),
+    OrderedDecodeConfig(num_stages=3),
     *(
         OrderedDecodeConfig(16, num_warps, num_stages, programs)
         for num_warps, num_stages, programs in itertools.product((1, 2), (3, 4), (4, 8))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from service.core.clock import Clock
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan
 from service.core.iteration_result import FinishedTransfer
@@ -39,7 +41,8 @@ class IterationScheduler:
 
     pool, blocks, lanes, ledger, history: the books that it keeps. Who applies a result writes to them, too. training:
     the training that may have iterations of its own, if any. num_lanes: stages of the model, for each of which there
-    may be an iteration in flight, of other requests each (lanes.py).
+    may be an iteration in flight, of other requests each (lanes.py). versions: of decodes, where the executor has had
+    another scheduler before.
 
     An iteration may be decided while those before it still run (`finish_iteration` has not been called for them).
     Then nothing is taken from a running sequence: if memory runs out, the decision waits until nothing runs.
@@ -56,10 +59,11 @@ class IterationScheduler:
         max_num_seqs: int,
         max_preemptions: int,
         num_lanes: int = 1,
+        versions: Iterator[int] | None = None,
     ) -> None:
         self.blocks = blocks
         self.pool = RequestPool(policies.scheduling, blocks.tokens_per_prefix_entry, blocks.adapter_slots)
-        self.lanes = Lanes(blocks, num_lanes)
+        self.lanes = Lanes(blocks, num_lanes, versions)
         self.ledger = ledger
         self.history = history
         self.training = TrainingTurns(policies.training, ArenaLending(blocks, clock))

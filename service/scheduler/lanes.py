@@ -26,8 +26,8 @@ class Lanes:
     batch: of the lane that is being decided, or was last.
     """
 
-    def __init__(self, blocks: BlockManager, num_lanes: int) -> None:
-        versions = count(1)  # of all lanes: a version names the same decodes wherever it is read
+    def __init__(self, blocks: BlockManager, num_lanes: int, versions: Iterator[int] | None = None) -> None:
+        versions = versions or count(1)  # of all lanes: a version names the same decodes wherever it is read
         self._batches = [DecodeBatch(blocks, versions) for _ in range(num_lanes)]
         self._turn = 0
         self.batch = self._batches[0]

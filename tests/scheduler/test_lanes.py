@@ -176,7 +176,7 @@ def a_result_lost(patch: Patch) -> None:
 def versions_of_each_lane_alone(patch: Patch) -> None:
     """So an executor takes one lane's decodes for another's."""
 
-    def apart(self: Lanes, blocks: BlockManager, num_lanes: int) -> None:
+    def apart(self: Lanes, blocks: BlockManager, num_lanes: int, versions: object = None) -> None:
         self._batches = [DecodeBatch(blocks) for _ in range(num_lanes)]
         self._turn, self.batch = 0, self._batches[0]
 

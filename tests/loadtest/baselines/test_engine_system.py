@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from loadtest.baselines.engine_system import (
@@ -12,6 +14,8 @@ from loadtest.baselines.engine_system import (
 )
 from loadtest.offline.figures_of_merit import mean_batch_size, memory_shares, num_preemptions
 from loadtest.offline.replay import replay
+from service.core.iteration_plan import IterationPlan
+from service.engine.ports import Executor, PendingIteration
 from tests.loadtest.baselines.pools import pool, request
 
 
@@ -25,6 +29,29 @@ def test_limits() -> None:
 def test_answers_are_as_long_as_planned_whatever_the_limit(limit) -> None:
     outcome = replay(paged(pool(), limit), [request(i, output=2 + i) for i in range(5)])
     assert [c.num_output_tokens for c in outcome.completions] == [2, 3, 4, 5, 6]
+
+
+class PlansKept:
+    """An executor that keeps its plans."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.plans: list[IterationPlan] = []
+        self._executor = executor
+
+    def launch(self, plan: IterationPlan) -> PendingIteration:
+        self.plans.append(plan)
+        return self._executor.launch(plan)
+
+
+def test_systems_that_share_an_executor_tell_their_decodes_apart() -> None:
+    """A GPU advances the decodes that it has by their version alone."""
+    shared, versions = pool(), list[set[int]]()
+    for _ in range(2):
+        kept = PlansKept(shared.executor)
+        replay(paged(dataclasses.replace(shared, executor=kept), exact_limit), [request(i, output=8) for i in range(3)])
+        versions.append({plan.decodes.version for plan in kept.plans if len(plan.decodes)})
+    first, second = versions
+    assert first and second and not first & second
 
 
 def test_reserving_the_maximum_runs_fewer_and_holds_what_it_does_not_fill() -> None:
