@@ -27,9 +27,10 @@ MOST_RUNNING = 32
 LEAST_GAIN = 0.05
 """Tokens a second that drafts must be predicted to give more; less is not worth a prediction's error."""
 
-FIRST_RIGHT = 0.5
-"""Drafts expected to be right at once, of a sequence that nothing is known of. So few that two or three that are wrong
-end it: free text had 4 to 5 such steps in 64 with twice as many, and lost by them (loadtest/log/cpu.md)."""
+FIRST_RIGHT = 0.0
+"""Drafts expected to be right at once, of a sequence that nothing is known of: none are computed before some that were
+only compared have been right. A text that copies waits for its first few tokens, and free text pays for nothing: with
+0.5 it had 2 such steps in 64, with 1.0 it had 4 or 5, and lost by them (loadtest/log/cpu.md)."""
 
 LEARN = 1 / 4
 """How far that moves towards each draft's outcome."""

@@ -45,6 +45,7 @@ from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.preemption import AlwaysRecompute
 from service.scheduler.scheduler_policies import SchedulerPolicies
+from service.scheduler.speculation import Speculation
 from service.storage.storage import Storage
 from service.structured.grammar_compiler import GrammarCompiler
 from service.structured.token_bitmask import TokenBitmask
@@ -71,7 +72,7 @@ class Scene:
     """What a test may set before the server starts. vocab_size: of the model; None: the tokenizer's.
 
     finds_prefixes: whether there is a prefix cache. added_tokens: the model of `tiny_tokenizers.ADDED_TOKENS` whose
-    tokenizer it has. adapters: four of them at once.
+    tokenizer it has. adapters: four of them at once. speculation: None: nobody drafts.
     """
 
     config: ApiConfig = field(default_factory=lambda: ApiConfig((MODEL, "alias"), model_aliases=(FOLDER,)))
@@ -88,6 +89,7 @@ class Scene:
     ready: bool = True
     watchers: Sequence[HttpWatcher] = ()
     adapters: Adapters | None = None
+    speculation: Speculation | None = None
     embedder: EmbedderConfig | None = None
     storage_bytes: int = 10_000_000
     fine_tuning: Callable[[Storage], FineTuning] | None = None
@@ -227,6 +229,7 @@ class RunningServer:
                 OnDemandAdmission(0),
                 AlwaysRecompute(),
                 FixedBudget(scheduler.max_num_batched_tokens),
+                speculation=self.scene.speculation,
             ),
             RecoveryLedger(PreemptionCost(IterationTime(), SwapTime(), scheduler.max_num_batched_tokens)),
             History(),

@@ -44,11 +44,17 @@ class Timed(RecoveryLedger):
 
 
 class Lane:
-    """Groups that decode, all in one batch, and the choice among them."""
+    """Groups that decode, all in one batch, and the choice among them. expected: drafts of each that will be right by
+    what is known of it; None: nothing is."""
 
     def __init__(
-        self, num_groups: int, predicted: Callable[[int], float | None] = lambda _: 1.0, most_rows: int = 64
+        self,
+        num_groups: int,
+        predicted: Callable[[int], float | None] = lambda _: 1.0,
+        most_rows: int = 64,
+        expected: float | None = 0.5,
     ) -> None:
+        self._expected = expected
         self.ledger = Timed(predicted)
         self.choice = DraftChoice(Speculation(NUM_DRAFTS, most_rows, Sevens), self.ledger)
         self.blocks = BlockManager(1000, 4, NoPrefixCache())
@@ -68,6 +74,8 @@ class Lane:
     def start(self, group: SequenceGroup) -> None:
         self.blocks.allocate(group.live[0].sequence_id, 4, [])
         self.batch.start(group)
+        if self._expected is not None:
+            self.choice._tracks[group.live[0].sequence_id] = speculation._Track(Sevens(), self._expected)
 
     def drafting(self, *, is_launched: bool = False) -> list[int]:
         """Who drafts, by its number."""
@@ -93,6 +101,17 @@ def test_who_drafts_leaves_the_batch_and_computes_as_many_as_there_is_room_for()
     assert [lane.choice.of(group.live[0]) for group in lane.groups] == [(7,) * NUM_DRAFTS, (7, 7)]
     assert len(lane.batch) == 0
     assert set(lane.batch.unbatched) == {0, 1}
+
+
+@pytest.mark.parametrize("token_id", [7, 9])
+def test_of_whom_nothing_is_known_it_drafts_once_it_would_have_been_right(token_id: int):
+    lane = Lane(1, lambda num: 1 + 0.01 * num, expected=None)
+    waited = 0
+    while lane.drafting() == [] and waited < 20:
+        assert not lane.drafting(is_launched=True)
+        lane.goes_on(0, token_id)
+        waited += 1
+    assert waited == (NUM_DRAFTS if token_id == 7 else 20)
 
 
 def test_whose_drafts_are_wrong_drafts_no_more_until_it_would_have_been_right():
