@@ -24,7 +24,7 @@ NUM_DRAFTS = 3
 
 def scenario(overlap: bool, num_lanes: int = 1) -> Harness:
     """Requests of every kind in a small cache, half of the drafts right, against the oracle."""
-    chance = random.Random(5)
+    chance = random.Random(1)
     harness = Harness(
         num_blocks=26,
         block_size=4,
