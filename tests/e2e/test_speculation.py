@@ -22,6 +22,7 @@ ASKED: list[dict[str, Any]] = [
     {"n": 2, "max_tokens": 30},
     {"response_format": {"type": "json_object"}, "max_tokens": 30},
 ]
+_WITHIN_S = 20
 _DELAY_S = 0.002
 """Of an iteration, however many rows it has: then drafts pay."""
 
@@ -40,7 +41,7 @@ def streamed(server: RunningServer, asked: dict[str, Any]) -> list[object]:
     messages: Any = [{"role": "user", "content": "Repeat: " + COPIES}]
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 150} | asked
     texts, logprobs, ends, usage = dict[int, str](), dict[int, list[object]](), dict[int, object](), None
-    with OpenAI(base_url=f"{server.base_url}/v1", api_key="none") as client:
+    with OpenAI(base_url=f"{server.base_url}/v1", api_key="none", timeout=_WITHIN_S, max_retries=0) as client:
         for chunk in client.chat.completions.create(model=MODEL, messages=messages, temperature=0, **options):
             usage = chunk.usage or usage
             for choice in chunk.choices:
