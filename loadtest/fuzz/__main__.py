@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.max_growth_mb,
         options.show,
     )
-    with tempfile.TemporaryFile() as log:
-        with headrace_server(_SERVER_FLAGS, log) as server:
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="headrace-fuzz-") as data:
+        with headrace_server([*_SERVER_FLAGS, "--data-dir", data], log) as server:
             began_s = time.monotonic()
             findings = asyncio.run(fuzz(server.running, server.port, plan, _tell))
             took_s = time.monotonic() - began_s
