@@ -27,7 +27,7 @@ def test_plans_reach_the_ranks_of_another_host_their_facts_come_back_and_all_end
     with Head() as head:
         other = head.start_other()
         writer = head.meet()
-        assert head.statuses.get(1, Fact.KV_BYTES) == 1001
+        assert comes_true(lambda: head.statuses.get(1, Fact.KV_BYTES) == 1001)
         writer.write(MessageKind.DRAWN, bytes(3 << 20))  # which is of no use to that rank
         encoder = PlanEncoder()
         for _ in range(5):
