@@ -37,7 +37,8 @@ def test_is_added_to_what_came_beside_the_norm_and_rounded_once(dtype, lane):
     expected = exact.grad + beside.double()
     _, x_grad = lane(rms_norm_backward, rms_norm_backward_triton)(grad, x, weight, EPS, beside)
     assert x_grad is beside
-    one_rounding = torch.finfo(dtype).eps / 2 + 1e-6
+    # Triton's interpreter cuts a number of bf16 off where a device rounds it.
+    one_rounding = torch.finfo(dtype).eps / (1 if lane.name == "interpret" else 2) + 1e-6
     assert ((x_grad.double() - expected).abs() <= one_rounding * expected.abs() + 1e-5).all()
 
 
