@@ -47,8 +47,7 @@ def attend_tile(
     """The keys and values at BLOCK_KV positions from tile_begin on join the rows' softmax. It is carried along as in
     FlashAttention (Dao et al. 2022): each row's highest score so far, and relative to it the total of its weights and
     the weighted sum of the values, `acc`. Not MASKED: every row sees the whole tile. kv_first: of the positions that
-    any row sees; what lies before it is not read. MAY_SEE_NOTHING: some row sees
-    nothing of the first tiles."""
+    any row sees; what lies before it is not read. MAY_SEE_NOTHING: some row sees nothing of the first tiles."""
     cell = tl.arange(0, BLOCK_KV)
     kv_position = tile_begin + cell
     dim = tl.arange(0, BLOCK_D)

@@ -67,7 +67,7 @@ class CudaGraphCapture:
             return None
         try:
             graph, _ = capture_graph(launch, self._capturing_stream(), self._pool)
-        except Exception:
+        except Exception:  # whatever it was (memory, the driver), the steps run without, so it ends no training
             self._is_given_up = True
             logger.warning("no CUDA graphs of a training's layer steps; it goes on kernel by kernel", exc_info=True)
             return None
