@@ -27,9 +27,11 @@ types: $(VENV)/.installed-dev
 # A worker a core; files stay whole, since their tests share servers and models.
 WORKERS := -n auto --maxprocesses 4 --dist loadfile
 
+# With Python's bytecode: without it, every process that the tests start compiles all that it imports.
+unit: export PYTHONDONTWRITEBYTECODE :=
 unit: $(VENV)/.installed-dev
 	$(BIN)/pytest $(WORKERS)
-	TRITON_INTERPRET=1 $(BIN)/pytest $(WORKERS) -m interpret
+	TRITON_INTERPRET=1 $(BIN)/pytest $(WORKERS) -m interpret tests/kernels
 
 # The papers' figures in their CPU forms, minutes; figures/index.html shows them. loadtest/figures_on_gpu.sh: full forms.
 figures: $(VENV)/.installed-dev

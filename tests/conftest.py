@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -19,6 +20,30 @@ _data_home = tempfile.TemporaryDirectory(prefix="headrace-tests-")
 atexit.register(_data_home.cleanup)
 os.environ["XDG_DATA_HOME"] = _data_home.name
 """Servers that tests start keep their files here, not among the user's."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, None, None]:
+    """What is there once all tests are read (modules, torch, the tests) stays: collections skip it from then on.
+
+    Half a second each would take otherwise, and while tests are read none finds anything.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`make unit` looks for tests of Triton's interpreter in one folder: to read all would take longer than they do."""
+    if item.get_closest_marker("interpret") and not item.nodeid.startswith("tests/kernels/"):
+        raise pytest.UsageError(f"{item.nodeid}: tests of Triton's interpreter stand in tests/kernels")
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries would report what is frozen as leaks
 
 
 _MUCH = 4 << 30
