@@ -15,5 +15,4 @@ class Clock(Protocol):
 class MonotonicClock:
     """The real clock."""
 
-    def now_s(self) -> float:
-        return time.monotonic()
+    now_s = staticmethod(time.monotonic)

@@ -34,8 +34,7 @@ from service.engine.engine_loop import (
 )
 from service.engine.live_requests import stats_of_lost
 from service.engine.request_stream import RequestStream
-from service.engine.stream_interval import FixedInterval, StreamInterval
-from service.engine.stream_pacing import StreamPacing
+from service.engine.stream_pacing import FixedInterval, StreamInterval, StreamPacing
 from service.errors import (
     ContextLengthExceeded,
     InvalidRequest,

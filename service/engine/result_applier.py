@@ -20,10 +20,9 @@ from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.engine.beam_search import BeamSearch
 from service.engine.live_requests import LiveRequests
-from service.engine.processed_tokens import ProcessedTokens
+from service.engine.step_record import ProcessedTokens
 from service.errors import InvalidRequest, RequestError, ServerError
-from service.scheduler.decode_batch import DecodeBatch
-from service.scheduler.decode_members import DecodeMembers
+from service.scheduler.decode_batch import DecodeBatch, DecodeMembers
 from service.scheduler.forking import continue_beams, fork_choices
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.speculation import num_equal

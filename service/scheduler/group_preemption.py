@@ -10,7 +10,7 @@ from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.prediction.preemption_cost import Recovery
 from service.prediction.recovery_ledger import RecoveryLedger
-from service.scheduler.launched_iterations import LaunchedIterations
+from service.scheduler.lanes import LaunchedIterations
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.preemption import Preemption, may_be_preempted, num_computed_tokens
 from service.scheduler.scheduling_policy import SchedulingPolicy

@@ -19,8 +19,7 @@ from service.scheduler.forking import hand_over_lead, share_prompt
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.group_start import GroupStart
 from service.scheduler.history import History
-from service.scheduler.lanes import Lanes
-from service.scheduler.launched_iterations import LaunchedGroups, LaunchedIterations
+from service.scheduler.lanes import Lanes, LaunchedGroups, LaunchedIterations
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduler_policies import SchedulerPolicies

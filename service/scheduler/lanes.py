@@ -3,7 +3,7 @@
 The running groups are divided into lanes, which take turns: an iteration computes the groups of one lane, and that
 lane has its next one only once this has finished. So with P lanes at most P iterations are in flight, and all that a
 decision must know of its groups is known. Where the model is in one piece there is one lane, whose iterations may
-overlap (service/engine/engine.py).
+overlap (service/engine/engine.py). What an iteration that runs touches is not freed before it has finished.
 
 Lanes are kept equal: a lane admits no more than its share, and before it is decided it gives groups away to one that
 has fewer sequences, the last ones that were started.
@@ -11,13 +11,78 @@ has fewer sequences, the last ones that were started.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from itertools import count
+from typing import NamedTuple
 
+from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
-from service.scheduler.decode_batch import DecodeBatch
-from service.scheduler.launched_iterations import LaunchedIterations
+from service.scheduler.decode_batch import DecodeBatch, DecodeMembers
+
+
+class LaunchedGroups(NamedTuple):
+    """An iteration's requests, in the order of its plan: those of the decode batch, if any, then the others, one for
+    each scheduled item. batch: of the lane whose iteration it is; None if it is a training's. has_drafts: the lane's
+    next iteration hangs on how many are right."""
+
+    decodes: DecodeMembers | None
+    scheduled: list[SequenceGroup]
+    batch: DecodeBatch | None = None
+    has_drafts: bool = False
+
+    def all(self) -> list[SequenceGroup]:
+        """In that order."""
+        return self.scheduled if self.decodes is None else [*self.decodes.groups, *self.scheduled]
+
+
+class LaunchedIterations:
+    """Iterations finish in the order of their launches. Engine thread only.
+
+    The blocks of a sequence that ends are given back once no running iteration contains it.
+    """
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self._blocks = blocks
+        self._running: deque[LaunchedGroups] = deque()
+        self._num_finished = 0
+        self._leaving: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def next_number(self) -> int:
+        """Of the next iteration to be launched; the first is 1."""
+        return self._num_finished + len(self._running) + 1
+
+    def has(self, batch: DecodeBatch) -> bool:
+        """Whether an iteration of this lane runs."""
+        return any(groups.batch is batch for groups in self._running)
+
+    def has_drafts(self, batch: DecodeBatch) -> bool:
+        """Whether one that runs has drafts."""
+        return any(groups.batch is batch and groups.has_drafts for groups in self._running)
+
+    def begin(self, groups: LaunchedGroups) -> None:
+        """The next iteration is launched."""
+        self._running.append(groups)
+
+    def finish(self) -> LaunchedGroups:
+        """The oldest iteration has ended."""
+        self._num_finished += 1
+        leaving, self._leaving = self._leaving, []
+        for sequence in leaving:
+            self.free(sequence)
+        return self._running.popleft()
+
+    def free(self, sequence: Sequence) -> None:
+        """Give back what the sequence holds, as soon as may be."""
+        if sequence.last_iteration > self._num_finished:
+            self._leaving.append(sequence)
+        elif self._blocks.holds(sequence.sequence_id):
+            self._blocks.free(sequence.sequence_id)
 
 
 class Lanes:
@@ -27,8 +92,8 @@ class Lanes:
     """
 
     def __init__(self, blocks: BlockManager, num_lanes: int, versions: Iterator[int] | None = None) -> None:
-        versions = versions or count(1)  # of all lanes: a version names the same decodes wherever it is read
-        self._batches = [DecodeBatch(blocks, versions) for _ in range(num_lanes)]
+        of_all = versions or count(1)  # a version names the same decodes wherever it is read
+        self._batches = [DecodeBatch(blocks, of_all) for _ in range(num_lanes)]
         self._turn = 0
         self.batch = self._batches[0]
 

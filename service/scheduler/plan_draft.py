@@ -12,7 +12,7 @@ from service.core.sequence_group import SequenceGroup
 from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.block_table import BlockTable
 from service.scheduler.decision_tally import DecisionTally
-from service.scheduler.decode_members import DecodeMembers
+from service.scheduler.decode_batch import DecodeMembers
 
 
 class Advance(NamedTuple):

@@ -17,7 +17,7 @@ from service.scheduler.block_growth import BlockGrowth
 from service.scheduler.decode_batch import DecodeBatch
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.iteration_scheduler import IterationScheduler
-from service.scheduler.launched_iterations import LaunchedIterations
+from service.scheduler.lanes import LaunchedIterations
 from service.scheduler.preemption import AlwaysSwap
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor

@@ -23,9 +23,7 @@ OF_A_REQUEST = (
     FaultSite("finish_reason", f"{_ENGINE}.result_applier:_finish_reason", Reach.REQUEST),
     FaultSite("end_choice", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.end_sequence", Reach.REQUEST),
     FaultSite("end_request", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.end_group", Reach.REQUEST),
-    FaultSite(
-        "free", f"{_SCHEDULER}.launched_iterations:LaunchedIterations.free", Reach.REQUEST, caller="end_sequence"
-    ),
+    FaultSite("free", f"{_SCHEDULER}.lanes:LaunchedIterations.free", Reach.REQUEST, caller="end_sequence"),
     FaultSite("request_stats", f"{_ENGINE}.live_requests:_request_stats", Reach.REQUEST),
 )
 
@@ -36,7 +34,7 @@ OF_NOBODY = (
     FaultSite("iteration_stats", f"{_ENGINE}.step_record:IterationStats", Reach.NOBODY, MemoryError),
     FaultSite("observe", "service.prediction.recovery_ledger:RecoveryLedger.executed", Reach.NOBODY, ZeroDivisionError),
     FaultSite("predict", "service.prediction.recovery_ledger:RecoveryLedger.iteration_s", Reach.NOBODY),
-    FaultSite("token_gaps", f"{_ENGINE}.processed_tokens:ProcessedTokens.gaps", Reach.NOBODY),
+    FaultSite("token_gaps", f"{_ENGINE}.step_record:ProcessedTokens.gaps", Reach.NOBODY),
 )
 
 OF_AN_ITERATION = (

@@ -10,7 +10,7 @@ from service.prediction.swap_time import SwapTime
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.fcfs import FirstComeFirstServed
 from service.scheduler.group_preemption import GroupPreemption
-from service.scheduler.launched_iterations import LaunchedIterations
+from service.scheduler.lanes import LaunchedIterations
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.preemption import AlwaysSwap
 from tests.scheduler.test_request_pool import make_group

@@ -2,22 +2,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, count
 from random import Random
 
 import pytest
 
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
+from service.core.sequence import Sequence
 from service.engine.engine import Engine
 from service.kvcache.block_manager import BlockManager
-from service.scheduler.decode_batch import DecodeBatch
-from service.scheduler.lanes import Lanes
-from service.scheduler.launched_iterations import LaunchedIterations
+from service.kvcache.prefix_cache import NoPrefixCache
+from service.scheduler.decode_batch import DecodeBatch, DecodeMembers
+from service.scheduler.lanes import Lanes, LaunchedGroups, LaunchedIterations
 from tests.engine.harness import VOCABULARY, Harness, sequence_ids
 from tests.engine.late_executor import LateIteration
 from tests.engine.test_engine import SometimesSwap
 from tests.engine.toy_model import ToyExecutor
+from tests.scheduler.test_request_pool import make_group
 
 Patch = pytest.MonkeyPatch
 
@@ -177,7 +179,7 @@ def versions_of_each_lane_alone(patch: Patch) -> None:
     """So an executor takes one lane's decodes for another's."""
 
     def apart(self: Lanes, blocks: BlockManager, num_lanes: int, versions: object = None) -> None:
-        self._batches = [DecodeBatch(blocks) for _ in range(num_lanes)]
+        self._batches = [DecodeBatch(blocks, count(1)) for _ in range(num_lanes)]
         self._turn, self.batch = 0, self._batches[0]
 
     patch.setattr(Lanes, "__init__", apart)
@@ -198,3 +200,35 @@ def test_a_fault_is_caught(fault: Callable[[Patch], None], num_lanes: int, monke
     fault(monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError)):
         scenario(num_lanes)
+
+
+def make_launched() -> tuple[LaunchedIterations, BlockManager, Sequence]:
+    blocks = BlockManager(4, 2, NoPrefixCache())
+    blocks.allocate(0, 4, [])
+    return LaunchedIterations(blocks), blocks, make_group("a").leader
+
+
+def test_what_a_running_iteration_touches_is_kept_until_it_has_finished():
+    launched, blocks, sequence = make_launched()
+    groups = LaunchedGroups(None, [make_group("a")])
+    sequence.last_iteration = launched.next_number
+    launched.begin(groups)
+    launched.begin(LaunchedGroups(None, []))
+    launched.free(sequence)
+    assert blocks.pool.num_used == 2
+    assert launched.finish() == groups
+    assert blocks.pool.num_used == 0, "the second iteration knows nothing of it"
+    assert len(launched) == 1
+
+
+def test_with_nothing_running_blocks_are_free_at_once():
+    launched, blocks, sequence = make_launched()
+    launched.free(sequence)
+    assert blocks.pool.num_used == 0
+
+
+def test_the_groups_of_an_iteration_are_in_the_order_of_its_plan():
+    together, other = make_group("a"), make_group("b")
+    members = DecodeMembers().with_more([together], 0)
+    assert LaunchedGroups(members, [other]).all() == [together, other]
+    assert LaunchedGroups(None, [other]).all() == [other]

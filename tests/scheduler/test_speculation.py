@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -58,7 +59,7 @@ class Lane:
         self.ledger = Timed(predicted)
         self.choice = DraftChoice(Speculation(NUM_DRAFTS, most_rows, Sevens), self.ledger)
         self.blocks = BlockManager(1000, 4, NoPrefixCache())
-        self.batch = DecodeBatch(self.blocks)
+        self.batch = DecodeBatch(self.blocks, count(1))
         self.groups = [self.group(i, SamplingParams(100)) for i in range(num_groups)]
         for group in self.groups:
             self.start(group)
