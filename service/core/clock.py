@@ -15,4 +15,5 @@ class Clock(Protocol):
 class MonotonicClock:
     """The real clock."""
 
-    now_s = staticmethod(time.monotonic)
+    def now_s(self) -> float:
+        return time.monotonic()
