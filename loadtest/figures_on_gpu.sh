@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The papers' figures in their full forms, the Llama-8B shape on one CUDA device. A scenario takes 10 to 90 seconds and
+# The papers' figures in their full forms, the Llama-8B shape on one CUDA device. A scenario takes 10 to 130 seconds and
 # is written as it ends; those of one call share the loaded model where their block size is the same.
 #   PYTHON     the interpreter (python3)      OUT      the folder to write to (figures)
 #   SCENARIOS  which ones (all)               LIMIT_S  seconds after which a scenario is given up (600)

@@ -20,20 +20,22 @@ from loadtest.scenarios.stage import Stage
 from loadtest.svg_plot import Axes, Curve
 
 NAME = "adaptivellm_fig7"
-OUTPUT_LIMITS = (16, 32, 64, 128, 256)
+OUTPUT_LIMITS, LIMITS_ON_A_DEVICE = (16, 32, 64, 128, 256), (16, 128)
 
 
 def run(stage: Stage) -> Figure:
     """The figure. Fewer requests than table 3's: there are five limits."""
     pool = scarce_pool(stage)
+    is_modelled = stage.form.models_policies
+    limits, num_summaries, num_others = (OUTPUT_LIMITS, 100, 400) if is_modelled else (LIMITS_ON_A_DEVICE, 40, 160)
     rows: list[list[object]] = []
     curves: list[Curve] = []
     for name in DATA_SETS:
         rates: dict[str, list[float]] = {way: [] for way in WAYS}
-        for limit in OUTPUT_LIMITS:
+        for limit in limits:
             requests = [
                 dataclasses.replace(request, output_len=limit)
-                for request in data_set(stage, name, 100, limit, num_others=400)
+                for request in data_set(stage, name, num_summaries, limit, num_others)
             ]
             for way in WAYS:
                 served = serve(pool, way, requests)
@@ -41,7 +43,7 @@ def run(stage: Stage) -> Figure:
                 over = rates["adaptive"][-1] / served.tokens_per_s
                 rows.append([name, limit, way, served.tokens_per_s, over, served.num_dropped, served.num_swapped])
         curves += [
-            Curve(f"{name}, {way}", OUTPUT_LIMITS, values, len(curves) + index, markers=True)
+            Curve(f"{name}, {way}", limits, values, len(curves) + index, markers=True)
             for index, (way, values) in enumerate(rates.items())
         ]
     columns = ["lengths", "output limit", "preempted return by", "output tokens/s", "adaptive over it"]

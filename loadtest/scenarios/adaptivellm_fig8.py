@@ -82,7 +82,7 @@ def run(stage: Stage) -> Figure:
     pool = dataclasses.replace(scarce_pool(stage), overlap=not stage.form.models_policies)
     with pool.clock.working():
         ledger = RecoveryLedger(fitted_cost(pool))
-    limits = (16, 32, 64, 128) if stage.form.models_policies else (64, 128)
+    limits = (16, 32, 64, 128) if stage.form.models_policies else (128,)
     rows: list[list[object]] = []
     counts: list[list[object]] = []
     curves: list[Curve] = []

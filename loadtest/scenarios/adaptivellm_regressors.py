@@ -1,13 +1,14 @@
 """AdaptiveLLM, tables 5 and 6: eight regressors by five degrees of polynomials, and the service's law beside them.
 
-On our own timings: every iteration of three data sets' requests, served by the measured model. A random fifth is
-predicted from the others.
+On our own timings: every iteration of three data sets' requests, served by the measured model, at once and then as they
+come at 0.7 of that rate, so that batches are of many sizes. A random fifth is predicted from the others.
 """
 
 from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, on_demand, unfitted_cost
 from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.preemption_judge import TimedLedger, Timing
 from loadtest.offline.replay import replay
+from loadtest.scenarios.adaptivellm_table5 import SHARE, at_rate
 from loadtest.scenarios.figure import Figure, Table
 from loadtest.scenarios.stage import LOADED_TOKENS, Stage
 
@@ -58,10 +59,14 @@ def run(stage: Stage) -> Figure:
 
 
 def _timings(stage: Stage, pool: KvPool, workload: str) -> list[Timing]:
-    """Of all iterations that serve the workload's requests, sent at once."""
+    """Of all iterations that serve the workload's requests."""
     longest = stage.form.max_model_len - LONGEST_OUTPUT
     num = 100 if workload == "summary" else 400
-    requests = stage.cut_trace(workload, stage.num_requests(num), longest, LONGEST_OUTPUT)
+    num_requests = stage.num_requests(num) if stage.form.models_policies else num
+    at_once = stage.cut_trace(workload, num_requests, longest, LONGEST_OUTPUT)
     ledger = TimedLedger(unfitted_cost(pool))
-    replay(EngineSystem(workload, pool, EnginePolicies(on_demand(pool), ledger=ledger)), requests)
+    policies = EnginePolicies(on_demand(pool), ledger=ledger)
+    outcome = replay(EngineSystem(workload, pool, policies), at_once)
+    seconds = sum(iteration.seconds for iteration in outcome.iterations)
+    replay(EngineSystem(workload, pool, policies), at_rate(at_once, SHARE * len(at_once) / seconds))
     return ledger.timings

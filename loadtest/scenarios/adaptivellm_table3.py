@@ -83,7 +83,7 @@ def run(stage: Stage) -> Figure:
     notes = []
     timings: list[Timing] = []
     for name in DATA_SETS:
-        requests = data_set(stage, name)
+        requests = data_set(stage, name, 400 if stage.form.models_policies else 160)
         served = {way: serve(pool, way, requests) for way in WAYS}
         adaptive = served["adaptive"]
         rows += [

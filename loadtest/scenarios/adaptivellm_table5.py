@@ -82,10 +82,11 @@ def _recorded(
     for name, at_once in requests.items():
         outcome = replay(EngineSystem(name, pool, policies), at_once)
         seconds = sum(iteration.seconds for iteration in outcome.iterations)
-        replay(EngineSystem(name, pool, policies), _at_rate(at_once, SHARE * len(at_once) / seconds))
+        replay(EngineSystem(name, pool, policies), at_rate(at_once, SHARE * len(at_once) / seconds))
     return iteration_time.recorded, ledger.timings
 
 
-def _at_rate(requests: Sequence[OfflineRequest], rate: float) -> list[OfflineRequest]:
+def at_rate(requests: Sequence[OfflineRequest], rate: float) -> list[OfflineRequest]:
+    """The requests at Poisson arrivals, so many a second."""
     arrivals = PoissonArrivals(rate).arrival_times(len(requests), random_stream(0, "arrivals")).tolist()
     return [dataclasses.replace(each, arrival_s=at_s) for each, at_s in zip(requests, arrivals, strict=True)]

@@ -16,9 +16,9 @@ from service.scheduler.deferred_batching import DeferredBatching
 
 NAME = "fineinfer_deferral"
 WORKLOAD = "fixed-512x32"
-BOUNDS_S = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0)
+BOUNDS_S, BOUNDS_ON_A_DEVICE_S = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0), (0.0, 0.1, 0.5, 2.0)
 RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
-RATES_ON_A_DEVICE = (1.0, 4.0)
+RATES_ON_A_DEVICE = (4.0,)
 _JOB_FIRST_SHARE = 0.25
 """Of the time that a rate lasts, which the job takes alone."""
 
@@ -27,11 +27,12 @@ def run(stage: Stage) -> Figure:
     """The figure."""
     pool = training_pool(stage)
     alone = alone_rate(stage, pool)
-    rates = RATES if stage.form.models_policies else RATES_ON_A_DEVICE
+    is_modelled = stage.form.models_policies
+    rates, bounds = (RATES, BOUNDS_S) if is_modelled else (RATES_ON_A_DEVICE, BOUNDS_ON_A_DEVICE_S)
     job_iterations = max(1, round(_JOB_FIRST_SHARE * seconds_of(stage) * alone / TOKENS_PER_ITERATION))
     deferred = {
         bound_s: [run_beside(stage, pool, WORKLOAD, rate, DeferredBatching(bound_s)) for rate in rates]
-        for bound_s in BOUNDS_S
+        for bound_s in bounds
     }
     job_first = [
         run_beside(stage, pool, WORKLOAD, rate, DeferredBatching(math.inf), num_iterations=job_iterations)

@@ -20,7 +20,7 @@ ENDLESS = 10_000_000
 _LEAST_REQUESTS = 8
 _ITERATIONS_ALONE = 8
 _MODELLED_FACTOR = 20.0
-_REAL_FACTOR = 8.0
+_REAL_FACTOR = 4.0
 """Seconds that a rate lasts, as multiples of the form's."""
 
 

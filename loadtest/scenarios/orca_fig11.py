@@ -11,11 +11,11 @@ from loadtest.scenarios.stage import MAX_NUM_SEQS, Stage
 
 NAME = "orca_fig11"
 WORKLOAD = "fixed-128x64"
-SIZES, FULL_SIZES = (1, 8, 32), (8, 32)
+SIZES, FULL_SIZES = (1, 8, 32), (32,)
 
 
 def run(stage: Stage) -> Figure:
-    """The figure. On a GPU without size 1, at which both systems serve one request after another."""
+    """The figure."""
     sizes = SIZES if stage.form.models_policies else FULL_SIZES
     pool = stage.pool(MAX_NUM_SEQS * 192)
     # Equal requests end in lockstep, in ORCA's batch too: fewer batches would tell a rate that is off by a batch.

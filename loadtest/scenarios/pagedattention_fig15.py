@@ -29,7 +29,7 @@ def run(stage: Stage) -> Figure:
         if workload == "sharegpt" and not stage.form.models_policies:
             continue  # three minutes of a GPU
         rows = []
-        single = stage.trace(workload, stage.num_requests(1000))
+        single = stage.trace(workload, stage.num_requests(1000 if stage.form.models_policies else 500))
         for n in NUM_ANSWERS:
             policies = EnginePolicies(on_demand(pool), constant_limit(limit), temperature=1.0)
             shared = replay(

@@ -10,6 +10,7 @@ End to end (19b), ShareGPT's lengths under full load in scarce memory.
 import random
 import time
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from statistics import median
 from types import MappingProxyType
 
@@ -25,7 +26,7 @@ from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Preemption
 
 NAME = "pagedattention_fig19"
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
-END_TO_END_SIZES = (1, 16, 64)
+END_TO_END_SIZES = (16, 64, 1)
 """On a GPU, where each loads the model anew."""
 END_TO_END_TOKENS = 16_384
 _ROUNDS = 7
@@ -77,20 +78,21 @@ def run(stage: Stage) -> Figure:
 
 def _end_to_end(stage: Stage) -> tuple[Table, list[Curve]]:
     sizes = BLOCK_SIZES if stage.form.models_policies else END_TO_END_SIZES
-    requests = stage.trace("sharegpt", stage.num_requests(1000))
+    requests = stage.trace("sharegpt", stage.num_requests(1000 if stage.form.models_policies else 240))
     rows: list[list[object]] = []
-    rates: dict[str, list[float]] = {way: [] for way in _WAYS}
+    rates: dict[str, dict[int, float]] = {way: {} for way in _WAYS}
     for size in sizes:
         for way, make in _WAYS.items():
             pool = stage.pool(END_TO_END_TOKENS, size, END_TO_END_TOKENS // size)
             system = EngineSystem(way, pool, EnginePolicies(on_demand(pool), exact_limit, preemption=make()))
             outcome = replay(system, requests)
-            rates[way].append(output_throughput(outcome))
-            rows.append([size, way, rates[way][-1], 1e3 * mean_normalized_latency_s(outcome), num_preemptions(outcome)])
+            rates[way][size] = rate = output_throughput(outcome)
+            rows.append([size, way, rate, 1e3 * mean_normalized_latency_s(outcome), num_preemptions(outcome)])
     columns = ["block size", "preempted return by", "output tokens/s", "normalized, ms/token", "preemptions"]
     title = f"sharegpt, {len(requests)} requests at once, memory for {END_TO_END_TOKENS} tokens, as much on the host"
-    return Table(title, columns, rows), [
-        Curve(way, sizes, values, index, markers=True) for index, (way, values) in enumerate(rates.items())
+    return Table(title, columns, sorted(rows, key=itemgetter(0))), [
+        Curve(way, sorted(sizes), [values[size] for size in sorted(sizes)], index, markers=True)
+        for index, (way, values) in enumerate(rates.items())
     ]
 
 
