@@ -16,7 +16,7 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
-from kernels.dependent_launch import dependent_launch, wait_for_inputs
+from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.quantized_weight import FP8, FP8_MAX, SMALLEST, quantize_fp8
 
@@ -39,6 +39,7 @@ def _fp8_rows_kernel(
     PDL: tl.constexpr,
 ):
     """Program: a row, kept in registers between its two uses."""
+    start_dependents(PDL)
     wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     element = tl.arange(0, BLOCK)

@@ -6,12 +6,14 @@ Tensors (M rows, N output features, K input features):
     x        [M, K]  bf16 or fp32, last stride 1
     weight   [N, K]  QuantizedWeight for x
     bias     [N]     like x; None for none
+    arrivals         as of kernels/skinny_linear.py; may be None
     returns  [M, N]  like x
 
 fp8 with one scale a channel, on a GPU whose matrix units multiply fp8 (compute capability 8.9 and later), for bf16 and
-K and N that are multiples of 16: x is rounded to fp8 too, by a scale for each row (kernels/fp8_rows.py), and cuBLAS or
-CUTLASS multiply, whichever torch takes. Static scales that a checkpoint brings for x are not used: a row's own are the
-better ones. Sums are those of the matrix units, "fast accumulation", which vLLM and SGLang use likewise.
+K and N that are multiples of 16: x is rounded to fp8 too, by a scale for each row (kernels/fp8_rows.py). Up to 256 rows
+are then multiplied by kernels/fp8_linear.py, more by cuBLAS or CUTLASS, whichever torch takes. Static scales that a
+checkpoint brings for x are not used: a row's own are the better ones. Sums are those of the matrix units, "fast
+accumulation", which vLLM and SGLang use likewise.
 All else is multiplied by the plain matrix, made for this one call: 0.06 to 0.1 ms for Llama-8B's largest, which is a
 tenth of its product with 2,048 rows. M may be 0.
 """
@@ -25,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.dequantize import dequantize
+from kernels.fp8_linear import MAX_FP8_ROWS, fp8_linear
 from kernels.fp8_rows import fp8_rows
 from kernels.quantized_weight import QuantizedWeight, dense
 
@@ -36,20 +39,29 @@ def quantized_linear_reference(x: Tensor, weight: QuantizedWeight, bias: Tensor 
     return F.linear(x, dense(weight), bias)
 
 
-def quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    if x.shape[0] and multiplies_fp8(weight):
-        values, scales = fp8_rows(x)
-        product: Tensor = torch._scaled_mm(
-            values,
-            weight.elements.t(),
-            scale_a=scales,
-            scale_b=weight.scales.view(1, -1),
-            bias=bias,
-            out_dtype=x.dtype,
-            use_fast_accum=True,
-        )
-        return product
-    return F.linear(x, dequantize(weight), bias)
+def quantized_linear(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, arrivals: Tensor | None = None
+) -> Tensor:
+    if not x.shape[0] or not multiplies_fp8(weight):
+        return F.linear(x, dequantize(weight), bias)
+    if x.shape[0] <= MAX_FP8_ROWS:
+        return fp8_linear(*fp8_rows(x), weight, bias, arrivals)
+    return product_of_many_rows(x, weight, bias)
+
+
+def product_of_many_rows(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+    """By torch, where `multiplies_fp8`. M above 0."""
+    values, scales = fp8_rows(x)
+    product: Tensor = torch._scaled_mm(
+        values,
+        weight.elements.t(),
+        scale_a=scales,
+        scale_b=weight.scales.view(1, -1),
+        bias=bias,
+        out_dtype=x.dtype,
+        use_fast_accum=True,
+    )
+    return product
 
 
 def multiplies_fp8(weight: QuantizedWeight) -> bool:

@@ -4,8 +4,8 @@ Decode is bound by reading keys and values: TB/s, and % of what a copy reaches. 
 products: TFLOP/s over the scores that the causal mask leaves, and % of what a GEMM reaches. A round
 goes over as many layers as overflow the device's L2 cache. Without a GPU the references are measured, on small batches.
 
-`python -m loadtest.bench.attention_kernels --sweep decode|prefill` times many configurations, best first: the source of
-kernels/attention_config.py.
+`python -m loadtest.bench.attention_kernels --sweep decode|prefill [--fp8]` times many configurations, best first: the
+source of kernels/attention_config.py. `--fp8`: with a cache of eight bits, and fewer points.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.attention_config import DecodeConfig, PrefillConfig
+from kernels.fp8_cache import FP8, Cache, Fp8Cache, elements_of
 from kernels.paged_attention_decode import decode_batch, paged_attention_decode, paged_attention_decode_triton
 from kernels.paged_attention_prefill import paged_attention_prefill, paged_attention_prefill_triton, prefill_batch
 from loadtest.bench.device_limits import DeviceLimits
@@ -79,21 +80,34 @@ class Caches:
     """Keys and values of a few layers, in blocks of random order, as the service stores them."""
 
     storage: Tensor
+    heads: Heads
+    block_size: int
+    is_fp8: bool
 
     @classmethod
-    def make(cls, heads: Heads, num_tokens: int, block_size: int = BLOCK_SIZE) -> Caches:
+    def make(cls, heads: Heads, num_tokens: int, block_size: int = BLOCK_SIZE, *, is_fp8: bool = False) -> Caches:
         layers = max(2, min(512, int(ROTATED_BYTES / (num_tokens * heads.kv_bytes)) + 1))
         num_blocks = num_tokens // block_size
-        shape = (num_blocks, layers, 2, block_size, heads.num_kv_heads, heads.head_dim)
-        return cls(torch.empty(shape, dtype=DTYPE, device=bench_device()).normal_())
+        if is_fp8:
+            num_cells = block_size * heads.num_kv_heads
+            shape = (num_blocks, layers, 2, num_cells * (heads.head_dim + 1))
+            elements = torch.empty(shape, dtype=torch.uint8, device=bench_device()).random_(0, 120)
+            elements[..., num_cells * heads.head_dim :] = 124
+            return cls(elements, heads, block_size, is_fp8)
+        shape = (num_blocks, layers, 2, block_size * heads.num_kv_heads * heads.head_dim)
+        storage = torch.empty(shape, dtype=DTYPE, device=bench_device()).normal_()
+        return cls(storage, heads, block_size, is_fp8)
 
     @property
-    def block_size(self) -> int:
-        return self.storage.shape[3]
+    def layers(self) -> list[tuple[Cache, Cache]]:
+        return [(self._cache(i, 0), self._cache(i, 1)) for i in range(self.storage.shape[1])]
 
-    @property
-    def layers(self) -> list[tuple[Tensor, Tensor]]:
-        return [(self.storage[:, i, 0], self.storage[:, i, 1]) for i in range(self.storage.shape[1])]
+    def _cache(self, layer: int, part: int) -> Cache:
+        cells = (self.block_size, self.heads.num_kv_heads)
+        num_elements = self.block_size * self.heads.num_kv_heads * self.heads.head_dim
+        whole = self.storage[:, layer, part]
+        elements = whole[:, :num_elements].unflatten(1, (*cells, self.heads.head_dim))
+        return Fp8Cache(elements.view(FP8), whole[:, num_elements:].unflatten(1, cells)) if self.is_fp8 else elements
 
     def table(self, context_lens: Sequence[int]) -> Tensor:
         ids = torch.randperm(self.storage.shape[0], dtype=torch.int32)
@@ -106,15 +120,20 @@ class Caches:
         return table.to(bench_device())
 
 
-def seconds_of_layer(run: Callable[[tuple[Tensor, Tensor]], object], layers: list[tuple[Tensor, Tensor]]) -> float:
+Layer = tuple[Cache, Cache]
+
+
+def seconds_of_layer(run: Callable[[Layer], object], layers: list[Layer]) -> float:
     return seconds_of_launch([partial(run, layer) for layer in layers])
 
 
 class DecodeWork:
-    def __init__(self, heads: Heads, context_lens: Sequence[int], block_size: int = BLOCK_SIZE) -> None:
+    def __init__(
+        self, heads: Heads, context_lens: Sequence[int], block_size: int = BLOCK_SIZE, *, is_fp8: bool = False
+    ) -> None:
         blocks = sum(-(-length // block_size) for length in context_lens)
         self.bytes = sum(context_lens) * heads.kv_bytes
-        self._caches = Caches.make(heads, blocks * block_size, block_size)
+        self._caches = Caches.make(heads, blocks * block_size, block_size, is_fp8=is_fp8)
         lens = torch.tensor(context_lens, dtype=torch.int32, device=bench_device())
         self._batch = decode_batch(self._caches.table(context_lens), lens, block_size)
         self._query = torch.randn(len(context_lens), heads.num_heads, heads.head_dim, device=bench_device()).to(DTYPE)
@@ -122,7 +141,7 @@ class DecodeWork:
         self._scale = heads.head_dim**-0.5
 
     def seconds(self, config: DecodeConfig | None = None) -> float:
-        def run(layer: tuple[Tensor, Tensor]) -> None:
+        def run(layer: Layer) -> None:
             if config is None:
                 paged_attention_decode(self._query, *layer, self._batch, self._scale, self.out)
             else:
@@ -132,12 +151,13 @@ class DecodeWork:
 
     def contiguous_seconds(self) -> float:
         """torch's attention over keys and values that lie in a row, for contexts of one length: what paging costs."""
-        return seconds_of_layer(self.attend_contiguous, [self.in_rows(*layer) for layer in self._caches.layers])
+        rows = [self.in_rows(*layer) for layer in self._caches.layers]
+        return seconds_of_launch([partial(self.attend_contiguous, layer) for layer in rows])
 
-    def in_rows(self, *caches: Tensor) -> tuple[Tensor, Tensor]:
+    def in_rows(self, *caches: Cache) -> tuple[Tensor, Tensor]:
         """A layer's keys and values, [S, K, C, D]: each sequence's in order. Contexts must be whole blocks."""
         blocks = self._batch.block_table.long()
-        keys, values = (x[blocks].flatten(1, 2).transpose(1, 2).contiguous() for x in caches)
+        keys, values = (elements_of(x)[blocks].flatten(1, 2).transpose(1, 2).contiguous() for x in caches)
         return keys, values
 
     def attend_contiguous(self, layer: tuple[Tensor, Tensor]) -> Tensor:
@@ -148,11 +168,17 @@ class DecodeWork:
 
 class PrefillWork:
     def __init__(
-        self, heads: Heads, query_lens: Sequence[int], context_lens: Sequence[int], block_size: int = BLOCK_SIZE
+        self,
+        heads: Heads,
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        block_size: int = BLOCK_SIZE,
+        *,
+        is_fp8: bool = False,
     ) -> None:
         self.flops = causal_flops(heads, query_lens, context_lens)
         num_tokens = sum(-(-length // block_size) * block_size for length in context_lens)
-        self._caches = Caches.make(heads, num_tokens, block_size)
+        self._caches = Caches.make(heads, num_tokens, block_size, is_fp8=is_fp8)
         lens = torch.tensor(context_lens, dtype=torch.int32, device=bench_device())
         starts = torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32).to(bench_device())
         self._batch = prefill_batch(self._caches.table(context_lens), starts, lens, max(query_lens), block_size)
@@ -161,7 +187,7 @@ class PrefillWork:
         self._scale = heads.head_dim**-0.5
 
     def seconds(self, config: PrefillConfig | None = None) -> float:
-        def run(layer: tuple[Tensor, Tensor]) -> None:
+        def run(layer: Layer) -> None:
             if config is None:
                 paged_attention_prefill(self._query, *layer, self._batch, self._scale, self.out)
             else:
@@ -173,11 +199,14 @@ class PrefillWork:
         """cuDNN's, for one whole prompt."""
         query = self._query.transpose(0, 1)[None]
 
-        def run(layer: tuple[Tensor, Tensor]) -> None:
-            keys, values = (x.reshape(1, -1, *x.shape[2:]).transpose(1, 2)[:, :, : query.shape[2]] for x in layer)
+        def run(layer: Layer) -> None:
+            whole = (elements_of(x) for x in layer)
+            keys, values = (x.reshape(1, -1, *x.shape[2:]).transpose(1, 2)[:, :, : query.shape[2]] for x in whole)
             F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
 
-        dense = [(k.contiguous(), v.contiguous()) for k, v in self._caches.layers[:2]]
+        dense: list[Layer] = [
+            (elements_of(k).contiguous(), elements_of(v).contiguous()) for k, v in self._caches.layers[:2]
+        ]
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return seconds_of_layer(run, dense)
 
@@ -250,25 +279,19 @@ def print_prefill(results: Sequence[AttentionResult]) -> None:
     print_table(["prefill attention", "tokens / context", "us/layer", "TFLOP/s", "of a GEMM's", "cuDNN"], rows)
 
 
-def sweep_decode() -> None:
+def sweep_decode(*, is_fp8: bool) -> None:
     """us a layer of the first shape, for each configuration and several batches."""
     even = [(1, 392), (1, 32768), (8, 392), (8, 4096), (32, 1024), (64, 392), (128, 392), (256, 128), (256, 392)]
     uneven = [(32, 280), (64, 392), (128, 392), (128, 2048), (256, 392), (1000, 300)]
+    if is_fp8:
+        even, uneven = [(1, 392), (1, 32768), (8, 4096), (64, 392), (256, 392)], [(64, 392), (1000, 300)]
     points = [[context] * batch for batch, context in even] + [_uneven(batch, context) for batch, context in uneven]
     labels = [f"{batch}x{context}" for batch, context in even] + [f"{batch}x~{context}" for batch, context in uneven]
-    tiles = [
-        (32, 1, 4),
-        (32, 1, 5),
-        (32, 2, 4),
-        (64, 2, 3),
-        (64, 2, 4),
-        (64, 2, 5),
-        (64, 4, 5),
-        (128, 4, 3),
-        (128, 4, 5),
-    ]
-    configs = [DecodeConfig(*tile, programs, 1) for tile in tiles for programs in (1, 2, 4, 6)]
-    _sweep([DecodeWork(SHAPES[0], lens) for lens in points], labels, configs)
+    tiles = [(32, 1, 4), (32, 2, 4), (64, 2, 4), (64, 4, 5), (128, 4, 3), (128, 4, 5)]
+    tiles += [(32, 1, 6), (32, 2, 6), (64, 4, 4), (128, 8, 5)] if is_fp8 else [(32, 1, 5), (64, 2, 3), (64, 2, 5)]
+    all_programs = (1, 4, 8) if is_fp8 else (1, 2, 4, 6)
+    configs = [DecodeConfig(*tile, programs, 1) for tile in tiles for programs in all_programs]
+    _sweep([DecodeWork(SHAPES[0], lens, is_fp8=is_fp8) for lens in points], labels, configs)
 
 
 def _uneven(batch: int, mean: int) -> list[int]:
@@ -277,13 +300,15 @@ def _uneven(batch: int, mean: int) -> list[int]:
     return [int(length) for length in lens[torch.randperm(batch, generator=torch.Generator().manual_seed(0))]]
 
 
-def sweep_prefill() -> None:
+def sweep_prefill(*, is_fp8: bool) -> None:
     points = [*(([n], [n]) for n in (512, 1024, 2048, 4096, 8192)), ([512], [16384]), ([2048], [8192])]
     points += [([2048] * 4, [2048] * 4), ([256] * 32, [256] * 32)]
+    points = [([2048], [2048]), ([2048], [8192]), ([256] * 32, [256] * 32)] if is_fp8 else points
     tiles = [*product((64,), (64,), (4,), (2, 3, 5)), *product((128,), (64, 128), (8,), (3, 5))]
     limited = [*product((128,), (32, 64), (8,), (2, 3), (128,)), (64, 64, 4, 2, 168)]
     configs = [PrefillConfig(*tile) for tile in tiles + limited]
-    _sweep([PrefillWork(SHAPES[0], *p) for p in points], [f"{len(q)}x{q[0]}/{c[0]}" for q, c in points], configs)
+    labels = [f"{len(q)}x{q[0]}/{c[0]}" for q, c in points]
+    _sweep([PrefillWork(SHAPES[0], *lens, is_fp8=is_fp8) for lens in points], labels, configs)
 
 
 def _sweep(works: Sequence[Any], labels: Iterable[str], configs: Sequence[Any]) -> None:
@@ -309,12 +334,13 @@ def _sweep(works: Sequence[Any], labels: Iterable[str], configs: Sequence[Any]) 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Sweep the attention kernels' configurations.")
     parser.add_argument("--sweep", choices=["decode", "prefill"], action="append", required=True)
+    parser.add_argument("--fp8", action="store_true", help="a cache of eight bits")
     arguments = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {DTYPE}, blocks of {BLOCK_SIZE}")
     if "decode" in arguments.sweep:
-        sweep_decode()
+        sweep_decode(is_fp8=arguments.fp8)
     if "prefill" in arguments.sweep:
-        sweep_prefill()
+        sweep_prefill(is_fp8=arguments.fp8)
 
 
 if __name__ == "__main__":

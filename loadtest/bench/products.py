@@ -2,11 +2,12 @@
 
     python -m loadtest.bench.products [--rows 1 16 64 256 2048] [--tune] [--seconds 90]
 
-Each is one linear of Llama-8B's shapes. Columns: cuBLAS and skinny_linear of bf16; skinny_linear of fp8, and the
-product of fp8 by the matrix units with the rounding of x; skinny_linear of int4 in groups of 128, and the product by
-the plain matrix that is made of it. `--tune` times other tiles of skinny_linear for quantized weights instead
-(kernels/skinny_linear.py). By replays of CUDA graphs over weights of more bytes than the L2 cache holds. Some 40 s;
-tuning ends soon after --seconds, with the rows in their order. The last line is JSON.
+Each is one linear of Llama-8B's shapes. Columns: cuBLAS and skinny_linear of bf16; skinny_linear of fp8, and two
+products of fp8 by the matrix units, torch's and kernels/fp8_linear.py, with the rounding of x; skinny_linear of int4 in
+groups of 128, and the product by the plain matrix that is made of it. `--tune` times other tiles instead, of
+skinny_linear for quantized weights and of fp8_linear ("units"), without the rounding of x. By replays of CUDA graphs
+over weights of more bytes than the L2 cache holds. Some 40 s; tuning ends soon after --seconds, with the rows in their
+order. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.compile_ahead import compile_ahead
-from kernels.quantized_linear import quantized_linear
+from kernels.fp8_linear import MAX_FP8_ROWS, fp8_linear, fp8_linear_config, fp8_linear_triton
+from kernels.fp8_rows import fp8_rows
+from kernels.quantized_linear import product_of_many_rows, quantized_linear
 from kernels.quantized_weight import QuantizedWeight, Weight, quantize_fp8
 from kernels.replay_timing import seconds_by_replay
 from kernels.skinny_linear import (
@@ -43,21 +46,26 @@ _ROTATED_BYTES = 256 << 20
 _MOST_WEIGHTS = 16
 _ROUNDS = 5
 
+UNITS = "units"
+FORMS = ["fp8", "int4", UNITS]
+
 Product = Callable[[Tensor, Weight], object]
+TunedLaunch = Callable[[QuantizedWeight, SkinnyConfig], object]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="time products of quantized weights")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256, 2048])
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help="that are tuned")
     parser.add_argument("--seconds", type=float, default=90.0, help="after which tuning begins no other case")
     options = parser.parse_args(arguments)
-    results = list(_tuned(options.rows, options.seconds) if options.tune else _compared(options.rows))
+    results = list(_tuned(options.rows, options.forms, options.seconds) if options.tune else _compared(options.rows))
     print(json.dumps(results))
 
 
 def _compared(all_rows: Sequence[int]) -> Iterator[dict[str, object]]:
-    names = ("cuBLAS", "skinny", "fp8 skinny", "fp8 units", "int4 skinny", "int4 plain")
+    names = ("cuBLAS", "skinny", "fp8 skinny", "fp8 torch", "fp8 units", "int4 skinny", "int4 plain")
     print(f"{'shape':>8} {'rows':>5} " + " ".join(f"{name:>12}" for name in names))
     for shape, (num_features, size) in SHAPES.items():
         arrivals = new_arrivals(num_features, torch.device("cuda"))
@@ -67,7 +75,8 @@ def _compared(all_rows: Sequence[int]) -> Iterator[dict[str, object]]:
             (_plainly, plain, 1 << 30),
             (skinny, plain, MAX_ROWS),
             (skinny, fp8, MAX_QUANTIZED_ROWS),
-            (_by_quantized_linear, fp8, 1 << 30),
+            (_by_torch, fp8, 1 << 30),
+            (partial(_by_units, arrivals=arrivals), fp8, MAX_FP8_ROWS),
             (skinny, int4, MAX_QUANTIZED_ROWS),
             (_by_quantized_linear, int4, 1 << 30),
         ]
@@ -78,22 +87,28 @@ def _compared(all_rows: Sequence[int]) -> Iterator[dict[str, object]]:
             yield {"shape": shape, "rows": rows} | dict(zip(names, us, strict=True))
 
 
-def _tuned(all_rows: Sequence[int], seconds: float) -> Iterator[dict[str, object]]:
+def _tuned(all_rows: Sequence[int], forms: Sequence[str], seconds: float) -> Iterator[dict[str, object]]:
     begin = time.monotonic()
-    cases = [(form, rows) for rows in all_rows if rows <= MAX_QUANTIZED_ROWS for form in ("fp8", "int4")]
+    cases = [(form, rows) for rows in all_rows if rows <= MAX_QUANTIZED_ROWS for form in forms]
     for form, rows in cases:
         for shape, (num_features, size) in SHAPES.items():
             if time.monotonic() - begin > seconds:
                 print(f"{shape} {form} {rows} rows: no time left")
                 continue
             arrivals = new_arrivals(num_features, torch.device("cuda"))
-            weights = _rotated(form, num_features, size)
+            weights = _rotated("int4" if form == "int4" else "fp8", num_features, size)
             x = torch.randn(rows, size, device="cuda").bfloat16()
             assert isinstance(weights[0], QuantizedWeight)
+            launch: TunedLaunch = partial(_launch_skinny, x, arrivals)
             now = quantized_config(rows, weights[0])
+            if form == UNITS:
+                launch, now = (
+                    partial(_launch_units, *fp8_rows(x), arrivals),
+                    fp8_linear_config(rows, num_features, size),
+                )
             configs = [now, *(config for config in tuned_configs(form, rows) if config != now)]
-            compile_ahead(partial(_launch_all, x, weights[0], arrivals, configs))
-            timed = {config: _timed(x, weights, arrivals, config) for config in configs}
+            compile_ahead(partial(_launch_all, launch, weights[0], configs))
+            timed = {config: _timed(launch, weights, config) for config in configs}
             best = sorted(timed, key=timed.__getitem__)[:4]
             print(f"{shape} {form} {rows} rows: now {timed[now]:.1f} us by {now}", flush=True)
             for config in best:
@@ -106,7 +121,11 @@ def tuned_configs(form: str, rows: int) -> Iterator[SkinnyConfig]:
     """Those worth a trial: several programs share a multiprocessor's memory, since bytes become numbers by its four
     schedulers and two warps occupy half of them."""
     splits: tuple[int, ...] = (1, 2, 4)
-    if rows <= FEW_ROWS:
+    if form == UNITS:
+        tiles = [(64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (128, 128, 4, 4), (128, 128, 8, 4)]
+        tiles += [(128, 256, 8, 3)] if rows <= MAX_ROWS else [(128, 128, 8, 3)]
+        splits = (1, 2, 4, 8)
+    elif rows <= FEW_ROWS:
         tiles = [(32, 128, 2, 3), (32, 128, 2, 4), (32, 128, 2, 6), (32, 128, 2, 8), (32, 128, 1, 4), (64, 128, 2, 4)]
         tiles += [(32, 256, 2, 3), (32, 256, 1, 3), (32, 64, 2, 8)] if form == "fp8" else []
         splits = (1, 2, 4, 8)
@@ -126,21 +145,33 @@ def tuned_configs(form: str, rows: int) -> Iterator[SkinnyConfig]:
             yield SkinnyConfig(block_n, block_k, num_warps, num_stages, num_splits)
 
 
-def _launch_all(x: Tensor, weight: Weight, arrivals: Tensor, configs: Sequence[SkinnyConfig]) -> None:
+def _launch_skinny(x: Tensor, arrivals: Tensor, weight: QuantizedWeight, config: SkinnyConfig) -> object:
+    return skinny_linear_triton(x, weight, None, arrivals, config)
+
+
+def _launch_units(x: Tensor, scales: Tensor, arrivals: Tensor, weight: QuantizedWeight, config: SkinnyConfig) -> object:
+    return fp8_linear_triton(x, scales, weight, None, arrivals, config)
+
+
+def _launch_all(launch: TunedLaunch, weight: Weight, configs: Sequence[SkinnyConfig]) -> None:
+    assert isinstance(weight, QuantizedWeight)
     for config in configs:
-        skinny_linear_triton(x, weight, None, arrivals, config)
+        launch(weight, config)
 
 
-def _timed(x: Tensor, weights: Sequence[Weight], arrivals: Tensor, config: SkinnyConfig) -> float:
+def _timed(launch: TunedLaunch, weights: Sequence[Weight], config: SkinnyConfig) -> float:
     try:
-        return _us(lambda x, weight: skinny_linear_triton(x, weight, None, arrivals, config), x, weights)
+        return _us_of([partial(launch, weight, config) for weight in weights if isinstance(weight, QuantizedWeight)])
     except Exception as fault:  # a config that takes too much shared memory, by Triton's own exception
         print(f"    {config}: {type(fault).__name__}")
         return float("inf")
 
 
 def _us(product: Product, x: Tensor, weights: Sequence[Weight]) -> float:
-    launches = [partial(product, x, weight) for weight in weights]
+    return _us_of([partial(product, x, weight) for weight in weights])
+
+
+def _us_of(launches: Sequence[Callable[[], object]]) -> float:
     for launch in launches:
         launch()
     return seconds_by_replay(launches, _ROUNDS) * 1e6
@@ -154,6 +185,16 @@ def _plainly(x: Tensor, weight: Weight) -> Tensor:
 def _by_quantized_linear(x: Tensor, weight: Weight) -> Tensor:
     assert isinstance(weight, QuantizedWeight)
     return quantized_linear(x, weight)
+
+
+def _by_torch(x: Tensor, weight: Weight) -> Tensor:
+    assert isinstance(weight, QuantizedWeight)
+    return product_of_many_rows(x, weight)
+
+
+def _by_units(x: Tensor, weight: Weight, arrivals: Tensor) -> Tensor:
+    assert isinstance(weight, QuantizedWeight)
+    return fp8_linear(*fp8_rows(x), weight, None, arrivals)
 
 
 def _skinny(x: Tensor, weight: Weight, arrivals: Tensor) -> Tensor:

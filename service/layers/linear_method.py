@@ -147,7 +147,7 @@ class KernelMethod:
         if x.shape[0] <= self.choice.skinny:
             return skinny_linear(x, self.weight, self.bias, self.arrivals, is_beside=is_beside)
         if isinstance(self.weight, QuantizedWeight):
-            return quantized_linear(x, self.weight, self.bias)
+            return quantized_linear(x, self.weight, self.bias, self.arrivals)
         return F.linear(x, self.weight, self.bias)
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:

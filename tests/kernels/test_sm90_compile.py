@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels import cross_entropy as entropy
-from kernels import expert_blocks, split_kv
+from kernels import expert_blocks, fp8_linear, split_kv
 from kernels import experts_down as down
 from kernels import experts_gate_up as gate_up
 from kernels import gated_linear as gated
@@ -207,6 +207,18 @@ def test_skinny_linear_of_quantized_weights(num_rows, kind, monkeypatch, tmp_pat
     compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
     check(compiled)
     assert "cvt.rn.f16x2.e4m3x2" not in compiled.ptx and "cvt.rn.f32.u8" not in compiled.ptx
+
+
+@pytest.mark.parametrize(("num_rows", "num_features"), [(16, 4096), (64, 4096), (64, 28672), (256, 4096)])
+def test_fp8_linear_multiplies_fp8(num_rows, num_features, monkeypatch, tmp_path):
+    recorder = LaunchRecorder(fp8_linear._fp8_linear_kernel)
+    monkeypatch.setattr(fp8_linear, "_fp8_linear_kernel", recorder)
+    weight, _ = random_weight("fp8", num_features, 1024, torch.bfloat16)
+    x, scales = torch.zeros(num_rows, 1024).to(torch.float8_e4m3fn), torch.ones(num_rows, 1)
+    fp8_linear.fp8_linear_triton(x, scales, weight, None, skinny.new_arrivals(num_features, x.device))
+    compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
+    check(compiled)
+    assert re.search(r"wgmma\.mma_async\S*e4m3\.e4m3", compiled.ptx)
 
 
 def test_gated_linear_copies_by_tiles_and_leaves_room_for_a_second_program(monkeypatch, tmp_path):
