@@ -54,6 +54,29 @@ def test_it_serves_from_bind_to_finish():
     serve_while(ListenAddress(), ask)
 
 
+def test_it_ends_at_once_where_nobody_is_connected(monkeypatch: pytest.MonkeyPatch):
+    ticks: list[int] = []
+
+    class Ticking(HttpServer):
+        async def on_tick(self, counter: int) -> bool:
+            ticks.append(counter)
+            return await super().on_tick(counter)
+
+    async def scenario() -> None:
+        server = Ticking(APP, ListenAddress())
+        server.bind()
+        serving = asyncio.create_task(server.serve_forever())
+        while not server.started:
+            await asyncio.sleep(0)
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "sleep", None)  # nobody pauses
+            server.finish()
+            await asyncio.wait_for(serving, 10)
+
+    asyncio.run(scenario())
+    assert len(ticks) == 2
+
+
 def test_a_unix_socket_is_there_while_it_serves(tmp_path: Path):
     path = tmp_path / "headrace.sock"
 
