@@ -33,6 +33,7 @@ from torch import Tensor
 
 from kernels.dependent_launch import start_dependents, wait_for_inputs
 from kernels.optional_triton import tl, triton
+from kernels.pairwise_sum import pairwise_sum
 from kernels.quantized_weight import Weight, dense
 from kernels.skinny_linear import (
     SkinnyConfig,
@@ -106,9 +107,11 @@ def _linear_add_norm_kernel(
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    ORDERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (strip, split): BLOCK_N output features of all rows. What the end needs is asked for at the beginning."""
+    """Program (strip, split): BLOCK_N output features of all rows. What the end needs is asked for at the beginning.
+    ORDERED: a strip's squares are summed as kernels/ordered_linear.py sums them."""
     start_dependents(PDL)
     strip = tl.program_id(0)
     feature = strip * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -139,7 +142,8 @@ def _linear_add_norm_kernel(
     total = rounded.to(tl.float32)
     weighted = total * norm_weight.to(tl.float32)[:, None]
     tl.store(weighted_ptr + cell, weighted.to(weighted_ptr.dtype.element_ty), mask=is_cell)
-    tl.store(squares_ptr + strip * BLOCK_M + row, tl.sum(total * total, 0), mask=is_row)
+    squares = pairwise_sum(total * total) if ORDERED else tl.sum(total * total, 0)
+    tl.store(squares_ptr + strip * BLOCK_M + row, squares, mask=is_row)
 
 
 def linear_add_norm_triton(
@@ -151,8 +155,11 @@ def linear_add_norm_triton(
     eps: float,
     arrivals: Tensor | None = None,
     config: SkinnyConfig | None = None,
+    *,
+    ordered: bool = False,
 ) -> tuple[DeferredNorm, Tensor]:
-    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes skinny_linear's."""
+    """On CUDA tensors, or on any in Triton's interpreter. config: None takes skinny_linear's. ordered: a strip's
+    squares are summed in one order (kernels/ordered_linear.py)."""
     check_skinny(x, weight, bias)
     num_rows, num_features = x.shape[0], weight.shape[0]
     assert residual.shape == (num_rows, num_features) and residual.is_contiguous()
@@ -180,6 +187,7 @@ def linear_add_norm_triton(
         x.stride(0),
         launch.weight_stride,
         HAS_BIAS=bias is not None,
+        ORDERED=ordered,
         **launch.constants,
     )
     return DeferredNorm(weighted, squares, eps), total

@@ -28,6 +28,7 @@ from torch import Tensor
 from kernels.dependent_launch import start_dependents, wait_for_inputs
 from kernels.linear_add_norm import DeferredNorm
 from kernels.optional_triton import tl, triton
+from kernels.pairwise_sum import pairwise_sum
 from kernels.quantized_weight import Weight, dense
 from kernels.silu_and_mul import silu_and_mul_reference
 from kernels.skinny_linear import (
@@ -52,6 +53,23 @@ def norm_linear_reference(
 ) -> Tensor:
     projected = F.linear(normed.divided(), dense(weight), bias)
     return silu_and_mul_reference(projected) if gated else projected
+
+
+@triton.jit
+@no_type_check
+def divided_product(acc, divisor_squares, bias, size, eps, HAS_BIAS: tl.constexpr):
+    """acc by the norm's division of its rows, and the bias. All of one shape, or to be broadcast to acc's.
+    divisor_squares: of a row, summed. Rounded in one way, whichever kernel it is a part of."""
+    factor = 1 / tl.sqrt(divisor_squares / size + eps)
+    if HAS_BIAS:
+        return tl.fma(acc, tl.broadcast_to(factor, acc.shape), tl.broadcast_to(bias, acc.shape))
+    return acc * factor
+
+
+@triton.jit
+@no_type_check
+def gated_product(gate, up):
+    return gate / (1 + tl.exp(-gate)) * up
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -84,10 +102,11 @@ def _norm_linear_kernel(
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    ORDERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (strip, split): BLOCK_N rows of the weight, gated half as many features, for all rows. What the end
-    needs is asked for at the beginning."""
+    needs is asked for at the beginning. ORDERED: squares are summed as kernels/ordered_linear.py sums them."""
     start_dependents(PDL)
     part = tl.arange(0, BLOCK_S)
     row = tl.arange(0, BLOCK_M)
@@ -119,13 +138,15 @@ def _norm_linear_kernel(
             return
         acc = merged_parts(partial_ptr, weight_row, is_feature, num_features, BLOCK_M, BLOCK_N, SPLITS)
     acc = scaled(acc, scales_ptrs, is_feature, FORM, GROUP)
-    acc *= (1 / tl.sqrt(tl.sum(squares, 0) / size + eps))[None, :]
+    row_squares = pairwise_sum(squares) if ORDERED else tl.sum(squares, 0)
+    bias = tl.zeros([BLOCK_N], tl.float32)
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + weight_row, mask=is_feature, other=0.0).to(tl.float32)[:, None]
+        bias = tl.load(bias_ptr + weight_row, mask=is_feature, other=0.0).to(tl.float32)
+    acc = divided_product(acc, row_squares[None, :], bias[:, None], size, eps, HAS_BIAS)
     if GATED:
         pairs = tl.permute(tl.reshape(acc, [BLOCK_N // 16, 2, 8, BLOCK_M]), [0, 2, 3, 1])
         gate, up = tl.split(pairs)
-        out = tl.reshape(gate / (1 + tl.exp(-gate)) * up, [BLOCK_N // 2, BLOCK_M])
+        out = tl.reshape(gated_product(gate, up), [BLOCK_N // 2, BLOCK_M])
         out_feature = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     else:
         out = acc
@@ -141,8 +162,11 @@ def norm_linear_triton(
     arrivals: Tensor | None = None,
     gated: bool = False,
     config: SkinnyConfig | None = None,
+    *,
+    ordered: bool = False,
 ) -> Tensor:
-    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes skinny_linear's."""
+    """On CUDA tensors, or on any in Triton's interpreter. config: None takes skinny_linear's. ordered: a row's squares
+    are summed in one order (kernels/ordered_linear.py)."""
     weighted, squares, eps = normed
     check_skinny(weighted, weight, bias)
     num_rows, size = weighted.shape
@@ -172,6 +196,7 @@ def norm_linear_triton(
             GATED=gated,
             HAS_BIAS=bias is not None,
             BLOCK_S=triton.next_power_of_2(num_parts),
+            ORDERED=ordered,
             **launch.constants,
         )
     return out

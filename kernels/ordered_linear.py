@@ -3,18 +3,23 @@
     out[m, n] = sum_k x[m, k] * weight[n, k] + bias[n]
 
 Tensors (M rows, N output features, K input features):
-    x         [M, K]  bf16, last stride 1; rows may be strided, by a multiple of 8
-    weight    [N, K]  like x, contiguous, as torch keeps it. N and K are multiples of 8
+    x         [M, K]  bf16, last stride 1; rows may be strided, by a multiple of 8. Or a DeferredNorm of such rows
+                      (kernels/linear_add_norm.py): the product is divided, as kernels/norm_linear.py does it
+    weight    [N, K]  like x, contiguous, as torch keeps it. N and K are multiples of 8; gated, N of 16
     bias      [N]     like x, contiguous; None for none
     arrivals  [A]     of `new_arrivals` (kernels/skinny_linear.py) for N features or more
-    returns   [M, N]  like x, contiguous, new
+    returns   [M, N]  like x, contiguous, new. `gated`, of a DeferredNorm, [M, N / 2]: silu(first half) * second half
+
+`ordered_add_norm` adds the residual and leaves the norm's division to the next product: formula, tensors and rounding
+are those of kernels/linear_add_norm.py, for any M.
 
 x and weight start at a multiple of 16 bytes. M may be 0. On a GPU that copies tiles by itself (Hopper and later); the
-interpreter takes fp32 instead, as it cannot multiply bf16. The reference is differentiable, and promises no order.
+interpreter takes fp32 instead, as it cannot multiply bf16. The references are differentiable, and promise no order.
 
 The order is: K is cut into parts, by the weight's shape alone. Within a part the matrix unit adds 16 products at a time
 to an fp32 sum, from the first input to the last. The parts' sums are added from the first part to the last, then the
-bias, and that is rounded once.
+bias, and that is rounded once. A norm's squares are added pair by pair, of each 64 features first
+(kernels/pairwise_sum.py).
 
 Few rows are computed by programs of one part each, of which the last to come adds (kernels/skinny_linear.py): a decode
 is the reading of the weight, for which there must be enough of them. Of many rows a program computes a tile, one part
@@ -26,14 +31,17 @@ tests/kernels/test_ordered_linear.py holds it on the GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
+from kernels.linear_add_norm import DeferredNorm, linear_add_norm_reference, linear_add_norm_triton
+from kernels.norm_linear import divided_product, gated_product, norm_linear_reference, norm_linear_triton
 from kernels.optional_triton import TensorDescriptor, tl, triton
+from kernels.pairwise_sum import pairwise_sum, pairwise_sums
 from kernels.skinny_linear import FEW_ROWS, SkinnyConfig, skinny_linear_triton
 from kernels.skinny_linear import MAX_ROWS as MOST_FEW_ROWS
 
@@ -43,6 +51,8 @@ _TILES_IN_A_GROUP = 8
 _MOST_ROWS_BY_PARTS = 256
 """`arrivals` has a place for each tile of 64 x 128 then, but for features that fill no tile."""
 _ALIGNMENT_BYTES = 16
+_STRIP = 64
+"""Features whose squares are summed first: a strip of few rows' programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +92,9 @@ def tile_config(num_rows: int, num_features: int, size: int) -> TileConfig:
     """
     num_tiles = -(-num_rows // 128) * -(-num_features // 128)
     if num_tiles < 180 and num_parts(num_features, size) > 1 and num_rows <= _MOST_ROWS_BY_PARTS:
-        block_m = 64 if num_tiles < 64 else 128
-        return TileConfig(block_m, 128, 64, num_warps=4, num_stages=3, by_parts=True)
+        if num_tiles < 64:
+            return TileConfig(64, 128, 64, num_warps=4, num_stages=6, by_parts=True)
+        return TileConfig(128, 128, 64, num_warps=8, num_stages=6, by_parts=True)
     if num_tiles < 180:
         return TileConfig(64, 128, 64, num_warps=4, num_stages=4)
     if num_parts(num_features, size) > 1:
@@ -92,8 +103,16 @@ def tile_config(num_rows: int, num_features: int, size: int) -> TileConfig:
 
 
 def ordered_linear_reference(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, arrivals: Tensor | None = None
+    x: Tensor | DeferredNorm,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    arrivals: Tensor | None = None,
+    *,
+    gated: bool = False,
 ) -> Tensor:
+    if isinstance(x, DeferredNorm):
+        return norm_linear_reference(x, weight, bias, arrivals, gated)
+    assert not gated
     return F.linear(x, weight, bias)
 
 
@@ -104,71 +123,84 @@ def _of_part(
     weight_tiles,
     first_row,
     first_feature,
-    part,
-    size,
+    begin,
+    end,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PARTS: tl.constexpr,
-    PART_BORDER: tl.constexpr,
+    GATED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """[BLOCK_M, BLOCK_N] fp32: the tile's products over one part of K."""
-    num_borders = tl.cdiv(size, PART_BORDER)
-    begin = part * num_borders // PARTS * PART_BORDER
-    end = tl.minimum((part + 1) * num_borders // PARTS * PART_BORDER, size)
+    """[BLOCK_M, BLOCK_N] fp32: the tile's products over a part of K."""
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in tl.range(begin, end, BLOCK_K, num_stages=NUM_STAGES):
         x = x_tiles.load([first_row, start])
-        weight = weight_tiles.load([first_feature, start])
+        if GATED:
+            weight = weight_tiles.load([0, first_feature, start]).reshape([BLOCK_N, BLOCK_K])
+        else:
+            weight = weight_tiles.load([first_feature, start])
         acc = tl.dot(x, weight.T, acc, input_precision="ieee")
     return acc
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "squares_stride"])
 @no_type_check
 def _ordered_linear_kernel(
     x_tiles,  # of [M, K], BLOCK_M x BLOCK_K
-    weight_tiles,  # of [N, K], BLOCK_N x BLOCK_K
+    weight_tiles,  # of [N, K], BLOCK_N x BLOCK_K, or gated of [2, N, K], 2 x BLOCK_N / 2 x BLOCK_K
     bias_ptr,
+    squares_ptr,  # of the norm that x is to be divided by, [num_strips, >= M]
+    residual_tiles,  # of [M, N], BLOCK_M x BLOCK_N, as are out and weighted
+    norm_weight_ptr,
     arrivals_ptr,
     partial_ptr,  # [PARTS, tiles, BLOCK_M, BLOCK_N] fp32: what each part gives
-    out_tiles,  # of [M, N], BLOCK_M x BLOCK_N
+    out_tiles,  # gated BLOCK_M x BLOCK_N / 2
+    weighted_tiles,
+    out_squares_ptr,  # [strips of N, M]
     num_rows,
-    num_features,
+    num_out,  # features of a row of out
     size,
+    num_strips,
+    squares_stride,
+    eps,
     HAS_BIAS: tl.constexpr,
+    DIVIDED: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD_NORM: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PARTS: tl.constexpr,
     BY_PARTS: tl.constexpr,
     PART_BORDER: tl.constexpr,
+    STRIP: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (tile), or (tile, part) BY_PARTS. Tiles that follow each other share rows or features, so that they find
-    them in L2: those of GROUP tiles of rows, feature by feature."""
+    them in L2: those of GROUP tiles of rows, feature by feature. DIVIDED, GATED, ADD_NORM: what is fused."""
     wait_for_inputs(PDL)
-    num_tiles_m, num_tiles_n = tl.cdiv(num_rows, BLOCK_M), tl.cdiv(num_features, BLOCK_N)
+    TILE_N: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    num_tiles_m, num_tiles_n = tl.cdiv(num_rows, BLOCK_M), tl.cdiv(num_out, TILE_N)
     group, place = tl.program_id(0) // (GROUP * num_tiles_n), tl.program_id(0) % (GROUP * num_tiles_n)
     group_size = tl.minimum(num_tiles_m - group * GROUP, GROUP)
     first_row = (group * GROUP + place % group_size) * BLOCK_M
-    first_feature = place // group_size * BLOCK_N
+    first_feature = place // group_size * TILE_N
 
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    num_borders = tl.cdiv(size, PART_BORDER)
     if PARTS == 1:
-        for start in tl.range(0, size, BLOCK_K, num_stages=NUM_STAGES):
-            x = x_tiles.load([first_row, start])
-            weight = weight_tiles.load([first_feature, start])
-            total = tl.dot(x, weight.T, total, input_precision="ieee")
+        total = _of_part(
+            x_tiles, weight_tiles, first_row, first_feature, 0, size, BLOCK_M, BLOCK_N, BLOCK_K, GATED, NUM_STAGES
+        )
     elif BY_PARTS:
         tile, part = tl.program_id(0), tl.program_id(1)
+        begin = part * num_borders // PARTS * PART_BORDER
+        end = tl.minimum((part + 1) * num_borders // PARTS * PART_BORDER, size)
         acc = _of_part(
-            x_tiles, weight_tiles, first_row, first_feature, part, size, BLOCK_M, BLOCK_N, BLOCK_K, PARTS, PART_BORDER,
-            NUM_STAGES,
-        )  # fmt: skip
+            x_tiles, weight_tiles, first_row, first_feature, begin, end, BLOCK_M, BLOCK_N, BLOCK_K, GATED, NUM_STAGES
+        )
         cell = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
         part_ptrs = partial_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N) + cell
         next_part = tl.num_programs(0).to(tl.int64) * (BLOCK_M * BLOCK_N)
@@ -177,18 +209,49 @@ def _ordered_linear_kernel(
         if tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") != PARTS - 1:
             return
         tl.store(arrivals_ptr + tile, 0)
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i in tl.static_range(PARTS):
             total += tl.load(part_ptrs + i * next_part, cache_modifier=".cg")  # from L2, where the others' stores are
     else:
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for part in tl.static_range(PARTS):
+            begin = part * num_borders // PARTS * PART_BORDER
+            end = tl.minimum((part + 1) * num_borders // PARTS * PART_BORDER, size)
             total += _of_part(
-                x_tiles, weight_tiles, first_row, first_feature, part, size, BLOCK_M, BLOCK_N, BLOCK_K, PARTS,
-                PART_BORDER, NUM_STAGES,
+                x_tiles, weight_tiles, first_row, first_feature, begin, end, BLOCK_M, BLOCK_N, BLOCK_K, GATED,
+                NUM_STAGES,
             )  # fmt: skip
+
+    row = first_row + tl.arange(0, BLOCK_M)
+    feature = first_feature + tl.arange(0, BLOCK_N) % TILE_N
+    weight_row = feature + tl.arange(0, BLOCK_N) // TILE_N * num_out
+    is_row, is_feature = row < num_rows, feature < num_out
+    bias = tl.zeros([BLOCK_N], tl.float32)
     if HAS_BIAS:
-        feature = first_feature + tl.arange(0, BLOCK_N)
-        total += tl.load(bias_ptr + feature, mask=feature < num_features, other=0.0).to(tl.float32)[None, :]
-    out_tiles.store([first_row, first_feature], total.to(out_tiles.dtype))
+        bias = tl.load(bias_ptr + weight_row, mask=is_feature, other=0.0).to(tl.float32)
+    if DIVIDED:
+        strip = tl.arange(0, BLOCK_S)
+        square_ptrs = squares_ptr + strip[:, None] * squares_stride + row[None, :]
+        squares = tl.load(square_ptrs, mask=(strip < num_strips)[:, None] & is_row[None, :], other=0.0)
+        total = divided_product(total, pairwise_sum(squares)[:, None], bias[None, :], size, eps, HAS_BIAS)
+    elif HAS_BIAS:
+        total += bias[None, :]
+    if GATED:
+        halves = tl.permute(tl.reshape(total, [BLOCK_M, 2, TILE_N]), [0, 2, 1])
+        gate, up = tl.split(halves)
+        total = gated_product(gate, up)
+    if ADD_NORM:
+        total += residual_tiles.load([first_row, first_feature]).to(tl.float32)
+    rounded = total.to(out_tiles.dtype)
+    out_tiles.store([first_row, first_feature], rounded)
+    if ADD_NORM:
+        total = rounded.to(tl.float32)
+        norm_weight = tl.load(norm_weight_ptr + feature, mask=is_feature, other=0.0).to(tl.float32)
+        weighted_tiles.store([first_row, first_feature], (total * norm_weight[None, :]).to(weighted_tiles.dtype))
+        strip = first_feature // STRIP + tl.arange(0, BLOCK_N // STRIP)
+        square_ptrs = out_squares_ptr + strip[None, :] * num_rows + row[:, None]
+        is_strip = (strip * STRIP < num_out)[None, :] & is_row[:, None]
+        tl.store(square_ptrs, pairwise_sums(total * total, STRIP), mask=is_strip)
 
 
 def takes_weight(weight: Tensor) -> bool:
@@ -204,60 +267,171 @@ def _is_copied_by_tiles(matrix: Tensor) -> bool:
 
 
 def ordered_linear_triton(
-    x: Tensor,
+    x: Tensor | DeferredNorm,
     weight: Tensor,
     bias: Tensor | None = None,
     arrivals: Tensor | None = None,
     config: TileConfig | None = None,
     parts: int | None = None,
+    *,
+    gated: bool = False,
 ) -> Tensor:
     """On CUDA tensors, or on any in Triton's interpreter. For measuring: `config`, tiles at any number of rows, and
     `parts`, in place of `num_parts`."""
-    (num_rows, size), num_features = x.shape, weight.shape[0]
-    assert weight.shape[1] == size and weight.is_contiguous() and x.stride(1) == 1
-    assert x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float32)
-    assert bias is None or (bias.shape == (num_features,) and bias.dtype == x.dtype and bias.is_contiguous())
-    parts = parts or num_parts(num_features, size)
-    if num_rows <= MOST_FEW_ROWS and config is None:
-        # Of fp32 it takes half of block_k.
-        few = SkinnyConfig(64 if num_features <= 65536 else 128, _PART_BORDER * x.itemsize // 2, 4, 4, parts)
-        if num_rows > FEW_ROWS and 12288 < num_features <= 65536:
-            few = replace(few, num_stages=3)
+    rows = x.weighted if isinstance(x, DeferredNorm) else x
+    _check(rows, weight, bias)
+    assert isinstance(x, DeferredNorm) or not gated
+    parts = parts or num_parts(*weight.shape)
+    if len(rows) <= MOST_FEW_ROWS and config is None:
+        few = _few_config(rows, weight, parts)
+        if isinstance(x, DeferredNorm):
+            return norm_linear_triton(x, weight, bias, arrivals, gated, few, ordered=True)
         return skinny_linear_triton(x, weight, bias, arrivals, few)
-    config = config or tile_config(num_rows, num_features, size)
-    assert _is_copied_by_tiles(x) and _is_copied_by_tiles(weight) and num_features % 8 == 0
-    out = torch.empty((num_rows, num_features), dtype=x.dtype, device=x.device)
-    num_tiles = triton.cdiv(num_rows, config.block_m) * triton.cdiv(num_features, config.block_n)
-    by_parts, partial = config.by_parts and parts > 1 and arrivals is not None and len(arrivals) >= num_tiles, x
+    num_out = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = torch.empty((len(rows), num_out), dtype=rows.dtype, device=rows.device)
+    _launch(x, weight, bias, arrivals, config or tile_config(len(rows), *weight.shape), parts, out, gated=gated)
+    return out
+
+
+def ordered_add_norm_triton(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    arrivals: Tensor | None = None,
+    config: TileConfig | None = None,
+    parts: int | None = None,
+) -> tuple[DeferredNorm, Tensor]:
+    """As `ordered_linear_triton`."""
+    _check(x, weight, bias)
+    parts = parts or num_parts(*weight.shape)
+    if len(x) <= MOST_FEW_ROWS and config is None:
+        few = _few_config(x, weight, parts)
+        return linear_add_norm_triton(x, weight, bias, residual, norm_weight, eps, arrivals, few, ordered=True)
+    assert residual.shape == (len(x), weight.shape[0]) and residual.is_contiguous() and _is_copied_by_tiles(residual)
+    assert norm_weight.shape == weight.shape[:1] and norm_weight.is_contiguous()
+    assert x.dtype == residual.dtype == norm_weight.dtype
+    total, weighted = torch.empty_like(residual), torch.empty_like(residual)
+    squares = torch.empty((-(-weight.shape[0] // _STRIP), len(x)), dtype=torch.float32, device=x.device)
+    normed = DeferredNorm(weighted, squares, eps)
+    config = config or tile_config(len(x), *weight.shape)
+    _launch(x, weight, bias, arrivals, config, parts, total, add_norm=_AddNorm(residual, norm_weight, normed))
+    return normed, total
+
+
+class _AddNorm(NamedTuple):
+    """What the product is added to and normed by, and what that fills."""
+
+    residual: Tensor
+    norm_weight: Tensor
+    normed: DeferredNorm
+
+
+def _launch(
+    x: Tensor | DeferredNorm,
+    weight: Tensor,
+    bias: Tensor | None,
+    arrivals: Tensor | None,
+    config: TileConfig,
+    parts: int,
+    out: Tensor,
+    *,
+    gated: bool = False,
+    add_norm: _AddNorm | None = None,
+) -> None:
+    rows, squares, eps = x if isinstance(x, DeferredNorm) else (x, None, 0.0)
+    (num_rows, size), num_out = rows.shape, out.shape[1]
+    if num_rows == 0:
+        return
+    assert _is_copied_by_tiles(rows) and _is_copied_by_tiles(weight) and num_out % 8 == 0
+    tile_n = config.block_n // 2 if gated else config.block_n
+    num_tiles = triton.cdiv(num_rows, config.block_m) * triton.cdiv(num_out, tile_n)
+    by_parts, partial = config.by_parts and parts > 1 and arrivals is not None and len(arrivals) >= num_tiles, rows
     if by_parts:
         shape = parts, num_tiles, config.block_m, config.block_n
-        partial = torch.empty(shape, dtype=torch.float32, device=x.device)
+        partial = torch.empty(shape, dtype=torch.float32, device=rows.device)
+    weight_tile = [2, tile_n, config.block_k] if gated else [config.block_n, config.block_k]
+    out_tiles = TensorDescriptor.from_tensor(out, [config.block_m, tile_n])
+    residual_tiles, weighted_tiles, norm_weight, out_squares = out_tiles, out_tiles, rows, rows
+    if add_norm is not None:
+        residual_tiles = TensorDescriptor.from_tensor(add_norm.residual, [config.block_m, tile_n])
+        weighted_tiles = TensorDescriptor.from_tensor(add_norm.normed.weighted, [config.block_m, tile_n])
+        norm_weight, out_squares = add_norm.norm_weight, add_norm.normed.squares
+        eps = add_norm.normed.eps
+    num_strips = 1 if squares is None else len(squares)
     _ordered_linear_kernel[num_tiles, parts if by_parts else 1](
-        TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]),
-        TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k]),
-        x if bias is None else bias,
-        x if arrivals is None else arrivals,
+        TensorDescriptor.from_tensor(rows, [config.block_m, config.block_k]),
+        TensorDescriptor.from_tensor(weight.view(2, num_out, size) if gated else weight, weight_tile),
+        rows if bias is None else bias,
+        rows if squares is None else squares,
+        residual_tiles,
+        norm_weight,
+        rows if arrivals is None else arrivals,
         partial,
-        TensorDescriptor.from_tensor(out, [config.block_m, config.block_n]),
+        out_tiles,
+        weighted_tiles,
+        out_squares,
         num_rows,
-        num_features,
+        num_out,
         size,
+        num_strips,
+        0 if squares is None else squares.stride(0),
+        eps,
         HAS_BIAS=bias is not None,
+        DIVIDED=squares is not None,
+        GATED=gated,
+        ADD_NORM=add_norm is not None,
+        BLOCK_S=triton.next_power_of_2(num_strips),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         PARTS=parts,
         BY_PARTS=by_parts,
         PART_BORDER=_PART_BORDER,
+        STRIP=_STRIP,
         GROUP=_TILES_IN_A_GROUP,
         NUM_STAGES=config.num_stages,
         num_warps=config.num_warps,
-        **dependent_launch(x.device),
+        **dependent_launch(rows.device),
     )
-    return out
 
 
-def ordered_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, arrivals: Tensor | None = None) -> Tensor:
-    if not x.is_cuda:
-        return ordered_linear_reference(x, weight, bias, arrivals)
-    return ordered_linear_triton(x, weight, bias, arrivals)
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    assert weight.shape[1] == x.shape[1] and weight.is_contiguous() and x.stride(1) == 1
+    assert x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float32)
+    assert bias is None or (bias.shape == weight.shape[:1] and bias.dtype == x.dtype and bias.is_contiguous())
+
+
+def _few_config(x: Tensor, weight: Tensor, parts: int) -> SkinnyConfig:
+    num_features = len(weight)
+    # Of fp32 it takes half of block_k.
+    few = SkinnyConfig(_STRIP if num_features <= 65536 else 128, _PART_BORDER * x.itemsize // 2, 4, 4, parts)
+    return replace(few, num_stages=3) if len(x) > FEW_ROWS and 12288 < num_features <= 65536 else few
+
+
+def ordered_linear(
+    x: Tensor | DeferredNorm,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    arrivals: Tensor | None = None,
+    *,
+    gated: bool = False,
+) -> Tensor:
+    if not weight.is_cuda:
+        return ordered_linear_reference(x, weight, bias, arrivals, gated=gated)
+    return ordered_linear_triton(x, weight, bias, arrivals, gated=gated)
+
+
+def ordered_add_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    arrivals: Tensor | None = None,
+) -> tuple[DeferredNorm, Tensor]:
+    run = ordered_add_norm_triton if x.is_cuda else linear_add_norm_reference
+    return run(x, weight, bias, residual, norm_weight, eps, arrivals)

@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -130,9 +130,12 @@ def print_profile(runner: ModelRunner, batch: int, prompt_len: int, num_rows: in
         print(f"{event.count / 5:7.1f} {each_us:8.2f} {event.self_device_time_total / 5:9.1f}  {event.key[:90]}")
 
 
-def load(folder: Path, max_num_seqs: int, max_model_len: int, enforce_eager: bool) -> LoadedModel:
+def load(
+    folder: Path, max_num_seqs: int, max_model_len: int, enforce_eager: bool, *, deterministic: bool = False
+) -> LoadedModel:
     device: Literal["cuda", "cpu"] = "cuda" if torch.cuda.is_available() else "cpu"
     source = ModelSource(str(folder), None, None, None, "dummy", "auto", device, max_model_len, 0)
+    source = replace(source, deterministic=deterministic)
     cache = CacheConfig(BLOCK_SIZE, 0.9, None)
     loaded = load_executor(source, folder, cache, max_num_seqs, PREFILL_TOKENS, enforce_eager=enforce_eager)
     while loaded.idle_work.do_some():
@@ -148,11 +151,18 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--num-steps", type=int, default=512)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--profile", type=int, default=0, metavar="N")
     options = parser.parse_args(arguments)
     started_s = time.perf_counter()
     max_model_len = options.prompt_len + options.num_steps + 128
-    loaded = load(options.folder, max(options.batch), max_model_len, options.enforce_eager)
+    loaded = load(
+        options.folder,
+        max(options.batch),
+        max_model_len,
+        options.enforce_eager,
+        deterministic=options.deterministic,
+    )
     print(f"loaded in {time.perf_counter() - started_s:.1f} s; {loaded.memory}")
     results = []
     print(f"{'batch':>6} {'step ms':>9} {'mean':>9} {'launch':>9} {'device':>9}")

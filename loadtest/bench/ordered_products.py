@@ -1,11 +1,12 @@
-"""How long products in one order of summation take on a GPU beside cuBLAS, us, and whether all have the same bits:
+"""How long products in one order of summation take on a GPU beside the usual kernels, us, with what is fused with them,
+and whether all have the same bits:
 
     python -m loadtest.bench.ordered_products [--rows 1 64 256 2048 8192]
 
-Each is one linear of Llama-8B's shapes, and its head for few rows. Every tile of kernels/ordered_linear.py, by K in as
-many parts as the weight's shape says, and whole; `few` is the way of up to 64 rows. A row that has other bits than
-alone is marked by `!`. By replays of CUDA graphs over weights of more bytes than the L2 cache holds. Some 60 s; the
-last line is JSON.
+Each is one linear of Llama-8B's shapes, and its head for few rows: qkv behind a norm, output and down into the residual
+stream with the norm behind it, gate and up with SiLU. `usual`: cuBLAS and the kernels around it; `usual, fused`: of few
+rows. Then every tile of kernels/ordered_linear.py. A row that has other bits than alone is marked by `!`. By replays of
+CUDA graphs over weights of more bytes than the L2 cache holds. Some 60 s; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.compile_ahead import compile_ahead
-from kernels.ordered_linear import TileConfig, num_parts, ordered_linear_triton, tile_config
+from kernels.linear_add_norm import DeferredNorm, linear_add_norm
+from kernels.norm_linear import norm_linear
+from kernels.ordered_linear import TileConfig, ordered_add_norm_triton, ordered_linear_triton, tile_config
 from kernels.replay_timing import seconds_by_replay
+from kernels.rms_norm import add_rms_norm
+from kernels.silu_and_mul import silu_and_mul
 from kernels.skinny_linear import MAX_ROWS, new_arrivals, skinny_linear
 
 SHAPES = {
@@ -35,9 +41,27 @@ _ROTATED_BYTES = 192 << 20
 _MOST_WEIGHTS = 8
 _MOST_HEAD_ROWS = 256
 _ROUNDS = 3
+_EPS = 1e-5
 
-Way = tuple[str, Callable[[Tensor, Tensor], Tensor], int | None]
-"""Name, product, and parts of K; None: not in our order."""
+
+class Operands(NamedTuple):
+    """x [M, K], and what it is divided by where a norm comes before; residual [M, N] and norm_weight [N] where one
+    comes behind. arrivals: of kernels/skinny_linear.py."""
+
+    x: Tensor
+    deferred: DeferredNorm
+    residual: Tensor
+    norm_weight: Tensor
+    arrivals: Tensor
+
+    def first(self, rows: int) -> Operands:
+        deferred = self.deferred._replace(
+            weighted=self.deferred.weighted[:rows], squares=self.deferred.squares[:, :rows].contiguous()
+        )
+        return self._replace(x=self.x[:rows], deferred=deferred, residual=self.residual[:rows])
+
+
+Way = Callable[[Operands, Tensor], Tensor]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,89 +73,113 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _of_shape(shape: str, all_rows: Sequence[int]) -> Iterator[dict[str, object]]:
     num_features, size = SHAPES[shape]
-    arrivals = new_arrivals(num_features, torch.device("cuda"))
     first = (torch.randn(num_features, size, device="cuda") * size**-0.5).bfloat16()
     count = max(1, min(_MOST_WEIGHTS, -(-_ROTATED_BYTES // first.nbytes)))
     weights = [first, *(first.clone() for _ in range(count - 1))]
-    alone: dict[int, Tensor] = {}
     for rows in all_rows:
         if shape == "head" and rows > _MOST_HEAD_ROWS:
             continue
-        x = torch.randn(rows, size, device="cuda").bfloat16()
-        ways = list(_ways(rows, num_features, size, arrivals))
-        compile_ahead(partial(_launch_all, ways, x, first))
+        operands = _operands(rows, num_features, size)
+        ways = _usual(shape, rows) | _ordered(shape, rows, num_features, size)
+        compile_ahead(partial(_launch_all, list(ways.values()), operands, first))
+        alone = _by_tiles(operands.first(1), first, shape=shape, config=None)
         print(f"{shape}, {rows} rows")
-        for name, product, parts in ways:
+        for name, way in ways.items():
             try:
-                out = product(x, first)
+                out = way(operands, first)
             except Exception as fault:  # a tile that takes too much shared memory, by Triton's own exception
                 print(f"    {name}: {type(fault).__name__}")
                 continue
-            same = None
-            if parts is not None:
-                alone[parts] = ordered_linear_triton(x[:1], first, None, arrivals, parts=parts)
-                same = torch.equal(out[:1], alone[parts])
-            us = seconds_by_replay([partial(product, x, weight) for weight in weights], _ROUNDS) * 1e6
+            same = None if name.startswith("usual") else torch.equal(out[:1], alone)
+            us = seconds_by_replay([partial(way, operands, weight) for weight in weights], _ROUNDS) * 1e6
             print(f"    {us:9.1f} us  {name}{'' if same is not False else ' !'}", flush=True)
             yield {"shape": shape, "rows": rows, "way": name, "us": round(us, 2), "same": same}
 
 
-def _launch_all(ways: Sequence[Way], x: Tensor, weight: Tensor) -> None:
-    for _, product, _ in ways:
-        product(x, weight)
+def _operands(rows: int, num_features: int, size: int) -> Operands:
+    device = torch.device("cuda")
+    x = torch.randn(rows, size, device=device).bfloat16()
+    squares = x.float().square().unflatten(1, (-1, 64)).sum(-1).T.contiguous()
+    residual = torch.randn(rows, num_features, device=device).bfloat16()
+    norm_weight = torch.rand(num_features, device=device).bfloat16()
+    return Operands(x, DeferredNorm(x, squares, _EPS), residual, norm_weight, new_arrivals(num_features, device))
 
 
-def _ways(rows: int, num_features: int, size: int, arrivals: Tensor) -> Iterator[Way]:
-    yield "cuBLAS", _plainly, None
+def _launch_all(ways: Sequence[Way], operands: Operands, weight: Tensor) -> None:
+    for way in ways:
+        way(operands, weight)
+
+
+def _usual(shape: str, rows: int) -> dict[str, Way]:
+    ways: dict[str, Way] = {"usual": partial(_by_cublas, shape=shape)}
     if rows <= MAX_ROWS:
-        yield "skinny", partial(_skinny, arrivals=arrivals), None
-    for parts in sorted({1, num_parts(num_features, size)}):
-        if rows <= MAX_ROWS:
-            yield f"few, K in {parts}", partial(_ordered, arrivals=arrivals, config=None, parts=parts), parts
-        for config in dict.fromkeys((tile_config(rows, num_features, size), *_tiles(rows))):
-            tile = f"{config.block_m} x {config.block_n} x {config.block_k}"
-            how = f"{parts} programs" if config.by_parts else f"{parts}"
-            name = f"{tile}, {config.num_warps} warps, {config.num_stages} stages, K in {how}"
-            yield name, partial(_ordered, arrivals=arrivals, config=config, parts=parts), parts
+        ways["usual, fused"] = partial(_by_strips, shape=shape)
+    return ways
+
+
+def _ordered(shape: str, rows: int, num_features: int, size: int) -> dict[str, Way]:
+    chosen = None if rows <= MAX_ROWS else tile_config(rows, num_features, size)
+    ways: dict[str, Way] = {f"chosen: {_name(chosen)}": partial(_by_tiles, shape=shape, config=chosen)}
+    for config in _tiles(rows):
+        if config != chosen:
+            ways[_name(config)] = partial(_by_tiles, shape=shape, config=config)
+    return ways
+
+
+def _name(config: TileConfig | None) -> str:
+    if config is None:
+        return "few"
+    tile = f"{config.block_m} x {config.block_n} x {config.block_k}"
+    parts = ", by parts" if config.by_parts else ""
+    return f"{tile}, {config.num_warps} warps, {config.num_stages} stages{parts}"
 
 
 def _tiles(rows: int) -> Iterator[TileConfig]:
     if rows <= MAX_ROWS:
-        yield TileConfig(64, 32, 128, num_warps=4, num_stages=6)
-        yield TileConfig(64, 32, 256, num_warps=4, num_stages=4)
         yield TileConfig(64, 64, 128, num_warps=4, num_stages=4)
-    elif rows <= 512:
-        yield TileConfig(64, 64, 128, num_warps=4, num_stages=4)
+        return
+    yield TileConfig(128, 128, 64, num_warps=4, num_stages=3)
+    yield TileConfig(128, 128, 64, num_warps=8, num_stages=4)
+    yield TileConfig(128, 128, 128, num_warps=8, num_stages=3)
+    yield TileConfig(128, 256, 64, num_warps=8, num_stages=4)
+    if rows <= 1024:
         yield TileConfig(64, 128, 64, num_warps=4, num_stages=4)
-        yield TileConfig(64, 256, 64, num_warps=4, num_stages=4)
-        yield TileConfig(64, 128, 64, num_warps=4, num_stages=3, by_parts=True)
-        yield TileConfig(128, 64, 64, num_warps=4, num_stages=3, by_parts=True)
+        yield TileConfig(64, 128, 64, num_warps=4, num_stages=6)
+        yield TileConfig(64, 128, 128, num_warps=4, num_stages=4)
+        yield TileConfig(128, 64, 64, num_warps=4, num_stages=6)
+        yield TileConfig(256, 64, 64, num_warps=8, num_stages=5)
+        yield TileConfig(128, 128, 64, num_warps=8, num_stages=6)
+        yield TileConfig(128, 128, 64, num_warps=8, num_stages=6, by_parts=True)
+        yield TileConfig(128, 128, 128, num_warps=8, num_stages=3, by_parts=True)
         yield TileConfig(128, 128, 64, num_warps=4, num_stages=3, by_parts=True)
-        yield TileConfig(128, 128, 64, num_warps=8, num_stages=4, by_parts=True)
-        yield TileConfig(128, 64, 64, num_warps=4, num_stages=4)
-        yield TileConfig(128, 128, 64, num_warps=4, num_stages=3)
-        yield TileConfig(128, 128, 64, num_warps=8, num_stages=4)
-        yield TileConfig(256, 64, 64, num_warps=8, num_stages=4)
-        yield TileConfig(256, 128, 64, num_warps=8, num_stages=3)
-    else:
-        yield TileConfig(128, 128, 64, num_warps=4, num_stages=3)
-        yield TileConfig(128, 128, 64, num_warps=8, num_stages=4)
-        yield TileConfig(128, 128, 128, num_warps=8, num_stages=3)
-        yield TileConfig(128, 256, 64, num_warps=8, num_stages=3)
-        yield TileConfig(128, 256, 64, num_warps=8, num_stages=4)
-        yield TileConfig(256, 128, 64, num_warps=8, num_stages=4)
+        yield TileConfig(64, 128, 64, num_warps=4, num_stages=6, by_parts=True)
+        yield TileConfig(64, 256, 64, num_warps=8, num_stages=5, by_parts=True)
 
 
-def _plainly(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x, weight)
+def _by_cublas(operands: Operands, weight: Tensor, shape: str) -> Tensor:
+    product = F.linear(operands.x, weight)
+    if shape in ("output", "down"):
+        return add_rms_norm(product, operands.residual, operands.norm_weight, _EPS)[0]
+    return silu_and_mul(product) if shape == "gate_up" else product
 
 
-def _skinny(x: Tensor, weight: Tensor, arrivals: Tensor) -> Tensor:
-    return skinny_linear(x, weight, None, arrivals)
+def _by_strips(operands: Operands, weight: Tensor, shape: str) -> Tensor:
+    x, deferred, residual, norm_weight, arrivals = operands
+    if shape in ("output", "down"):
+        return linear_add_norm(x, weight, None, residual, norm_weight, _EPS, arrivals)[1]
+    if shape == "head":
+        return skinny_linear(x, weight, None, arrivals)
+    return norm_linear(deferred, weight, None, arrivals, shape == "gate_up")
 
 
-def _ordered(x: Tensor, weight: Tensor, arrivals: Tensor, config: TileConfig | None, parts: int) -> Tensor:
-    return ordered_linear_triton(x, weight, None, arrivals, config, parts)
+def _by_tiles(operands: Operands, weight: Tensor, shape: str, config: TileConfig | None) -> Tensor:
+    x, deferred, residual, norm_weight, arrivals = operands
+    if shape in ("output", "down"):
+        into = x, weight, None, residual, norm_weight, _EPS, arrivals
+        return ordered_add_norm_triton(*into, config)[0].weighted
+    if shape == "head":
+        return ordered_linear_triton(x, weight, None, arrivals, config)
+    return ordered_linear_triton(deferred, weight, None, arrivals, config, gated=shape == "gate_up")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from kernels.gated_linear import MAX_ROWS as MOST_GATED_ROWS
 from kernels.gated_linear import gated_linear
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.norm_linear import norm_linear
-from kernels.ordered_linear import ordered_linear, takes_weight
+from kernels.ordered_linear import ordered_add_norm, ordered_linear, takes_weight
 from kernels.quantized_linear import quantized_linear
 from kernels.quantized_weight import QuantizedWeight, Weight
 from kernels.skinny_linear import MAX_QUANTIZED_ROWS, skinny_linear
@@ -164,7 +164,6 @@ class KernelMethod:
         return gated_linear(x, self.weight)
 
     def ordered(self) -> OrderedMethod | None:
-        """Nothing is fused with its products."""
         if isinstance(self.weight, QuantizedWeight) or not takes_weight(self.weight):
             return None
         return OrderedMethod(self.weight, self.bias, self.arrivals)
@@ -172,7 +171,8 @@ class KernelMethod:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderedMethod:
-    """On a GPU, in one order of summation: what `KernelMethod.ordered` is. arrivals: as there."""
+    """On a GPU, in one order of summation: what `KernelMethod.ordered` is. arrivals: as there. What is fused is fused
+    for any number of rows."""
 
     weight: Tensor
     bias: Tensor | None
@@ -181,13 +181,20 @@ class OrderedMethod:
     choice = KernelRows()
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
-        return ordered_linear(divided(x), self.weight, self.bias, self.arrivals)
+        return ordered_linear(x, self.weight, self.bias, self.arrivals)
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
-        return None
+    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed:
+        return ordered_add_norm(x, self.weight, self.bias, residual, norm_weight, eps, self.arrivals)
 
-    def silu_and_mul(self, x: Normed) -> None:
-        return None
+    def silu_and_mul(self, x: Normed) -> Tensor | None:
+        if not isinstance(x, DeferredNorm) or not self._has_gate:
+            return None
+        return ordered_linear(x, self.weight, self.bias, self.arrivals, gated=True)
+
+    @property
+    def _has_gate(self) -> bool:
+        """Whether both halves' rows are copied by tiles."""
+        return self.weight.shape[0] % 16 == 0
 
     def ordered(self) -> OrderedMethod:
         return self

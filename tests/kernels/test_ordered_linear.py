@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.ordered_linear import TileConfig, num_parts, ordered_linear, ordered_linear_triton
+from kernels.linear_add_norm import DeferredNorm
+from kernels.ordered_linear import (
+    TileConfig,
+    num_parts,
+    ordered_add_norm,
+    ordered_add_norm_triton,
+    ordered_linear,
+    ordered_linear_triton,
+)
 from kernels.skinny_linear import new_arrivals
 from tests.kernels.lanes import GPU, LANES
 from tests.kernels.tolerances import assert_close
@@ -39,6 +47,60 @@ def test_follows_the_formula(features, size, rows, lane):
     assert_close(linear(x, weight, None, arrivals), naive(x, weight))
     assert_close(linear(x, weight, bias, arrivals), naive(x, weight, bias))
     assert not arrivals.any()
+
+
+def naive_add_norm(x, weight, bias, residual, norm_weight, eps):
+    total = naive(x, weight, bias) + residual.double()
+    return total * norm_weight.double() / (total.pow(2).mean(-1, keepdim=True) + eps).sqrt(), total
+
+
+def naive_gated(x, weight, bias=None):
+    gate, up = naive(x, weight, bias).chunk(2, -1)
+    return gate.sigmoid() * gate * up
+
+
+EPS = 1e-2
+"""So large that it shows."""
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("rows", [0, 1, 17, 65, 200])
+@pytest.mark.parametrize(("features", "size"), [(16, 72), (304, 256)])
+def test_residual_norm_and_gate_are_fused_for_any_number_of_rows(features, size, rows, lane):
+    """A product into the stream, and one out of it, each with a bias and without."""
+    x, residual = random(lane, rows, size), random(lane, rows, features)
+    into, out_of = random(lane, features, size, scale=size**-0.5), random(lane, 176, features, scale=features**-0.5)
+    biases, norm_weight = (random(lane, features), random(lane, 176)), random(lane, features)
+    arrivals = new_arrivals(max(features, 176), x.device)
+    add_norm, linear = lane(ordered_add_norm, ordered_add_norm_triton), lane(ordered_linear, ordered_linear_triton)
+    for bias, out_bias in (biases, (None, None)):
+        normed, total = add_norm(x, into, bias, residual, norm_weight, EPS, arrivals)
+        want_normed, want_total = naive_add_norm(x, into, bias, residual, norm_weight, EPS)
+        assert_close(total, want_total)
+        assert_close(normed.divided(), want_normed)
+        assert_close(linear(normed, out_of, out_bias, arrivals), naive(normed.divided(), out_of, out_bias))
+        gated = linear(normed, out_of, out_bias, arrivals, gated=True)
+        assert_close(gated, naive_gated(normed.divided(), out_of, out_bias))
+        assert not arrivals.any()
+
+
+@pytest.mark.parametrize("lane", LANES[1:])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_what_is_fused_with_parts(parts, lane):
+    x, weight, residual = random(lane, 70, 264), random(lane, 144, 264, scale=0.06), random(lane, 70, 144)
+    arrivals, norm_weight = new_arrivals(144, x.device), random(lane, 144)
+    squares = (torch.rand(5, 70) * 100 + 10).to(x.device)
+    want = naive_add_norm(x, weight, None, residual, norm_weight, EPS)
+    want_gated = naive_gated(DeferredNorm(x, squares, EPS).divided(), weight)
+    for rows, config in ((3, None), (70, None), (70, TILES[-1])):
+        few, some = x[:rows], residual[:rows]
+        normed, total = ordered_add_norm_triton(few, weight, None, some, norm_weight, EPS, arrivals, config, parts)
+        assert_close(normed.divided(), want[0][:rows])
+        assert_close(total, want[1][:rows])
+        deferred = DeferredNorm(few, squares[:, :rows].contiguous(), EPS)
+        got = ordered_linear_triton(deferred, weight, None, arrivals, config, parts, gated=True)
+        assert_close(got, want_gated[:rows])
+        assert not arrivals.any()
 
 
 @pytest.mark.parametrize("lane", LANES[1:])
@@ -104,3 +166,51 @@ def test_tiles_of_every_shape_have_the_same_bits(parts, lane):
         for rows in (1, 64, 300):
             got = ordered_linear_triton(x[:rows], weight, None, arrivals, config, parts)
             assert torch.equal(got[:64], expected[:rows]), (config, rows)
+
+
+@pytest.mark.parametrize("lane", [GPU])
+@pytest.mark.parametrize(("features", "size"), [(4096, 4096), (4096, 14336), (1024, 3072), (4104, 2056)])
+@torch.inference_mode()
+def test_a_rows_stream_and_norm_do_not_depend_on_how_many_rows_there_are(features, size, lane):
+    """Nor do the bits of the products behind them, plain and gated."""
+    most, count = 4096, 12
+    x, residual = random(lane, count, size), random(lane, count, features, scale=30.0)
+    into, out_of = random(lane, features, size, scale=size**-0.5), random(lane, 6144, features, scale=features**-0.5)
+    bias, norm_weight = random(lane, 6144), random(lane, features)
+    arrivals = new_arrivals(6144, x.device)
+
+    def chain(x, residual):
+        normed, total = ordered_add_norm(x, into, bias[:features], residual, norm_weight, 1e-5, arrivals)
+        plain = ordered_linear(normed, out_of, bias, arrivals)
+        return total, normed.weighted, plain, ordered_linear(normed, out_of, None, arrivals, gated=True)
+
+    alone = [chain(x[i : i + 1], residual[i : i + 1]) for i in range(count)]
+    expected = [torch.cat(each) for each in zip(*alone, strict=True)]
+    for rows in (2, 12, 16, 17, 64, 65, 100, 128, 129, 200, 256, 300, 512, 777, 1024, most):
+        some, before = torch.randn(rows, size).bfloat16().cuda(), torch.randn(rows, features).bfloat16().cuda()
+        for first in {0, max(0, rows // 2 - 7), max(0, rows - count)}:
+            place = slice(first, min(first + count, rows))
+            some[place], before[place] = x[: place.stop - first], residual[: place.stop - first]
+            for name, got, want in zip(
+                ("total", "weighted", "plain", "gated"), chain(some, before), expected, strict=True
+            ):
+                assert torch.equal(got[place], want[: place.stop - first]), (name, rows, first)
+
+
+@pytest.mark.parametrize("lane", [GPU])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@torch.inference_mode()
+def test_what_is_fused_has_the_same_bits_by_tiles_of_every_shape(parts, lane):
+    x, weight = random(lane, 300, 4096), random(lane, 4096, 4096, scale=4096**-0.5)
+    residual, norm_weight, arrivals = random(lane, 300, 4096), random(lane, 4096), new_arrivals(4096, x.device)
+
+    def chain(rows, config=None):
+        into = x[:rows], weight, None, residual[:rows], norm_weight, 1e-5
+        normed, total = ordered_add_norm_triton(*into, arrivals, config, parts)
+        return total, ordered_linear_triton(normed, weight, None, arrivals, config, parts, gated=True)
+
+    expected = chain(64)
+    for config in TILES:
+        for rows in (1, 64, 300):
+            for got, want in zip(chain(rows, config), expected, strict=True):
+                assert torch.equal(got[:64], want[:rows]), (config, rows)

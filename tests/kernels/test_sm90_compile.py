@@ -251,6 +251,22 @@ def test_ordered_linear(num_rows, num_features, size, monkeypatch, tmp_path):
     assert "cp.async.bulk.tensor" in compile_for_sm90(with_pdl(many[0]), tmp_path).ptx
 
 
+@pytest.mark.parametrize("num_rows", [256, 8192])
+def test_what_is_fused_with_ordered_products(num_rows, monkeypatch, tmp_path):
+    """Residual add and norm, then the next product with its gate: nothing is spilled where products are added."""
+    recorder = LaunchRecorder(ordered._ordered_linear_kernel)
+    monkeypatch.setattr(ordered, "_ordered_linear_kernel", recorder)
+    shapes = (num_rows, 14336), (4096, 14336), (28672, 4096), (num_rows, 4096)
+    x, weight, gate_up, residual = (torch.empty(*shape, dtype=torch.bfloat16) for shape in shapes)
+    arrivals = skinny.new_arrivals(28672, x.device)
+    normed, _ = ordered.ordered_add_norm_triton(x, weight, None, residual, residual[0], 1e-5, arrivals)
+    ordered.ordered_linear_triton(normed, gate_up, None, arrivals, gated=True)
+    assert len(recorder.launches) == 2
+    for launch in recorder.launches:
+        compiled = compile_for_sm90(with_pdl(launch), tmp_path)
+        assert compiled.spills_in_loops == 0 and compiled.shared_bytes <= SHARED_MEMORY_BYTES
+
+
 @pytest.mark.parametrize(("num_features", "size"), [(4096, 14336), (1024, 3072)])
 @pytest.mark.parametrize("num_rows", [16, 64])
 def test_linear_add_norm(num_rows, num_features, size, monkeypatch, tmp_path):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.linear_add_norm import linear_add_norm
+from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.rms_norm import add_rms_norm
 from kernels.silu_and_mul import silu_and_mul
 from kernels.skinny_linear import new_arrivals
@@ -121,8 +121,8 @@ def test_a_range_of_rows_holds_both_its_ends():
     assert (str(RowRange(17, 64)), str(RowRange())) == ("17-64", "none")
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_one_order_of_sums_is_a_gpus_and_fuses_nothing(device):
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_order_of_sums_is_a_gpus(device):
     """Of bf16, and of plain weights."""
     weight = torch.randn(64, 128, device=device)
     arrivals = new_arrivals(64, weight.device)
@@ -132,8 +132,34 @@ def test_one_order_of_sums_is_a_gpus_and_fuses_nothing(device):
     ordered = OrderedMethod(weight.bfloat16(), None, arrivals)
     x = torch.randn(5, 128, device=device).bfloat16()
     torch.testing.assert_close(ordered.multiply(x), narrow.multiply(x), atol=0.3, rtol=0.02)
-    assert ordered.ordered() is ordered and ordered.silu_and_mul(x) is None
-    assert ordered.add_and_norm(x, x[:, :64], weight[:, 0], 1e-5) is None
+    assert ordered.ordered() is ordered
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("num_rows", [1, 64, 65, 300])
+@torch.inference_mode()
+def test_in_one_order_steps_are_had_at_once_for_any_number_of_rows(num_rows, device):
+    """Or for none: a row's rounding may not depend on how many there are."""
+
+    def random(*shape, scale=1.0):
+        return (torch.randn(*shape, device=device) * scale).bfloat16()
+
+    weight, behind = random(OUT, IN, scale=IN**-0.5), random(2 * OUT, OUT, scale=OUT**-0.5)
+    arrivals = new_arrivals(2 * OUT, weight.device)
+    method = OrderedMethod(weight, None, arrivals)
+    x, residual, norm_weight = random(num_rows, IN), random(num_rows, OUT), random(OUT)
+    normed, total = method.add_and_norm(x, residual, norm_weight, EPS)
+    want_normed, want_total = add_rms_norm(PlainMethod(weight, None).multiply(x), residual.clone(), norm_weight, EPS)
+    torch.testing.assert_close(total, want_total, atol=0.06, rtol=0.02)
+    assert isinstance(normed, DeferredNorm)
+    torch.testing.assert_close(normed.divided(), want_normed, atol=0.06, rtol=0.02)
+    next_method = OrderedMethod(behind, None, arrivals)
+    product = PlainMethod(behind, None).multiply(normed.divided())
+    torch.testing.assert_close(next_method.multiply(normed), product, atol=0.06, rtol=0.02)
+    torch.testing.assert_close(next_method.silu_and_mul(normed), silu_and_mul(product), atol=0.06, rtol=0.02)
+    assert next_method.silu_and_mul(normed.divided()) is None
+    odd = OrderedMethod(behind[:-8], None, arrivals)  # halves that no tile copies
+    assert odd.silu_and_mul(normed) is None
 
 
 def test_quantized_weights_have_no_one_order():
