@@ -86,8 +86,7 @@ def staging_seconds(batch: int, context_len: int) -> float:
 
     from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
     from service.core.sampling_params import SamplingParams
-    from service.runner.plan_columns import plan_columns
-    from service.runner.selective_batching import flatten
+    from service.runner.selective_batching import flatten, plan_columns
     from service.runner.sequence_rows import SequenceRows
     from service.runner.staging import to_device
 

@@ -21,9 +21,8 @@ from service.runner.batch_columns import Int64Array
 from service.runner.giving_up import UntilSomebodyComes
 from service.runner.halving import in_halves
 from service.runner.kv_storage import KvStorage
-from service.runner.plan_columns import PlanColumns
 from service.runner.row_invariance import RowInvariance
-from service.runner.selective_batching import FlatBatch, flatten
+from service.runner.selective_batching import FlatBatch, PlanColumns, flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
 

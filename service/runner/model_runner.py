@@ -9,26 +9,32 @@ import torch
 
 from kernels.cpu_loops import loops_for
 from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
 from service.layers.pipeline_stage import is_last
 from service.models.causal_lm import CausalLM
 from service.runner.adapter_tables import AdapterTables
 from service.runner.batch_columns import ADAPTER_COLUMNS, BATCH_COLUMNS, Int64Array
-from service.runner.cuda_graphs import GraphPlace, GraphStep, StepGraphs
-from service.runner.drawn_ids import DrawnIds
+from service.runner.cuda_graphs import (
+    DecodeGraph,
+    DecodeGraphLogits,
+    GraphPlace,
+    GraphStep,
+    MixedGraph,
+    SameDecodesAgain,
+    StepGraphs,
+)
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_sizes import GraphSize, PaddedStep
-from service.runner.graph_ways import DecodeGraph, DecodeGraphLogits, MixedGraph, SameDecodesAgain
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer
-from service.runner.launched_iteration import LaunchedIteration, Outputs
 from service.runner.recorded_steps import RecordedSteps
 from service.runner.sampling_rows import SamplingRows
-from service.runner.sequence_rows import DeviceBlockTable, SequenceRows
+from service.runner.sequence_rows import DeviceBlockTable, DrawnIds, SequenceRows
 from service.runner.stage_step import HandOver, StageStep
 from service.runner.staging import StagingTurns
-from service.runner.step_ways import Step, StepWay
+from service.runner.step_ways import Outputs, Step, StepWay
 from service.runner.trainings import LaunchedShare, Trainings
 from service.sampling.vocab_shard import VocabShard
 
@@ -213,6 +219,39 @@ class ModelRunner:
         num_adapters = self.adapters.num_slots if adapters and self.adapters is not None else 0
         inputs = self._graph_step.inputs(size, table.tensor, self._block_size, self._rows.columns, num_adapters)
         self._graph_step.whole(inputs.step)
+
+
+class LaunchedIteration:
+    """The engine's PendingIteration (service/engine/ports.py): outputs that the device may still be computing."""
+
+    def __init__(self, outputs: Outputs, transfer: KvTransfer, *, awaits_transfer: bool) -> None:
+        self._outputs = outputs
+        self._transfer = transfer
+        self._awaits_transfer = awaits_transfer
+
+    def is_done(self) -> bool:
+        token_ids = self._outputs.token_ids
+        try:
+            return token_ids is None or token_ids.is_done()
+        except RuntimeError:  # the device's; `wait` has it too
+            return True
+
+    def wait(self) -> IterationResult:
+        """The drawn ids, what else was asked for, and the transfers that have finished by then."""
+        outputs, ids = self._outputs, self._outputs.token_ids
+        try:
+            return IterationResult(
+                () if ids is None else ids.wait(),
+                self._transfer.take_finished(self._awaits_transfer),
+                () if outputs.logprobs is None else outputs.logprobs.wait(),
+                () if outputs.prompt_logprobs is None else outputs.prompt_logprobs.wait(),
+                () if outputs.pooled is None else outputs.pooled.wait(),
+                outputs.is_replayed,
+                outputs.compute_s if ids is None or outputs.compute_s is not None else ids.compute_s,
+            )
+        except BaseException:
+            self._transfer.abandon()
+            raise
 
 
 def _vocab_shard(model: CausalLM) -> VocabShard | None:

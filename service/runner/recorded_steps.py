@@ -24,11 +24,10 @@ from service.layers.packed_weight import FEW_ROWS
 from service.runner.batch_columns import BatchColumns, Int32Array, Per
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import prompts_of_one_token
-from service.runner.launched_iteration import Outputs
 from service.runner.row_invariance import RowInvariance
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import SequenceRows
-from service.runner.step_ways import Step
+from service.runner.step_ways import Outputs, Step
 
 Compute = Callable[[Tensor, Tensor, AttentionInputs, AdapterInputs | None], Tensor]
 """token_ids, positions [T] int64, attention, adapters -> hidden [T, hidden_size]"""

@@ -21,8 +21,7 @@ from torch import Tensor
 from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner.batch_columns import Array, Int32Array
-from service.runner.plan_columns import PlanColumns
-from service.runner.selective_batching import FlatBatch
+from service.runner.selective_batching import FlatBatch, PlanColumns
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
 from service.sampling.logprobs import num_top_for

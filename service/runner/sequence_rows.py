@@ -1,7 +1,8 @@
 """What the executor remembers of each sequence between iterations: one row in a few arrays.
 
 Rows are numpy, so that a batch is gathered by one fancy index and no Python object is touched per token. Of the block
-table there is a copy on the device, to which only the entries that changed are sent (most steps change one row in 16).
+table there is a copy on the device, to which only the entries that changed are sent (most steps change one row in 16);
+the ids that were drawn last are on the device alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.fill_pending_tokens import fill_pending_tokens
 from service.core.iteration_plan import ScheduledSequence
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Int32Array, Int64Array, Per
 from service.runner.staging import to_device
@@ -137,3 +139,25 @@ class DeviceBlockTable:
     def write(self, places: Tensor, values: Tensor) -> None:
         """places, values: TableChanges on the device."""
         self.tensor.view(-1).scatter_(0, places, values)
+
+
+class DrawnIds:
+    """The id that each sequence drew last, on the device, one for each row of SequenceRows. Overlapped iterations
+    decode from it: the host learns an id only after the next iteration has been launched. Everything happens in the
+    order of launches, on the device's stream."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self._ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
+
+    def note(self, rows: Tensor, token_ids: Tensor) -> None:
+        """These rows' sequences have drawn these ids. One that draws several (a prompt's choices) keeps any."""
+        self._ids.index_copy_(0, rows, token_ids)
+
+    def fill_in(self, token_ids: Tensor, rows: Tensor) -> None:
+        """Replace PENDING_TOKEN_ID, in place: token_ids[d] belongs to rows[d]. A failed draw gives a valid id."""
+        fill_pending_tokens(token_ids, rows, self._ids)
+
+    def grow(self, num_rows: int) -> None:
+        """Make room for at least `num_rows` rows."""
+        if num_rows > len(self._ids):
+            self._ids = torch.cat((self._ids, self._ids.new_zeros(num_rows - len(self._ids))))

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from service.layers.pipeline_stage import PipelineStage, is_first
 from service.runner.batch_columns import Int64Array
-from service.runner.drawn_ids import DrawnIds
 from service.runner.forward_pass import ForwardPass
-from service.runner.launched_iteration import Outputs
-from service.runner.sequence_rows import SequenceRows
+from service.runner.sequence_rows import DrawnIds, SequenceRows
 from service.runner.staging import PendingTokenIds, to_device
-from service.runner.step_ways import Step
+from service.runner.step_ways import Outputs, Step
 
 
 class HandOver:

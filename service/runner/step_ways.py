@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
 
 from service.core.iteration_plan import IterationPlan
-from service.runner.launched_iteration import Outputs
-from service.runner.plan_columns import PlanColumns, plan_columns
-from service.runner.selective_batching import FlatBatch, flatten
+from service.runner.logprobs import DrawLogprobs, PromptLogprobs
+from service.runner.pooling import PooledStates
+from service.runner.selective_batching import FlatBatch, PlanColumns, flatten, plan_columns
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging import StagingTurn
+from service.runner.staging import PendingTokenIds, StagingTurn
 
 
 class Step:
@@ -67,6 +68,20 @@ class Step:
     def reads_prompts(self) -> bool:
         """Whether logprobs of a prompt are wanted, or hidden states."""
         return not self.batch.is_plain and any(item.targets or item.num_pooled for item in self.plan.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a batch computed, being copied to the host; None where there is nothing. `token_ids` arrive once the batch
+    is computed, even if it drew nothing. is_replayed: as of IterationResult. compute_s: likewise, where the host has
+    timed it."""
+
+    token_ids: PendingTokenIds | None = None
+    logprobs: DrawLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    pooled: PooledStates | None = None
+    is_replayed: bool = False
+    compute_s: float | None = None
 
 
 class StepWay(Protocol):

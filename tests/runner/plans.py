@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from service.core.iteration_plan import GrownTables, IterationPlan, ScheduledDecodes, ScheduledSequence
-from service.runner.plan_columns import PlanColumns, plan_columns
-from service.runner.selective_batching import FlatBatch, flatten
+from service.runner.selective_batching import FlatBatch, PlanColumns, flatten, plan_columns
 from service.runner.sequence_rows import SequenceRows
 
 

@@ -11,8 +11,7 @@ from service.core.sampling_params import SamplingParams
 from service.runner.batch_columns import BATCH_COLUMNS, BatchColumns, Column, Per
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize
-from service.runner.plan_columns import PlanColumns
-from service.runner.selective_batching import decode_columns, flatten
+from service.runner.selective_batching import PlanColumns, decode_columns, flatten
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
 from tests.runner.plans import planned

@@ -9,8 +9,7 @@ from service.core.iteration_plan import PENDING_TOKEN_ID, Sample, ScheduledSeque
 from service.core.sampling_params import SamplingParams
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize, most_prompts
-from service.runner.plan_columns import grow_tables
-from service.runner.selective_batching import decode_columns
+from service.runner.selective_batching import decode_columns, grow_tables
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows
 from tests.runner.plans import as_decodes, flat, planned
 

@@ -9,9 +9,13 @@ import torch
 
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
 from service.core.sampling_params import SamplingParams
-from service.runner import draws
-from service.runner.launched_iteration import Outputs
+from service.runner import eager_step
+from service.runner.host_blocks import PlainHostBlocks
+from service.runner.kv_storage import KvLayout, KvStorage
+from service.runner.kv_transfer import KvTransfer
+from service.runner.model_runner import LaunchedIteration
 from service.runner.sequence_rows import DeviceBlockTable
+from service.runner.step_ways import Outputs
 from tests.models.checkpoints import (
     generate,
     gpt2,
@@ -114,7 +118,7 @@ def test_bf16_differs_only_between_near_ties(save, device, tmp_path, monkeypatch
     monkeypatch.setattr(
         loaded.runner, "_ways", loaded.runner._ways[-1:]
     )  # graphs do not call what is put in its place here
-    monkeypatch.setattr(draws, "sample", lambda logits, batch, **_: (seen.append(logits), logits.argmax(-1))[1])
+    monkeypatch.setattr(eager_step, "sample", lambda logits, batch, **_: (seen.append(logits), logits.argmax(-1))[1])
     for prompt, made in zip(prompts, ours, strict=True):
         want = generate(theirs, prompt, NUM_TOKENS)
         at = next((i for i in range(NUM_TOKENS) if made[i] != want[i]), None)
@@ -319,3 +323,12 @@ def test_a_step_is_timed_where_the_device_has_a_clock(device, enforce_eager, tmp
         took_s = time.perf_counter() - began_s
         assert compute_s is None if device == "cpu" else 0 < compute_s < took_s
     assert runner.launch(IterationPlan((), released=(1,))).wait().compute_s is None, "nothing was computed"
+
+
+def test_a_fault_of_the_device_is_told_by_who_waits_for_the_result():
+    storage = KvStorage(KvLayout(1, 1, 8, 4, torch.float32), 2, torch.device("cpu"))
+    transfer = KvTransfer(storage, PlainHostBlocks(storage.layout, 0, pinned=False))
+    launched = LaunchedIteration(Outputs(FaultyIds()), transfer, awaits_transfer=False)
+    assert launched.is_done()
+    with pytest.raises(RuntimeError, match="illegal"):
+        launched.wait()

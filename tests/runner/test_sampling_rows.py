@@ -11,9 +11,8 @@ import torch
 from service.core.iteration_plan import NO_DECODES, IterationPlan, Past, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
 from service.runner import sampling_rows
-from service.runner.plan_columns import plan_columns
 from service.runner.sampling_rows import SamplingRows, _forbidden_now
-from service.runner.selective_batching import flatten
+from service.runner.selective_batching import flatten, plan_columns
 from service.runner.sequence_rows import SequenceRows
 from tests.runner.plans import as_decodes
 
