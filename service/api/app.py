@@ -185,6 +185,7 @@ def _routes(context: ApiContext, registry: CollectorRegistry, batches: BatchJobs
         _route(BATCHES_PATH, batch_routes.create, "POST"),
         _route(BATCHES_PATH, batch_routes.list),
         _route(f"{BATCHES_PATH}/{{batch_id}}", batch_routes.get),
+        _route(f"{BATCHES_PATH}/{{batch_id}}/events", batch_routes.events),
         _route(f"{BATCHES_PATH}/{{batch_id}}/cancel", batch_routes.cancel, "POST"),
         _route(f"{MESSAGES_PATH}/count_tokens", Messages(context).count_tokens, "POST"),
         _route("/v1/models", models.list),

@@ -8,13 +8,15 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from service.batch_jobs.batch import Batch, BatchStatus, InputError
+from service.batch_jobs.batch_output import ANSWERS, ERRORS
 from service.batch_jobs.batch_run import Ask, BatchRun
 from service.batch_jobs.batch_table import (
     find_batch,
@@ -25,6 +27,8 @@ from service.batch_jobs.batch_table import (
     update_batch,
 )
 from service.batch_jobs.seats import Seats
+from service.batch_jobs.written_lines import WrittenLines
+from service.core.watchers import Watchers
 from service.errors import InvalidRequest, NotFound, RateLimited, StorageFull, StorageUnavailable
 from service.storage.file_store import new_file_id
 from service.storage.listing import Page, PageQuery
@@ -36,6 +40,7 @@ _THREADS = 3
 """One batch that is checked for long does not hold up the others."""
 _MAX_UNFINISHED = 100
 _RETRY_S = 30.0
+_LOOK_EVERY_S = 1.0
 _ID_BYTES = 12
 
 T = TypeVar("T")
@@ -58,6 +63,7 @@ class BatchJobs:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.lines_ended = Counter[str]()
         self._to_cancel = set[str]()
+        self._watchers = Watchers()
         self._running_clients = Counter[str]()
         self._resuming: asyncio.Task[None] | None = None
 
@@ -152,6 +158,30 @@ class BatchJobs:
             self._storage.files.release(batch.input_file_id)
         return batch
 
+    async def follow(
+        self, batch: Batch, is_ending: Callable[[], bool], wants_lines: bool = True
+    ) -> AsyncIterator[Batch | bytes]:
+        """Lines of its results as they come to the disk, from the first one on, and the batch whenever it has become
+        another, the last of all as it is when it is over. Ends within a second or so of `is_ending`, too."""
+        lines, told = WrittenLines(2), None
+        try:
+            with self._watchers.watched(batch.batch_id) as changed:
+                while True:
+                    changed.clear()
+                    batch = await self._now(batch)
+                    read = partial(lines.read, await self._result_paths(batch) if wants_lines else ())
+                    while found := await self._in_thread(read):
+                        for line in found:
+                            yield line
+                    if batch != told:
+                        yield (told := batch)
+                    if batch.is_over or is_ending():
+                        return
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(changed.wait(), _LOOK_EVERY_S)
+        finally:
+            lines.close()
+
     async def close(self) -> None:
         """What has been answered is written first."""
         tasks = [*self._tasks.values(), *([] if self._resuming is None else [self._resuming])]
@@ -166,6 +196,20 @@ class BatchJobs:
         """What is on the disk, with what has happened since; but an end is told once it is on the disk."""
         run = self._runs.get(batch.batch_id)
         return batch if run is None or batch.is_over or run.batch.is_over else run.batch
+
+    async def _now(self, batch: Batch) -> Batch:
+        run = self._runs.get(batch.batch_id)
+        return await self.get(batch.batch_id, batch.client) if run is None or run.batch.is_over else run.batch
+
+    async def _result_paths(self, batch: Batch) -> Sequence[Path | None]:
+        """Of answers and of errors: in the batch's folder until it is over, then among its client's files, if there."""
+        if not batch.is_over:
+            folder = self._folder / batch.batch_id
+            return [folder / ANSWERS, folder / ERRORS]
+        files = self._storage.files
+        ids = (batch.output_file_id, batch.error_file_id)
+        found = [None if file_id is None else await files.find(file_id, batch.client) for file_id in ids]
+        return [None if file is None else files.path_of(file) for file in found]
 
     async def _resume(self) -> None:
         while True:
@@ -231,7 +275,14 @@ class BatchJobs:
     async def _run_once(self, batch: Batch) -> None:
         file = await self._storage.files.get(batch.input_file_id, batch.client)
         run = BatchRun(
-            batch, file, self._storage, self._seats, self._ask, self._in_thread, self._save, self.lines_ended.update
+            batch,
+            file,
+            self._storage,
+            self._seats,
+            self._ask,
+            self._in_thread,
+            self._save,
+            partial(self._note_ended, batch.batch_id),
         )
         self._runs[batch.batch_id] = run
         try:
@@ -250,6 +301,12 @@ class BatchJobs:
 
     async def _save(self, batch: Batch) -> None:
         await self._storage.database.run(lambda connection: update_batch(connection, batch))
+        self._watchers.tell(batch.batch_id)
+
+    def _note_ended(self, batch_id: str, lines: Mapping[str, int]) -> None:
+        """lines: that have ended and are on the disk, by outcome."""
+        self.lines_ended.update(lines)
+        self._watchers.tell(batch_id)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         def translated() -> T:

@@ -15,6 +15,9 @@ import orjson
 
 from service.storage.data_folder import sync_folder
 
+ANSWERS, ERRORS = "output.jsonl", "error.jsonl"
+"""Files in a batch's folder."""
+
 _NUMBER = re.compile(rb'\{"id":"batch_req_[0-9a-f]+_(\d+)",')
 _BLOCK_BYTES = 1024 * 1024
 _OK = 200
@@ -60,8 +63,8 @@ class BatchOutput:
     def __init__(self, folder: Path, name: str) -> None:
         self._name = name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.answers = folder / "output.jsonl"
-        self.errors = folder / "error.jsonl"
+        self.answers = folder / ANSWERS
+        self.errors = folder / ERRORS
         self._files = {path: path.open("ab", buffering=0) for path in (self.answers, self.errors)}
         sync_folder(folder)
 

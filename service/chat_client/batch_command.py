@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 from service.chat_client.batch_file import BatchFileError, batch_lines, endpoint_of
+from service.chat_client.batch_watch import watch_batch
 from service.chat_client.own_server import own_server
 from service.chat_client.progress_bar import ProgressBar
 from service.chat_client.server import BatchState, Server, ServerFault
 
-_LOOK_EVERY_S = 0.25
 _WINDOW = "7d"
 
 
@@ -77,15 +76,20 @@ def _run(server: Server, file_id: str, endpoint: str) -> BatchState:
     try:
         while not batch.is_over:
             try:
-                time.sleep(_LOOK_EVERY_S)
-                batch = server.batch(batch.batch_id)
+                for told in watch_batch(server, batch.batch_id, lines=False):
+                    if isinstance(told, BatchState):
+                        batch = told
+                        _show(bar, batch)
             except KeyboardInterrupt:
                 batch = server.cancel_batch(batch.batch_id)
-            if batch.num_lines:
-                bar.show(batch.num_completed + batch.num_failed, batch.num_failed, batch.num_lines)
     finally:
         bar.end()
     return batch
+
+
+def _show(bar: ProgressBar, batch: BatchState) -> None:
+    if batch.num_lines:
+        bar.show(batch.num_completed + batch.num_failed, batch.num_failed, batch.num_lines)
 
 
 def _write(server: Server, batch: BatchState, out: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Event, Thread
+from threading import Thread
 
 from service.chat_client.batch_input import BatchItem
 from service.chat_client.server import ServerFault
@@ -35,7 +35,7 @@ class Batches:
     def __init__(self, begin: Callable[[Sequence[BatchItem]], ServerBatch], answer: Callable[[BatchItem], str]) -> None:
         self._begin = begin
         self._answer = answer
-        self._is_closing = Event()
+        self._on_the_server = list[ServerBatch]()
         self._pool = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="batch")
         self._num_started = 0
         self._waiting: list[Batch] = []
@@ -43,7 +43,7 @@ class Batches:
 
     def start(self, items: Sequence[BatchItem]) -> Batch:
         try:
-            batch = self._on_the_server(items)
+            batch = self._begun(items)
         except ServerFault:
             self._num_started += 1
             batch = Batch(str(self._num_started), items, [self._pool.submit(self._answer, item) for item in items])
@@ -68,13 +68,16 @@ class Batches:
 
     def close(self) -> None:
         """Calls that have not begun are dropped; those that have are waited for. The server's batches are cancelled."""
-        self._is_closing.set()
+        for begun in self._on_the_server:
+            if not begun.is_over:
+                begun.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _on_the_server(self, items: Sequence[BatchItem]) -> Batch:
+    def _begun(self, items: Sequence[BatchItem]) -> Batch:
         begun = self._begin(items)
         batch = Batch(begun.batch_id, items, [Future[str]() for _ in items])
-        Thread(target=begun.bring, args=(batch.answers, self._is_closing), name=batch.name, daemon=True).start()
+        self._on_the_server.append(begun)
+        Thread(target=begun.bring, args=(batch.answers,), name=batch.name, daemon=True).start()
         return batch
 
 

@@ -111,6 +111,24 @@ class Server:
         with self._call("GET", f"/v1/batches/{batch_id}") as answer:
             return _batch_state(json.load(answer))
 
+    def batch_events(self, batch_id: str, *, lines: bool) -> Generator[BatchState | bytes, None, None]:
+        """What the server pushes: the batch's state whenever it changes and, with `lines`, those of its results as they
+        come. Ends when it is over, or when the server ends. Other servers than ours have none."""
+        with self._call("GET", f"/v1/batches/{batch_id}/events?lines={lines}") as answer:
+            if answer.headers.get_content_type() != "text/event-stream":
+                raise ServerFault("the server pushes nothing of its batches")
+            event = b""
+            for line in answer:
+                name, _, value = line.strip().partition(b": ")
+                if name == b"event":
+                    event = value
+                elif name == b"data" and event == b"batch":
+                    yield _batch_state(json.loads(value))
+                elif name == b"data" and event == b"batch.line":
+                    yield value
+                elif not name:
+                    event = b""
+
     def cancel_batch(self, batch_id: str) -> BatchState:
         """It ends soon."""
         with self._call("POST", f"/v1/batches/{batch_id}/cancel", {}) as answer:

@@ -6,15 +6,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from threading import Event
+from contextlib import suppress
 from typing import Any
 
 from service.chat_client.batch_file import CHAT
+from service.chat_client.batch_watch import watch_batch
 from service.chat_client.server import Server, ServerFault
 
-_LOOK_EVERY_S = 0.25
 _WINDOW = "24h"
 _OK = 200
+
+NumberedText = tuple[int, str | ServerFault]
+"""A request's number, and its answer's text or why there is none."""
 
 
 class ServerBatch:
@@ -28,35 +31,36 @@ class ServerBatch:
     def batch_id(self) -> str:
         return self._state.batch_id
 
-    def bring(self, answers: Sequence[Future[str]], is_closing: Event) -> None:
-        """Each becomes the text of its request's answer, or ServerFault, when the batch is over. Cancels it once
-        `is_closing` is set. In a thread of its own."""
+    @property
+    def is_over(self) -> bool:
+        return self._state.is_over
+
+    def bring(self, answers: Sequence[Future[str]]) -> None:
+        """Each becomes the text of its request's answer, or ServerFault, as soon as the server tells it. In a thread of
+        its own."""
         try:
-            self._wait(is_closing)
-            texts = self._texts()
-        except ServerFault as fault:
-            texts = dict.fromkeys(range(len(answers)), fault)
-        missing = ServerFault("; ".join([f"the batch is {self._state.status}", *self._state.errors]))
-        for number, answer in enumerate(answers):
-            text = texts.get(number, missing)
-            if isinstance(text, ServerFault):
-                answer.set_exception(text)
-            else:
-                answer.set_result(text)
+            for told in watch_batch(self._server, self.batch_id, lines=True):
+                if isinstance(told, bytes):
+                    _settle(answers, _text(told))
+                else:
+                    self._state = told
+            if not all(answer.done() for answer in answers):
+                for text in self._texts():
+                    _settle(answers, text)
+            fault = ServerFault("; ".join([f"the batch is {self._state.status}", *self._state.errors]))
+        except ServerFault as its_own:
+            fault = its_own
+        for number in range(len(answers)):
+            _settle(answers, (number, fault))
 
-    def _wait(self, is_closing: Event) -> None:
-        is_cancelled = False
-        while not self._state.is_over:
-            if is_closing.wait(_LOOK_EVERY_S) and not is_cancelled:
-                self._state, is_cancelled = self._server.cancel_batch(self.batch_id), True
-            elif is_cancelled:
-                return  # it ends soon, and nobody waits for it
-            else:
-                self._state = self._server.batch(self.batch_id)
+    def cancel(self) -> None:
+        """It ends soon, if it has not. Any thread."""
+        with suppress(ServerFault):
+            self._server.cancel_batch(self.batch_id)
 
-    def _texts(self) -> dict[int, str | ServerFault]:
-        """By the requests' numbers, of those that have ended."""
-        return dict(_text(line) for file_id in self._state.file_ids for line in _read(self._server, file_id))
+    def _texts(self) -> Iterator[NumberedText]:
+        """Of the requests that have ended."""
+        return (_text(line) for file_id in self._state.file_ids for line in _read(self._server, file_id))
 
 
 def _lines(requests: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
@@ -65,11 +69,23 @@ def _lines(requests: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
         yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 
+def _settle(answers: Sequence[Future[str]], text: NumberedText) -> None:
+    """What is settled stays as it is."""
+    number, value = text
+    if not 0 <= number < len(answers):
+        raise ServerFault("the server answers requests that are not in the batch")
+    if not answers[number].done():
+        if isinstance(value, ServerFault):
+            answers[number].set_exception(value)
+        else:
+            answers[number].set_result(value)
+
+
 def _read(server: Server, file_id: str) -> list[bytes]:
     return [line for line in b"".join(server.file_content(file_id)).splitlines() if line.strip()]
 
 
-def _text(line: bytes) -> tuple[int, str | ServerFault]:
+def _text(line: bytes) -> NumberedText:
     try:
         told = json.loads(line)
         number, response = int(told["custom_id"]), told["response"]

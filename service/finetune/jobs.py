@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal, TypeVar
 
+from service.core.watchers import Watchers
 from service.errors import InvalidRequest, NotFound, RateLimited
 from service.finetune.job import Job, JobCheckpoint, JobEvent, JobSpec
 from service.finetune.job_table import (
@@ -58,7 +56,7 @@ class FineTuningJobs:
         self._database = database
         self._base_weights = base_weights
         self._on_counts = on_counts
-        self._watchers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._watchers = Watchers()
         self._listeners: list[Callable[[Job], None]] = []
         self._is_closed = False
 
@@ -110,7 +108,7 @@ class FineTuningJobs:
     async def follow(self, job: Job) -> AsyncIterator[JobEvent]:
         """All events of a job as they come, the oldest first, until it has ended or `close`."""
         last = 0
-        with self._watched(job.job_id) as changed:
+        with self._watchers.watched(job.job_id) as changed:
             while True:
                 changed.clear()
                 is_over, found = await self._database.run(partial(_look, job, last))
@@ -160,8 +158,7 @@ class FineTuningJobs:
     def close(self) -> None:
         """Whoever follows a job is told no more."""
         self._is_closed = True
-        for job_id in list(self._watchers):
-            self._tell(job_id)
+        self._watchers.tell_all()
 
     async def _write(self, work: Callable[[Connection], Job]) -> Job:
         def work_and_count(connection: Connection) -> tuple[Job, Mapping[str, int]]:
@@ -169,25 +166,10 @@ class FineTuningJobs:
 
         job, counts = await self._database.run(work_and_count)
         self._on_counts(counts)
-        self._tell(job.job_id)
+        self._watchers.tell(job.job_id)
         for listener in self._listeners:
             listener(job)
         return job
-
-    @contextmanager
-    def _watched(self, job_id: str) -> Iterator[asyncio.Event]:
-        changed = asyncio.Event()
-        self._watchers[job_id].add(changed)
-        try:
-            yield changed
-        finally:
-            self._watchers[job_id].discard(changed)
-            if not self._watchers[job_id]:
-                del self._watchers[job_id]
-
-    def _tell(self, job_id: str) -> None:
-        for changed in self._watchers.get(job_id, ()):
-            changed.set()
 
 
 def new_id(prefix: str) -> str:

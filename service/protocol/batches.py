@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field, RootModel, StringConstraints
 
 from service.protocol.generation import WireRequest
 
@@ -82,3 +82,29 @@ class BatchList(BaseModel):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class BatchAnswer(BaseModel):
+    """body: what the endpoint answers."""
+
+    status_code: int
+    request_id: str
+    body: dict[str, object]
+
+
+class NoAnswer(BaseModel):
+    code: str
+    message: str
+
+
+class BatchResult(BaseModel):
+    """A line of an output or error file."""
+
+    id: str
+    custom_id: str
+    response: BatchAnswer | None
+    error: NoAnswer | None
+
+
+class BatchEvent(RootModel[BatchObject | BatchResult]):
+    """What a batch's stream of events brings."""

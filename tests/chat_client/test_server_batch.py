@@ -1,22 +1,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future
-from threading import Event
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from service.chat_client.server import BatchState, Server, ServerFault
 from service.chat_client.server_batch import ServerBatch
+from tests.api.running_server import MODEL, running
 from tests.chat_client.test_session import WAIT, ScriptedServer, play
 
 REQUESTS = [{"messages": [{"role": "user", "content": text}]} for text in ("a", "b", "c")]
 
 
 class BatchServer(ScriptedServer):
-    """Runs batches: the answer to `b` is an error, to the others what was asked. It tells them last line first.
+    """Runs batches and pushes nothing of them: the answer to `b` is an error, to the others what was asked. It tells
+    them last line first.
 
     num_looks: until it is over. None: never, if it is not cancelled.
     """
@@ -35,10 +37,13 @@ class BatchServer(ScriptedServer):
         assert (file_id, endpoint) == ("file-1", "/v1/chat/completions")
         return self._state("in_progress")
 
+    def batch_events(self, batch_id: str, *, lines: bool) -> Generator[BatchState | bytes, None, None]:
+        raise ServerFault("no such route")
+
     def batch(self, batch_id: str) -> BatchState:
         assert batch_id == "batch_7"
         if self.num_looks is None:
-            return self._state("in_progress")
+            return self._state("cancelled" if self.is_cancelled else "in_progress")
         self.num_looks -= 1
         return self._state("in_progress" if self.num_looks else "completed")
 
@@ -66,9 +71,9 @@ def answer(text: str) -> dict[str, Any]:
     return {"choices": [{"message": {"content": f"about {text}"}}]}
 
 
-def brought(server: Server, is_closing: Event | None = None) -> list[Future[str]]:
+def brought(server: Server) -> list[Future[str]]:
     answers = [Future[str]() for _ in REQUESTS]
-    ServerBatch(server, REQUESTS).bring(answers, is_closing or Event())
+    ServerBatch(server, REQUESTS).bring(answers)
     return answers
 
 
@@ -79,13 +84,25 @@ def test_answers_stand_where_their_requests_did_and_a_fault_stands_for_one():
         second.result(0)
 
 
-def test_who_leaves_cancels_it():
-    server, is_closing = BatchServer(num_looks=None), Event()
-    is_closing.set()
-    for each in brought(server, is_closing):
-        with pytest.raises(ServerFault, match="the batch is cancelling"):
-            each.result(0)
+def test_cancelled_it_is_told_of_in_each_answer():
+    server = BatchServer(num_looks=None)
+    batch, answers = ServerBatch(server, REQUESTS), [Future[str]() for _ in REQUESTS]
+    bringing = Thread(target=batch.bring, args=(answers,), daemon=True)
+    bringing.start()
+    batch.cancel()
+    for each in answers:
+        with pytest.raises(ServerFault, match="the batch is cancelled"):
+            each.result(10)
+    assert batch.is_over
+
+
+def test_who_leaves_cancels_what_is_not_over():
+    server = BatchServer(num_looks=None)
+    play(server, '/batch ["x"] [3]', "/quit")
     assert server.is_cancelled
+    server = BatchServer(num_looks=1)
+    play(server, '/batch ["x"] [3]', WAIT, "/quit")
+    assert not server.is_cancelled
 
 
 def test_a_server_that_goes_away_is_told_of_in_each_answer():
@@ -106,3 +123,23 @@ def test_the_chat_names_the_servers_batch():
     assert "batch batch_7, 1: x\nabout x\n\nbatch batch_7, 2: b\n(failed: no b)\n\n" in written
     assert [line["body"]["max_tokens"] for line in server.lines] == [3, 4]
     assert not server.batched, "no calls beside it"
+
+
+def test_the_server_pushes_each_answer_before_the_others_are_there():
+    with running() as place:
+        place.say("hi there")
+        place.executor.delay_s = 0.05
+        requests = [
+            {"model": MODEL, "max_tokens": tokens, "messages": [{"role": "user", "content": "hello"}]}
+            for tokens in (1, *[8] * 40)
+        ]
+        batch, answers = ServerBatch(Server(place.base_url), requests), [Future[str]() for _ in requests]
+        bringing = Thread(target=batch.bring, args=(answers,), daemon=True)
+        bringing.start()
+        assert answers[0].result(30)
+        assert not batch.is_over
+        assert not all(answer.done() for answer in answers)
+        place.executor.delay_s = 0.0
+        bringing.join(30)
+        assert batch.is_over
+        assert {answer.result(0) for answer in answers[1:]} == {"hi there"}

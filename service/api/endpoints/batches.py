@@ -1,26 +1,35 @@
-"""/v1/batches: create, list, look at and cancel. Only its own client finds a batch."""
+"""/v1/batches: create, list, look at, follow and cancel. Only its own client finds a batch."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 
+from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.api.answers.event_stream import EventStreamResponse, json_event
 from service.api.calls.json_body import read_json_object
 from service.api.calls.page_query import page_query
+from service.api.calls.query_fields import flag_of
 from service.api.calls.token_checks import quote
 from service.api.calls.wire_parsing import parse
 from service.api.context import ApiContext
 from service.api.endpoints.generating import BATCH_ENDPOINTS
+from service.api.error_responses import error_body
 from service.api.scope import client_of
+from service.api.serving_state import Phase
 from service.batch_jobs.batch import Batch
 from service.batch_jobs.batch_jobs import BatchJobs
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, Overloaded, StorageFull, StorageUnavailable
 from service.protocol.batches import BatchError, BatchErrors, BatchList, BatchObject, BatchRequest, RequestCounts
 
 BATCHES_PATH = "/v1/batches"
 MOST_BATCHES_OF_A_PAGE = 100
+MAX_FOLLOWED = 64
+"""Streams of events at a time."""
+
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 _MOST_WINDOW_S = 7 * 24 * 3600
@@ -31,6 +40,7 @@ class Batches:
     def __init__(self, context: ApiContext, jobs: BatchJobs) -> None:
         self._context = context
         self._jobs = jobs
+        self._num_followed = 0
 
     async def create(self, http: Request) -> Response:
         fields = parse(BatchRequest, await read_json_object(http, self._context.texts, self._context.config))
@@ -64,8 +74,35 @@ class Batches:
     async def get(self, http: Request) -> Response:
         return _answer(await self._jobs.get(http.path_params["batch_id"], client_of(http.scope)))
 
+    async def events(self, http: Request) -> Response:
+        """What becomes of it, as a stream: its results as they come, and itself."""
+        wants_lines = flag_of(http, "lines") is not False
+        batch = await self._jobs.get(http.path_params["batch_id"], client_of(http.scope))
+        if self._num_followed >= MAX_FOLLOWED:
+            raise Overloaded(
+                f"{MAX_FOLLOWED} batches are being followed, which is the limit; look at the batch instead"
+            )
+        self._num_followed += 1
+        return EventStreamResponse(self._followed(batch, wants_lines), self._context, self._let_go)
+
     async def cancel(self, http: Request) -> Response:
         return _answer(await self._jobs.cancel(http.path_params["batch_id"], client_of(http.scope)))
+
+    async def _followed(self, batch: Batch, wants_lines: bool) -> AsyncIterator[ServerSentEvent]:
+        try:
+            async for told in self._jobs.follow(batch, self._is_ending, wants_lines):
+                if isinstance(told, Batch):
+                    yield json_event(batch_object(told).model_dump_json(), "batch")
+                else:
+                    yield json_event(told.decode(), "batch.line")
+        except (StorageUnavailable, StorageFull) as fault:
+            yield json_event(error_body(fault).decode(), "error")
+
+    def _is_ending(self) -> bool:
+        return self._context.state.phase is Phase.DRAINING
+
+    def _let_go(self) -> None:
+        self._num_followed -= 1
 
 
 def batch_object(batch: Batch) -> BatchObject:

@@ -22,7 +22,7 @@ from service.api.messages_errors import MESSAGES_PATH
 from service.config import UPLOAD_PATH, ApiConfig
 from service.core.version import distribution_version
 from service.protocol.adapters import LoadAdapter, UnloadAdapter
-from service.protocol.batches import BatchList, BatchObject, BatchRequest
+from service.protocol.batches import BatchEvent, BatchList, BatchObject, BatchRequest
 from service.protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from service.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
 from service.protocol.error_body import ErrorBody
@@ -93,6 +93,7 @@ _RESPONSES: tuple[_Shape, ...] = (
     DetokenizeResponse,
     RequestTrace,
     BatchObject,
+    BatchEvent,
     BatchList,
     FileObject,
     FileList,
@@ -342,12 +343,18 @@ def _fine_tuning_paths() -> dict[str, Any]:
 
 def _batch_paths() -> dict[str, Any]:
     one = {"parameters": [{"name": "batch_id", "in": "path", "required": True, "schema": {"type": "string"}}]}
+    lines = {"name": "lines", "in": "query", "schema": _FLAG}
+    events = {"text/event-stream": {"itemSchema": _event_of(BatchEvent)}}
     return {
         BATCHES_PATH: {
             "post": _call("Run a file of requests between those of others.", (BatchRequest,), BatchObject),
             "get": {**_operation("The batches.", _json_of(BatchList)), "parameters": _PAGE},
         },
         f"{BATCHES_PATH}/{{batch_id}}": {"get": _operation("One batch.", _json_of(BatchObject)) | one},
+        f"{BATCHES_PATH}/{{batch_id}}/events": {
+            "get": _operation("What becomes of a batch, and its results as they come.", events)
+            | {"parameters": [*one["parameters"], lines]}
+        },
         f"{BATCHES_PATH}/{{batch_id}}/cancel": {"post": _operation("End a batch.", _json_of(BatchObject)) | one},
     }
 

@@ -247,3 +247,86 @@ def test_a_client_may_have_only_so_many(
     monkeypatch.setattr("service.batch_jobs.batch_jobs._MAX_UNFINISHED", 0)
     with pytest.raises(openai.RateLimitError):
         begin(client, [line(0)])
+
+
+def events_of(stream: httpx.Response) -> Iterator[tuple[str, Any]]:
+    """Name and content of each event, to `[DONE]`."""
+    name = ""
+    for text in stream.iter_lines():
+        if text.startswith("event: "):
+            name = text[7:]
+        elif text == "data: [DONE]":
+            return
+        elif text.startswith("data: "):
+            yield name, json.loads(text[6:])
+
+
+def followed(server: RunningServer, batch_id: str, headers: dict[str, str] = ANN, **query: str) -> Any:
+    return httpx.stream("GET", f"{server.base_url}{BATCHES}/{batch_id}/events", headers=headers, params=query)
+
+
+def test_its_results_are_pushed_as_they_come_and_then_its_end(storing: RunningServer, client: OpenAI) -> None:
+    storing.executor.delay_s = 0.01
+    wrong = line(300, body={"prompt": 1.5})
+    batch = begin(client, [*(line(n) for n in range(300)), wrong])
+    with followed(storing, batch.id) as stream:
+        events = events_of(stream)
+        told = [next(events)]
+        while told[-1][0] != "batch.line":
+            told.append(next(events))
+        assert client.batches.retrieve(batch.id).status == "in_progress", "its first answer is told while others run"
+        storing.executor.delay_s = 0.0
+        told += events
+    batch = client.batches.retrieve(batch.id)
+    assert told[-1] == ("batch", httpx.get(f"{storing.base_url}{BATCHES}/{batch.id}", headers=ANN).json())
+    states = [state for name, state in told if name == "batch"]
+    assert [state["status"] for state in states] == sorted(
+        (state["status"] for state in states), key=["validating", "in_progress", "finalizing", "completed"].index
+    )
+    counts = [state["request_counts"]["completed"] for state in states]
+    assert counts == sorted(counts) and counts[-1] == 300
+    pushed = [result for name, result in told if name == "batch.line"]
+    kept = lines_of(client, batch.output_file_id) + lines_of(client, batch.error_file_id)
+    assert sorted(pushed, key=str) == sorted(kept, key=str)
+    with followed(storing, batch.id) as stream:  # of one that is over, all of it again
+        again = list(events_of(stream))
+    assert sorted((result for name, result in again if name == "batch.line"), key=str) == sorted(kept, key=str)
+    with followed(storing, batch.id, lines="false") as stream:
+        assert list(events_of(stream)) == told[-1:]
+
+
+def test_nobody_else_follows_it_and_so_many_do_at_most(
+    storing: RunningServer, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = wait_for(client, begin(client, [line(0)]))
+    for asked, status in ((followed(storing, batch.id, BOB), 404), (followed(storing, batch.id, lines="maybe"), 400)):
+        with asked as refused:
+            assert refused.status_code == status
+    monkeypatch.setattr("service.api.endpoints.batches.MAX_FOLLOWED", 1)
+    storing.executor.gate.clear()
+    held = begin(client, [line(0)])
+    with followed(storing, held.id) as stream:
+        events = events_of(stream)
+        next(events)
+        with followed(storing, batch.id) as refused:
+            assert refused.status_code == 503
+    deadline_s = time.monotonic() + 30  # who has gone makes room
+    while httpx.get(f"{storing.base_url}{BATCHES}/{batch.id}/events", headers=ANN).status_code == 503:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    storing.executor.gate.set()
+    wait_for(client, held)
+
+
+def test_a_server_that_ends_lets_go_of_who_follows() -> None:
+    with running(Scene(config=CONFIG)) as server, strict_client(server.base_url) as client:
+        server.executor.gate.clear()
+        batch = begin(client, [line(n) for n in range(500)])
+        with followed(server, batch.id) as stream:
+            events = events_of(stream)
+            next(events)
+            server.executor.gate.set()
+            server.drain(5)
+            states = [state for name, state in events if name == "batch"]
+        assert states[-1]["status"] == "in_progress", "a later run of the server goes on with it"
+        client.batches.cancel(batch.id)  # no task is to be left

@@ -1,0 +1,50 @@
+"""The lines of a batch's results, read while they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+_MOST_BYTES = 1024 * 1024
+
+
+class WrittenLines:
+    """Of several files that only grow, each line once. One thread at a time.
+
+    A file may be moved once it is open. A line that a full disk has broken off is written again as it was, so what was
+    read of it stands.
+    """
+
+    def __init__(self, num_files: int) -> None:
+        self._files: list[BinaryIO | None] = [None] * num_files
+
+    def read(self, paths: Sequence[Path | None]) -> list[bytes]:
+        """Some of the whole lines that have not been read, without their ends: about a MiB, or one that is longer.
+        None of them: all that is there has been read. paths: where the files may be now, or come to be."""
+        lines, num_bytes = list[bytes](), 0
+        for number, path in enumerate(paths):
+            file = self._files[number] = self._files[number] or _opened(path)
+            while file is not None and num_bytes < _MOST_BYTES:
+                begin = file.tell()
+                line = file.readline()
+                if not line.endswith(b"\n"):
+                    file.seek(begin)
+                    break
+                lines.append(line[:-1])
+                num_bytes += len(line)
+        return lines
+
+    def close(self) -> None:
+        for file in self._files:
+            if file is not None:
+                file.close()
+
+
+def _opened(path: Path | None) -> BinaryIO | None:
+    if path is None:
+        return None
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        return None
