@@ -7,7 +7,7 @@ SOAK_ARGS ?=
 FUZZ_ARGS ?=
 INSTALLING := Installing into $(VENV). The first time that takes minutes: torch is large.
 
-.PHONY: serve install test lint types unit clients deploy-test lock sbom soak fuzz format figures clean
+.PHONY: serve install test lint types unit interpret cpu-tests clients deploy-test lock sbom soak fuzz format figures clean
 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve --enable-finetuning $(SERVE_ARGS)
@@ -15,7 +15,10 @@ serve: $(VENV)/.installed
 # With the development tools, for the commands of docs/.
 install: $(VENV)/.installed-dev
 
-test: lint types unit
+# Types are checked on one core, while the other runs Triton's interpreter; then the tests have all cores.
+test: lint
+	+$(MAKE) --jobs=2 types interpret
+	+$(MAKE) cpu-tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -24,14 +27,17 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# A worker a core; files stay whole, since their tests share servers and models.
-WORKERS := -n auto --maxprocesses 4 --dist loadfile
+unit: interpret cpu-tests
 
 # With Python's bytecode: without it, every process that the tests start compiles all that it imports.
-unit: export PYTHONDONTWRITEBYTECODE :=
-unit: $(VENV)/.installed-dev
-	$(BIN)/pytest $(WORKERS)
-	TRITON_INTERPRET=1 $(BIN)/pytest $(WORKERS) -m interpret tests/kernels
+unit interpret cpu-tests: export PYTHONDONTWRITEBYTECODE :=
+
+# A worker a core. Files stay whole, since their tests share servers and models; the last of the folders are the short ones.
+cpu-tests: $(VENV)/.installed-dev
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+interpret: $(VENV)/.installed-dev
+	TRITON_INTERPRET=1 $(BIN)/pytest -m interpret tests/kernels
 
 # The papers' figures in their CPU forms, minutes; figures/index.html shows them. loadtest/figures_on_gpu.sh: full forms.
 figures: $(VENV)/.installed-dev
