@@ -10,9 +10,10 @@ bits tell neither how it was computed, nor what beside. sliding_window hides key
 
 Rounding: as there, with fp32 sums of each split. Offsets are int64. S may be 0. The reference is that of decodes.
 
-A program computes some splits of a sequence, as many as there are programs for; how they are shared out changes no
-bits. Whoever finishes a sequence's last split joins them all, by a count. The matrix unit takes 64 rows, as of prompts,
-most of which are padding: a decode waits for its keys, not for products.
+Of many sequences each has a program, which joins its splits as it goes on. Of few, a program computes some splits of a
+sequence, as many as there are programs for, and whoever finishes the last one joins them all, by a count. How splits
+are shared out changes no bits. The matrix unit takes 64 rows, as of prompts, most of which are padding: a decode waits
+for its keys, not for products.
 """
 
 from __future__ import annotations
@@ -96,9 +97,10 @@ def _ordered_attention_decode_kernel(
     MERGE_G: tl.constexpr,
     SPLIT: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    ALONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (kv head, sequence, i): every so many-th split from the i-th on."""
+    """Program (kv head, sequence, i): every so many-th split from the i-th on. ALONE: there is one for all splits."""
     wait_for_inputs(PDL)
     kv_head, seq = tl.program_id(0), tl.program_id(1)
     context_len = tl.load(context_lens_ptr + seq)
@@ -122,6 +124,9 @@ def _ordered_attention_decode_kernel(
     position = tl.zeros([BLOCK_M], tl.int32) + (context_len - 1)
     out_row_ptr = out_ptr + seq.to(tl.int64) * (num_heads * HEAD_DIM)
 
+    highest_of_all = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total_of_all = tl.zeros([BLOCK_M], tl.float32)
+    acc_of_all = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for split in range(tl.program_id(2), num_splits, tl.num_programs(2)):
         begin = tl.maximum((first_split + split) * SPLIT, kv_begin)
         end = tl.minimum((first_split + split + 1) * SPLIT, context_len)
@@ -134,7 +139,11 @@ def _ordered_attention_decode_kernel(
                 value_cache_ptr, key_cache_ptr, value_cache_ptr, kv_head, block_rows, score_scale, NUM_KV_HEADS,
                 HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, False, BLOCK_D, BLOCK_KV, True, True,
             )  # fmt: skip
-        if num_splits == 1:
+        if ALONE:
+            highest_of_all, total_of_all, acc_of_all = join_split(
+                highest_of_all, total_of_all, acc_of_all, highest, total, acc
+            )
+        elif num_splits == 1:
             acc = acc / total[:, None]
             tl.store(out_row_ptr + row_offset, acc.to(out_ptr.dtype.element_ty), mask=is_row)
         else:
@@ -142,6 +151,10 @@ def _ordered_attention_decode_kernel(
             tl.store(partial_ptr + place * HEAD_DIM + row_offset, acc, mask=is_row)
             tl.store(softmax_ptr + (place + head) * 2, highest, mask=row < GROUP)
             tl.store(softmax_ptr + (place + head) * 2 + 1, total, mask=row < GROUP)
+    if ALONE:
+        acc = acc_of_all / total_of_all[:, None]
+        tl.store(out_row_ptr + row_offset, acc.to(out_ptr.dtype.element_ty), mask=is_row)
+        return
     if num_splits == 1:
         return
     tl.debug_barrier()  # the count is one thread's: it must come after every thread's stores
@@ -203,8 +216,10 @@ def ordered_attention_decode_triton(
     programs = config.programs_per_sm * num_multiprocessors(query.device) // (num_seqs * num_kv_heads)
     programs = programs_per_sequence or min(most_splits, max(1, programs))
     device = query.device
-    partial = torch.empty((num_seqs, most_splits, num_heads, head_dim), dtype=torch.float32, device=device)
-    softmax = torch.empty((num_seqs, most_splits, num_heads, 2), dtype=torch.float32, device=device)
+    partial = softmax = query
+    if programs > 1:
+        partial = torch.empty((num_seqs, most_splits, num_heads, head_dim), dtype=torch.float32, device=device)
+        softmax = torch.empty((num_seqs, most_splits, num_heads, 2), dtype=torch.float32, device=device)
     _ordered_attention_decode_kernel[(num_kv_heads, num_seqs, programs)](
         query,
         key_cache,
@@ -234,6 +249,7 @@ def ordered_attention_decode_triton(
         MERGE_G=triton.next_power_of_2(group),
         SPLIT=split_len,
         NUM_STAGES=config.num_stages,
+        ALONE=programs == 1,
         num_warps=config.num_warps,
         enable_fp_fusion=True,
         **dependent_launch(device),

@@ -138,6 +138,7 @@ def _body_options(args: argparse.Namespace, headers: Mapping[str, str]) -> "Body
         ignore_eos=not args.no_ignore_eos,
         return_token_ids=args.return_token_ids,
         extra_body=args.extra_body,
+        deterministic_share=args.deterministic_share,
     )
 
 

@@ -27,6 +27,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--min-token-id", type=_at_least(0), default=3, help="least token id in prompts; default: 3")
     server.add_argument("--extra-body", type=_json_object, default={}, help="JSON laid over each body; null removes")
     server.add_argument("--no-ignore-eos", action="store_true", help="let the model end its answers")
+    share = "of the requests that ask to be deterministic, evenly spread"
+    server.add_argument("--deterministic-share", type=float, default=0.0, metavar="SHARE", help=share)
     server.add_argument("--return-token-ids", action="store_true", help="ask for token ids in chunks")
     server.add_argument("--timeout", type=_seconds, default=600.0, help="seconds a request may take; default: 600")
     server.add_argument(

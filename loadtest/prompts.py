@@ -5,6 +5,7 @@ same number of tokens whatever its tokenizer. The chat endpoint takes text only:
 random word a token, which is exact to a few per cent.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -60,7 +61,7 @@ class BodyOptions:
 
     Token ids are drawn from `min_token_id` (included) to `vocab_size` (excluded). `extra_body` is laid over
     each body last, over its temperature of 0 too; a value of None there removes the field. more_models: requests take
-    turns at `model` and these.
+    turns at `model` and these. deterministic_share: of the requests, evenly spread, that ask to be deterministic.
     """
 
     model: str
@@ -71,8 +72,11 @@ class BodyOptions:
     return_token_ids: bool = False
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     more_models: tuple[str, ...] = ()
+    deterministic_share: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.deterministic_share <= 1:
+            raise ValueError(f"deterministic_share {self.deterministic_share} must lie in 0..1")
         if not 0 <= self.min_token_id < self.vocab_size:
             raise ValueError(f"min_token_id {self.min_token_id} must lie in 0..{self.vocab_size - 1}")
 
@@ -80,6 +84,14 @@ class BodyOptions:
         """The name that the request asks for."""
         names = (self.model, *self.more_models)
         return names[request.request_id % len(names)]
+
+    def is_deterministic(self, request: TraceRequest) -> bool:
+        """Whether the request asks to be."""
+        so_far, with_it = (
+            request.request_id * self.deterministic_share,
+            (request.request_id + 1) * self.deterministic_share,
+        )
+        return math.ceil(with_it) > math.ceil(so_far)
 
 
 def prompt_token_ids(request: TraceRequest, options: BodyOptions) -> list[int]:
@@ -115,6 +127,8 @@ def request_body(request: TraceRequest, options: BodyOptions, history: Sequence[
         body["return_token_ids"] = True
     if request.priority is not None:
         body["priority"] = request.priority
+    if options.is_deterministic(request):
+        body["deterministic"] = True
     body.update(options.extra_body)
     return orjson.dumps({name: value for name, value in body.items() if value is not None})
 

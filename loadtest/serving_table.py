@@ -17,6 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -78,13 +79,15 @@ def measure(
     num_processes: int,
     pid: int | None = None,
     models: Sequence[str] = (),
+    deterministic_share: float = 0.0,
 ) -> dict[str, Any]:
     """The row's result, as `loadtest run --save` writes it. Raises RuntimeError if a request failed.
 
     Every row has prompts of its own, unless it says whose: the server's prefix cache holds none of another row's.
 
     pid: of the server, if it runs here: then its CPU time a token is in the result, and nothing of what came before.
-    models: whose names requests take turns at; the server's own if there are none.
+    models: whose names requests take turns at; the server's own if there are none. deterministic_share: of the
+    requests, that ask to be deterministic.
     """
     process = AllAtOnce() if row.request_rate is None else PoissonArrivals(row.request_rate)
     times = process.arrival_times(row.num_requests, random_stream(SEED, "arrivals"))
@@ -92,7 +95,9 @@ def measure(
     drawn = draw(named(row.workload), row.num_requests, row.seed, prompt_seed=prompt_seed)
     requests = with_arrivals(drawn, times.tolist())
     served = tuple(models) or (fetch_server_facts(base_url, {}).model_id,)
-    options = BodyOptions(served[0], vocab_size=vocab_size, more_models=served[1:])
+    options = BodyOptions(
+        served[0], vocab_size=vocab_size, more_models=served[1:], deterministic_share=deterministic_share
+    )
     use = None if pid is None else CpuUse(pid)
     plan = LoadPlan(base_url, tuple(requests), options, num_processes=num_processes, warmup_requests=0)
     outcome = run_load(plan, around=use)
@@ -157,6 +162,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=default_num_processes(), help="client processes")
     parser.add_argument("--python", default=sys.executable, help="the server's interpreter")
     parser.add_argument("--out", type=Path, default=Path("serving_table.jsonl"))
+    share = "of the requests that ask to be deterministic; each row runs once before, to have graphs of such steps"
+    parser.add_argument("--deterministic-share", type=float, default=0.0, metavar="SHARE", help=share)
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: print a saved run")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for the server, last")
     args = parser.parse_args()
@@ -183,7 +190,18 @@ def _measure_model(model: str, rows: Sequence[Row], args: argparse.Namespace) ->
             yield start
             _print_all("start", START, start)
             for row in rows:
-                measured = measure(base_url, row, vocab_size, args.processes, server.pid)
+                if args.deterministic_share:
+                    # CUDA graphs of such steps are captured once they are missed.
+                    before = replace(row, name=f"{row.name}, before")
+                    measure(base_url, before, vocab_size, args.processes, deterministic_share=args.deterministic_share)
+                measured = measure(
+                    base_url,
+                    row,
+                    vocab_size,
+                    args.processes,
+                    server.pid,
+                    deterministic_share=args.deterministic_share,
+                )
                 results[row.name] = result = without_long_arrays(measured)
                 yield result
                 _print_all(row.name, row.targets, result)

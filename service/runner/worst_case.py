@@ -164,7 +164,7 @@ def choose_and_measure(
         cache.memory_bytes,
         worst_case.run,
         worst_case.runner.capture_graphs,
-        choices.graphs if not sizes.adapters.num_slots else [*choices.graphs, *choices.graphs],  # a second set
+        choices.graphs * (1 + (sizes.adapters.num_slots > 0) + worst_case.runner.captures_asked),
         _table_bytes(layout, sizes) + sizes.adapters.table_bytes,
         sizes.adapters.training_bytes,
         sizes.adapters.moments_bytes,

@@ -56,6 +56,17 @@ def test_extra_body_overrides_and_removes() -> None:
     assert body["temperature"] == 1
 
 
+@pytest.mark.parametrize(("share", "asking"), [(0.0, 0), (0.5, 5), (0.3, 3), (1.0, 10)])
+def test_a_share_of_the_requests_asks_to_be_deterministic(share: float, asking: int) -> None:
+    """The first one, if any."""
+    options = BodyOptions("m", deterministic_share=share)
+    bodies = [json.loads(request_body(TraceRequest(i, prompt_len=3), options)) for i in range(10)]
+    assert sum(body.get("deterministic", False) for body in bodies) == asking
+    assert bodies[0].get("deterministic", False) == (share > 0)
+    with pytest.raises(ValueError, match="deterministic_share 1.5"):
+        BodyOptions("m", deterministic_share=1.5)
+
+
 def test_chat_body_has_a_word_a_token_and_tools_when_asked() -> None:
     options = BodyOptions("m", endpoint_type="openai-chat")
     body = json.loads(request_body(TraceRequest(0, prompt_len=12, tools=True), options))
