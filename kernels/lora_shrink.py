@@ -17,7 +17,7 @@ There are few programs where there are few tokens, so K is split; whoever finish
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import no_type_check
 
 import torch
@@ -60,17 +60,21 @@ class ShrinkConfig:
         return max(1, min(self.max_splits, size // self.min_size))
 
 
-def shrink_config(num_tokens: int, num_parts: int) -> ShrinkConfig:
-    """Few tokens: a part a program and many splits, as there are few programs else. Many: x is what there is to read,
+def shrink_config(num_tokens: int, num_parts: int, *, ordered: bool = False) -> ShrinkConfig:
+    """ordered: K is cut alike for any number of tokens, as for few.
+
+    Few tokens: a part a program and many splits, as there are few programs else. Many: x is what there is to read,
     so all parts at once.
 
     On one H200 (torch 2.11, triton 3.6) for Llama-8B's qkv, of rank 16, us: 1 row 4.0, 64 rows of 1, 8 and 64 adapters
     5.2, 5.8 and 16.6, 256 rows of 256 adapters 46.6. With tiles of 256 and 4 warps 3.7, 4.6, 5.1, 19.8 and 67.6. 2048
     rows of 8 adapters 22.4; with 8 splits 33, as one program merges them all.
     """
+    few = ShrinkConfig(1, 128, num_warps=2, num_stages=4, min_size=512, max_splits=16)
     if has_few_tokens(num_tokens):
-        return ShrinkConfig(1, 128, num_warps=2, num_stages=4, min_size=512, max_splits=16)
-    return ShrinkConfig(triton.next_power_of_2(num_parts), 128, num_warps=8, num_stages=3, min_size=1024, max_splits=4)
+        return few
+    many = ShrinkConfig(triton.next_power_of_2(num_parts), 128, num_warps=8, num_stages=3, min_size=1024, max_splits=4)
+    return replace(many, min_size=few.min_size, max_splits=few.max_splits) if ordered else many
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_parts"])
@@ -162,13 +166,18 @@ def _lora_shrink_kernel(
 
 
 def lora_shrink_triton(
-    x: Tensor, token_slots: TokenSlots, tables: LoraTables, config: ShrinkConfig | None = None
+    x: Tensor,
+    token_slots: TokenSlots,
+    tables: LoraTables,
+    config: ShrinkConfig | None = None,
+    *,
+    ordered: bool = False,
 ) -> Tensor:
     """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
     check_lora_tensors(x, token_slots, tables)
     num_tokens, size = x.shape
     num_parts, max_rank = tables.num_parts, tables.max_rank
-    config = config or shrink_config(num_tokens, num_parts)
+    config = config or shrink_config(num_tokens, num_parts, ordered=ordered)
     out = torch.empty((num_tokens, num_parts, max_rank), dtype=x.dtype, device=x.device)
     tiles = tiles_of(token_slots)
     if out.numel() and len(tiles):
@@ -210,9 +219,11 @@ def lora_shrink_triton(
     return out
 
 
-def lora_shrink(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -> Tensor:
+def lora_shrink(x: Tensor, token_slots: TokenSlots, tables: LoraTables, *, ordered: bool = False) -> Tensor:
+    """ordered: a token's bits do not depend on how many others there are. Kernels for few tokens and for many have to
+    agree (tests/kernels/test_lora_shrink.py); a CPU's loop computes each token by itself."""
     if x.is_cuda:
-        return lora_shrink_triton(x, token_slots, tables)
+        return lora_shrink_triton(x, token_slots, tables, ordered=ordered)
     loops = loops_for(x)
     shrink = lora_shrink_reference if loops is None else loops.lora_shrink
     return shrink(x, token_slots, tables)

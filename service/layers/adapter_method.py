@@ -15,7 +15,7 @@ from kernels.lora_expand import lora_expand
 from kernels.lora_gated_expand import lora_gated_expand
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_tensors import LoraTables, TokenSlots
-from service.layers.linear_method import AddedAndNormed, LinearChoice, LinearMethod, Normed, OrderedMethod
+from service.layers.linear_method import AddedAndNormed, LinearChoice, LinearMethod, Normed
 
 
 class AdapterInputs(NamedTuple):
@@ -39,13 +39,16 @@ class AdapterMethod:
     """A LinearMethod. While a step has adapters no epilogue is fused with the base's product: an adapter comes between.
     On a GPU the activation is fused with what the adapter adds.
 
-    base: computes the base's product. tables: of this linear. reads_rows: x is of `AdapterInputs.read`.
+    base: computes the base's product. tables: of this linear. reads_rows: x is of `AdapterInputs.read`. is_ordered: the
+    base sums in one order, and so do the adapters; then nothing is fused in any step, as a row without adapter is to
+    have the same bits beside others that have one.
     """
 
     base: LinearMethod
     tables: LoraTables
     step: AdapterStep
     reads_rows: bool
+    is_ordered: bool = False
 
     @property
     def choice(self) -> LinearChoice:
@@ -61,9 +64,13 @@ class AdapterMethod:
         return y
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
-        return None if self.step.inputs is not None else self.base.add_and_norm(x, residual, norm_weight, eps)
+        if self.is_ordered or self.step.inputs is not None:
+            return None
+        return self.base.add_and_norm(x, residual, norm_weight, eps)
 
     def silu_and_mul(self, x: Normed) -> Tensor | None:
+        if self.is_ordered:
+            return None
         token_slots = self._token_slots
         if token_slots is None:
             return self.base.silu_and_mul(x)
@@ -75,9 +82,8 @@ class AdapterMethod:
         return lora_gated_expand(shrunk, token_slots, self.tables, self.base.multiply(x, is_beside=True))
 
     def ordered(self) -> AdapterMethod | None:
-        """A CPU's loops for adapters compute each token by itself; a GPU's kernels tell few tokens from many."""
         base = self.base.ordered()
-        return None if base is None or isinstance(base, OrderedMethod) else replace(self, base=base)
+        return None if base is None else replace(self, base=base, is_ordered=True)
 
     @property
     def _token_slots(self) -> TokenSlots | None:
@@ -89,4 +95,4 @@ class AdapterMethod:
 
     def _shrunk(self, x: Normed, token_slots: TokenSlots) -> Tensor:
         assert isinstance(x, Tensor), "no product before this one has left it a division"
-        return lora_shrink(x, token_slots, self.tables)
+        return lora_shrink(x, token_slots, self.tables, ordered=self.is_ordered)

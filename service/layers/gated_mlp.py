@@ -57,6 +57,11 @@ class GatedMlp(Layer):
         self.gate_up.shard_outputs(kept, range(size + kept.start, size + kept.stop))
         self.down.shard_inputs(kept, parallel)
 
+    def is_row_invariant(self, like: Tensor) -> bool:
+        """Whether a row's activation has the bits that it has alone: by our loops and kernels, not by torch's. like has
+        the weights' dtype and device."""
+        return self.is_silu or like.is_cuda
+
     def gate(self, x: Normed) -> Tensor:
         """[T, intermediate_size]: all before `down`."""
         fused = self.gate_up.method.silu_and_mul(x) if self.is_silu else None

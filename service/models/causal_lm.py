@@ -14,6 +14,7 @@ from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import HEAD_NAME, OutputHead, TokenEmbedding
 from service.layers.layer import Layer
 from service.layers.linear import NamedLinear
+from service.layers.linear_method import KernelRows
 from service.layers.mixture_of_experts import MixtureOfExperts
 from service.layers.pipeline_stage import WHOLE, PipelineStage, is_first, is_last, layers_of
 from service.layers.projection import Projection
@@ -125,6 +126,14 @@ class CausalLM(Layer, ABC):
         (`Projection.order_sums`) and attention takes every sequence as a prompt (`AttentionInputs.prefill`). Once the
         projections have their methods."""
         return False
+
+    @property
+    def sums_can_be_ordered(self) -> bool:
+        """Whether all products can sum in one order, and no other sum comes behind them: several GPUs add by kernels
+        that tell few rows from many."""
+        projections = self.projections
+        is_alone = self.parallel.size == 1 or not isinstance(projections[0].own_method.choice, KernelRows)
+        return is_alone and all(projection.can_order_sums for projection in projections)
 
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:
         """The places where add and norm may be fused with the products around them; () to compute them one by one."""

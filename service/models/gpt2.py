@@ -85,6 +85,13 @@ class Gpt2(CausalLM):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
 
+    @property
+    def is_row_invariant(self) -> bool:
+        """On a GPU. A CPU's norms and activations are torch's, which may take a row otherwise beside others."""
+        blocks = [block for block in self.blocks if isinstance(block, Gpt2Block)]
+        like = blocks[0].attention_norm.weight
+        return self.sums_can_be_ordered and all(block.attention.is_row_invariant(like) for block in blocks)
+
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
         blocks = [block for block in self.blocks if isinstance(block, Gpt2Block)]
         return [

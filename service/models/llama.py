@@ -21,7 +21,7 @@ from service.layers.embedding import OutputHead, TokenEmbedding
 from service.layers.gated_mlp import GatedMlp
 from service.layers.layer import Layer
 from service.layers.linear import Linear, NamedLinear, Product, linear_tensors
-from service.layers.linear_method import KernelRows, Normed
+from service.layers.linear_method import Normed
 from service.layers.mixture_of_experts import USUAL_NAMES, ExpertNames, MixtureOfExperts
 from service.layers.pipeline_stage import is_last
 from service.layers.rms_norm import ResidualRMSNorm
@@ -204,14 +204,14 @@ class Llama(CausalLM):
     @property
     def is_row_invariant(self) -> bool:
         """By a CPU's loops, or a GPU's kernels: each computes a row, or a token and head, by itself. What is not one of
-        them (experts, other activations than SiLU, sinks) is torch's, which may take a row otherwise beside others.
-        Several GPUs add by kernels that tell few rows from many."""
+        them (experts, sinks, on a CPU other activations than SiLU and other norms) is torch's, which may take a row
+        otherwise beside others."""
         blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
+        like = blocks[0].attention_norm.weight
         return (
-            all(block.attention.is_row_invariant(blocks[0].attention_norm.weight) for block in blocks)
-            and all(isinstance(block.mlp, GatedMlp) and block.mlp.is_silu for block in blocks)
-            and all(projection.can_order_sums for projection in self.projections)
-            and (self.parallel.size == 1 or not isinstance(self.projections[0].own_method.choice, KernelRows))
+            all(block.attention.is_row_invariant(like) for block in blocks)
+            and all(isinstance(block.mlp, GatedMlp) and block.mlp.is_row_invariant(like) for block in blocks)
+            and self.sums_can_be_ordered
         )
 
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:

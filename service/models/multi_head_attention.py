@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.ordered_attention_decode import takes_heads
 from kernels.reshape_and_cache import reshape_and_cache
 from service.layers.attention import AttentionInputs, LayerCache, paged_attention
 from service.layers.layer import Layer
@@ -36,3 +37,8 @@ class MultiHeadAttention(Layer):
         query, key, value = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_dim).unbind(1)
         reshape_and_cache(key, value, *cache, inputs.slots)
         return self.output(paged_attention(query, cache, inputs, self.scale))
+
+    def is_row_invariant(self, like: Tensor) -> bool:
+        """Whether a token's attention has the bits that it has alone: on a GPU. like: has the weights' dtype and
+        device."""
+        return takes_heads(like.device, like.dtype, self.num_heads, self.num_heads, self.head_dim)

@@ -107,6 +107,13 @@ class Opt(CausalLM):
             hidden = self.project_out(hidden)
         return self.head(hidden)
 
+    @property
+    def is_row_invariant(self) -> bool:
+        """On a GPU. A CPU's norms and activations are torch's, which may take a row otherwise beside others."""
+        blocks = [block for block in self.blocks if isinstance(block, OptBlock)]
+        like = blocks[0].attention_norm.weight
+        return self.sums_can_be_ordered and all(block.attention.is_row_invariant(like) for block in blocks)
+
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
         blocks = [block for block in self.blocks if isinstance(block, OptBlock)]
         prefix = "model.decoder.layers"

@@ -9,9 +9,10 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import torch
 
 from service.config import CacheConfig, LoraConfig, ModelSource
 from service.core.request import Request
@@ -30,17 +31,23 @@ from tests.ranks import Ranks
 BLOCK_SIZE = 16
 MAX_TOKENS = 6
 AT_ONCE = {"llama": checkpoints.llama, "qwen3": checkpoints.qwen3, "mistral": checkpoints.mistral}
-ONE_BY_ONE = {
-    "gpt2": checkpoints.gpt2,
-    "opt": checkpoints.opt,
-    "mixtral": checkpoints.mixtral,
-    "qwen2-moe": checkpoints.qwen2_moe,
-    "gpt-oss": checkpoints.gpt_oss,
-}
+WITH_EXPERTS = {"mixtral": checkpoints.mixtral, "qwen2-moe": checkpoints.qwen2_moe, "gpt-oss": checkpoints.gpt_oss}
+ONE_BY_ONE = {"gpt2": checkpoints.gpt2, "opt": checkpoints.opt, **WITH_EXPERTS}
 WIDTHS: Mapping[str, Any] = {"head_dim": 32, "vocab_size": 320}
 """As the compiled loops of a CPU want them."""
 GPU_WIDTHS: Mapping[str, Any] = {"head_dim": 64, "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128}
 """As the kernels of a GPU want them."""
+GPU_FAMILIES = {
+    "gemma": (checkpoints.gemma, GPU_WIDTHS),
+    "gemma2": (checkpoints.gemma2, GPU_WIDTHS),
+    "gemma3": (checkpoints.gemma3, GPU_WIDTHS),
+    "phi3": (checkpoints.phi3, {"vocab_size": 320, "hidden_size": 128, "num_attention_heads": 2}),
+    "qwen2": (checkpoints.qwen2, {"vocab_size": 320, "hidden_size": 128, "num_attention_heads": 2}),
+    "gpt2": (checkpoints.gpt2, {"vocab_size": 320, "hidden_size": 128, "num_attention_heads": 2}),
+    "opt": (checkpoints.opt, {"vocab_size": 320, "hidden_size": 128, "num_attention_heads": 2, "ffn_dim": 128,
+                              "word_embed_proj_dim": 128}),
+}  # fmt: skip
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ON_A_GPU = [pytest.param((name, "cuda"), marks=pytest.mark.gpu, id=f"{name}-gpu") for name in (*AT_ONCE, "quickstart")]
 
 Bits = Mapping[tuple[str, int], tuple[Sequence[int], Sequence[object]]]
@@ -55,12 +62,16 @@ def two_forms() -> Iterator[None]:
         yield
 
 
+def widths(device: str) -> Mapping[str, Any]:
+    return WIDTHS if device == "cpu" else GPU_WIDTHS
+
+
 def load(
     folder: Path, dtype: str = "bfloat16", max_num_seqs: int = 64, lora: LoraConfig | None = None,
-    choices_file: Path | None = None, **changes: Any,
+    choices_file: Path | None = None, cache_dtype: Literal["auto", "fp8"] = "auto", **changes: Any,
 ) -> LoadedModel:  # fmt: skip
     source = replace(ModelSource(str(folder), None, None, None, "auto", dtype, "cpu", None, 0), **changes)
-    cache = CacheConfig(BLOCK_SIZE, 0.5, 16 << 20, 1 << 24)
+    cache = CacheConfig(BLOCK_SIZE, 0.5, 16 << 20, 1 << 24, dtype=cache_dtype)
     return load_executor(source, folder, cache, max_num_seqs, 256, lora=lora, choices_file=choices_file)
 
 
@@ -68,8 +79,8 @@ def load(
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """On a GPU half of the graphs are there, so that steps are computed both ways."""
     name, device = request.param
-    widths = WIDTHS if device == "cpu" else GPU_WIDTHS
-    folder = QUICKSTART_MODEL if name == "quickstart" else AT_ONCE[name](tmp_path_factory.mktemp(name), **widths)
+    own = name != "quickstart"
+    folder = AT_ONCE[name](tmp_path_factory.mktemp(name), **widths(device)) if own else QUICKSTART_MODEL
     model = load(folder, device=device)
     assert model.batches_deterministic or device == "cpu"
     if device == "cuda":
@@ -77,9 +88,10 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return model
 
 
-@pytest.fixture(scope="module", params=ONE_BY_ONE)
-def loaded_one_by_one(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load(ONE_BY_ONE[request.param](tmp_path_factory.mktemp(request.param)))
+EACH_ALONE = [
+    *((name, "cpu") for name in ONE_BY_ONE),
+    *(pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in WITH_EXPERTS),
+]
 
 
 def harness_of(loaded: LoadedModel, num_blocks: int | None = None, caches: bool = False, **changes: Any) -> Harness:
@@ -178,16 +190,19 @@ def test_among_others(loaded: LoadedModel, expected: Bits):
     assert among(loaded, 12) == expected
 
 
-def test_among_as_many_as_there_is_room_for(tmp_path: Path):
+@pytest.mark.parametrize("device", DEVICES)
+def test_among_as_many_as_there_is_room_for(tmp_path: Path, device: str):
     """Where a step of many rows has another product than one of few, unless somebody asks."""
-    loaded = load(checkpoints.llama(tmp_path, **WIDTHS), max_num_seqs=256)
+    loaded = load(checkpoints.llama(tmp_path, **widths(device)), max_num_seqs=256, device=device)
     assert among(loaded, 256, max_num_seqs=256) == alone(loaded)
 
 
-def test_beside_adapters(tmp_path: Path):
+@pytest.mark.parametrize("device", DEVICES)
+def test_beside_adapters(tmp_path: Path, device: str):
     """With one and without, beside others' and nobody's."""
-    folder = checkpoints.llama(tmp_path / "model", **WIDTHS)
-    loaded = load(folder, lora=LoraConfig(2, 8))
+    folder = checkpoints.llama(tmp_path / "model", **widths(device))
+    loaded = load(folder, lora=LoraConfig(2, 8), device=device)
+    assert loaded.batches_deterministic or device == "cpu"
     store = loaded.adapters
     assert store is not None
     read = [store.read(name, at) for name, at in save_random_adapters(folder, tmp_path, (3, 8)).items()]
@@ -269,19 +284,42 @@ def test_who_does_not_ask_finds_no_blocks_of_who_does(loaded: LoadedModel):
     assert [stats.num_cached_tokens for stats, _, _ in harness.sink.requests] == [0, 0]
 
 
-def test_one_token_after_the_other_where_operations_are_not_our_own(loaded_one_by_one: LoadedModel):
-    assert among(loaded_one_by_one, 4, max_num_batched_tokens=50) == alone(loaded_one_by_one)
+@pytest.mark.parametrize(("name", "device"), EACH_ALONE)
+def test_one_token_after_the_other_where_operations_are_not_our_own(tmp_path: Path, name: str, device: str):
+    loaded = load(ONE_BY_ONE[name](tmp_path), device=device)
+    assert not loaded.batches_deterministic
+    assert among(loaded, 4, max_num_batched_tokens=50) == alone(loaded)
 
 
-def test_where_numbers_are_wide(tmp_path: Path):
-    loaded = load(checkpoints.llama(tmp_path), dtype="float32")
-    assert among(loaded, 4, caches=True) == alone(loaded)
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_FAMILIES)
+def test_other_families_of_a_gpu_are_batched(tmp_path: Path, name: str):
+    """Those with GELU, with layer norms, with caps and windows, with merged weights."""
+    make, sizes = GPU_FAMILIES[name]
+    loaded = load(make(tmp_path, **sizes), device="cuda")
+    assert loaded.batches_deterministic
+    loaded.runner.capture_graphs(loaded.choices.graphs[::2], asked=True)
+    assert among(loaded, 9, max_num_batched_tokens=50) == among(loaded, 12, caches=True) == alone(loaded)
 
 
-def test_after_a_restart_with_the_same_choices(tmp_path: Path):
-    folder, choices = checkpoints.llama(tmp_path, **WIDTHS), tmp_path / "choices.json"
-    first = alone(load(folder, choices_file=choices))
-    again = load(folder, choices_file=choices)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["wide", "fp8 cache", "fp8 weights"])
+def test_what_has_no_batched_way_is_computed_token_by_token(tmp_path: Path, kind: str, device: str):
+    changes: Mapping[str, Any] = {
+        "wide": {"dtype": "float32"},
+        "fp8 cache": {"cache_dtype": "fp8"},
+        "fp8 weights": {"quantization": "fp8"},
+    }[kind]
+    loaded = load(checkpoints.llama(tmp_path, **widths(device)), device=device, **changes)
+    assert device == "cpu" or not loaded.batches_deterministic
+    assert among(loaded, 3, caches=True, max_num_batched_tokens=60) == alone(loaded)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_after_a_restart_with_the_same_choices(tmp_path: Path, device: str):
+    folder, choices = checkpoints.llama(tmp_path, **widths(device)), tmp_path / "choices.json"
+    first = alone(load(folder, choices_file=choices, device=device))
+    again = load(folder, choices_file=choices, device=device)
     assert choices.exists() and among(again, 9) == first
 
 
@@ -291,16 +329,17 @@ def test_a_model_of_135_million_parameters():
     folder = os.environ.get("HEADRACE_SMOLLM2")
     if folder is None:
         pytest.skip("HEADRACE_SMOLLM2 names no folder")
-    loaded = load(Path(folder))
+    loaded = load(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu")
     assert among(loaded, 30, caches=True) == among(loaded, 5, max_num_batched_tokens=64) == alone(loaded)
 
 
-def test_a_server_where_all_are_need_not_be_asked(tmp_path: Path):
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_server_where_all_are_need_not_be_asked(tmp_path: Path, device: str):
     """And starts to the same bits again."""
-    folder = checkpoints.llama(tmp_path, **WIDTHS)
-    asked = alone(load(folder))
+    folder = checkpoints.llama(tmp_path, **widths(device))
+    asked = alone(load(folder, device=device))
     for _ in range(2):
-        harness = harness_of(load(folder, deterministic=True))
+        harness = harness_of(load(folder, device=device, deterministic=True))
         wanted = [replace(each, sampling=replace(each.sampling, deterministic=False)) for each in asking(harness)]
         run(harness, [*others(harness, 9), *wanted])
         assert bits_of(harness, wanted) == asked

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.graph_capture import capture_graph
+from kernels.lora_expand import lora_expand
 from kernels.lora_shrink import lora_shrink, lora_shrink_triton, shrink_config
 from tests.kernels.lanes import GPU, LANES
 from tests.kernels.lora_case import LoraCase, overwrite, token_slots, with_room
@@ -189,3 +190,34 @@ def test_a_graph_holds_for_any_slots_and_adapters(tokens, lane):
         graph.replay()
         torch.cuda.synchronize()
         assert_close(defined(got, given, tables).cpu(), case.shrunk(x.cpu(), slots))
+
+
+def test_in_one_order_many_tokens_are_cut_as_few_are():
+    for size in (256, 1024, 4096, 14336):
+        few, *many = (shrink_config(tokens, 3, ordered=True) for tokens in (1, 256, 257, 4096))
+        assert all((each.num_splits(size), each.block_k) == (few.num_splits(size), few.block_k) for each in many)
+    assert shrink_config(300, 3).num_splits(4096) < shrink_config(300, 3, ordered=True).num_splits(4096)
+
+
+@pytest.mark.parametrize("lane", [GPU])
+@torch.inference_mode()
+def test_in_one_order_a_tokens_bits_do_not_depend_on_how_many_there_are(lane):
+    """Nor those of what is added to its product."""
+    case = LoraCase(4096, (1024, 512, 512), 40, torch.bfloat16)
+    case.add(1, 16, 40, 8)
+    case.add(2, 32, 0, 16)
+    tables, slots = case.tables(3, device=lane.device), [1, 2, 0, 2] * 500
+    x, product = (lane.put(torch.randn(2000, size).bfloat16()) for size in (4096, 2048))
+
+    def added(tokens):
+        count = len(tokens)
+        given = token_slots([slots[token] for token in tokens], lane.device, num_adapters=2)
+        shrunk, y = lora_shrink(x[tokens], given, tables, ordered=True), product[tokens]
+        lora_expand(shrunk, given, tables, y)
+        assert len(y) == count
+        return y
+
+    expected = torch.cat([added([token]) for token in range(12)])
+    for count in (12, 17, 256, 257, 700, 2000):
+        assert torch.equal(added(list(range(count)))[:12], expected), count
+        assert torch.equal(added(list(reversed(range(count))))[-12:].flip(0), expected), count

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kernels.lora_tensors import LoraTables, TokenSlots
@@ -62,3 +64,25 @@ def test_epilogues_are_the_bases_while_no_row_has_an_adapter():
     step.inputs = AdapterInputs(slots_of(1), slots_of(1))
     assert linear.add_and_norm(x, residual, weight, 1e-5) is None
     assert linear.silu_and_mul(x) is None
+
+
+class Ordered(Fused):
+    """Sums in one order as it is."""
+
+    def ordered(self):
+        return self
+
+
+def test_in_one_order_nothing_is_fused_whoever_has_an_adapter():
+    """A row without one would be rounded otherwise beside rows that have one."""
+    step = AdapterStep()
+    linear, _ = method(step)
+    assert linear.ordered() is None
+    ordered = replace(linear, base=Ordered(torch.randn(OUT, IN), None)).ordered()
+    x = torch.randn(3, IN)
+    alone = ordered.multiply(x)
+    for slots in (None, slots_of(1, 0, 1)):
+        step.inputs = None if slots is None else AdapterInputs(slots, slots)
+        assert ordered.add_and_norm(x, torch.randn(3, OUT), torch.randn(OUT), 1e-5) is None
+        assert ordered.silu_and_mul(x) is None
+        assert torch.equal(ordered.multiply(x)[1], alone[1])
