@@ -70,7 +70,7 @@ def make_engine(
         clock,
         max_num_seqs=config.max_num_seqs,
         max_preemptions=config.max_preemptions,
-        num_lanes=settings.pipeline_parallel_size,
+        num_lanes=settings.num_batches,
     )
     masker = TokenBitmask(
         config.max_num_seqs,

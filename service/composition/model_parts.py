@@ -108,6 +108,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
         settings.log_format,
         settings.lora_config(),
         parallel,
+        settings.choices,
     )
 
     def load(place: RankPlace) -> LoadedModel:

@@ -52,5 +52,6 @@ def _serve(settings: Settings) -> int:
         log_level=settings.log_level,
         log_format=settings.log_format,
         parallel=settings.parallel_config(),
+        choices=settings.choices,
     )
     return Member(node, task).run()

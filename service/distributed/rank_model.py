@@ -32,6 +32,7 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
         task.max_num_seqs,
         task.max_num_batched_tokens,
         enforce_eager=task.enforce_eager,
+        choices_file=task.choices,
         lora=task.lora,
         parallel=place.parallel,
         stage=place.stage,

@@ -58,6 +58,7 @@ class RankTask:
     log_format: LogFormat
     lora: LoraConfig | None = None
     parallel: ParallelConfig = ONE_PROCESS
+    choices: Path | None = None
     meeting: MeetingPlace | None = None
 
 

@@ -70,11 +70,12 @@ WHOLE = WholeModel()
 
 
 class PlannedStage(WholeModel):
-    """The last of `size` stages that are not there: nothing is computed by it, but what it would hold is counted."""
+    """One of `size` stages that are not there, the last if it is not said which: nothing is computed by it, but what it
+    would hold is counted."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, index: int = -1) -> None:
         self.size = size
-        self.index = size - 1
+        self.index = index % size
 
 
 class RankPlace(NamedTuple):

@@ -7,7 +7,7 @@ is all that kernels need.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -49,20 +49,28 @@ class PackedAdapter:
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
     """sites: the modules that adapters may change, by their names in the base's checkpoint, in the order of the tables;
-    of each this rank's part is packed. block_elements: of `dtype`, in a KV block. max_rank: of all adapters."""
+    of each this rank's part is packed. block_elements: of `dtype`, in a KV block. max_rank: of all adapters.
+    other_stages: the modules of each other stage of the model. An adapter has the same blocks on all stages, as many as
+    it takes where it takes most."""
 
     sites: Mapping[str, AdapterSite]
     max_rank: int
     block_elements: int
     dtype: torch.dtype
+    other_stages: Sequence[Mapping[str, AdapterSite]] = ()
 
     def __post_init__(self) -> None:
-        longest = max(max(site.own_in_features, site.own_out_features) for site in self.sites.values())
+        longest = max(max(site.own_in_features, site.own_out_features) for site in self.all_sites.values())
         if self._aligned(longest) > self.block_elements:
             raise ConfigError(
                 f"block-size: adapters need blocks of {longest} numbers at least, a row of the model's largest matrix; "
                 f"a block has {self.block_elements}"
             )
+
+    @property
+    def all_sites(self) -> Mapping[str, AdapterSite]:
+        """Of the whole model."""
+        return {name: site for sites in (self.sites, *self.other_stages) for name, site in sites.items()}
 
     @property
     def alignment(self) -> int:
@@ -77,14 +85,10 @@ class AdapterLayout:
     @property
     def most_blocks(self) -> int:
         """Of an adapter that changes every site, with the highest rank."""
-        end = 0
-        for site in self.sites.values():
-            for size in (site.own_in_features, site.own_out_features):
-                _, end = self._places(end, self.max_rank, size)
-        return -(-end // self.block_elements)
+        return self._num_blocks(dict.fromkeys(self.all_sites, self.max_rank))
 
     def pack(self, weights: AdapterWeights, *, pinned: bool) -> PackedAdapter:
-        """Any thread. weights: in `dtype`, of these sites, with ranks up to `max_rank`."""
+        """Any thread. weights: in `dtype`, of sites of the whole model, with ranks up to `max_rank`."""
         shape = (len(self.sites), self.max_rank)
         a_places, b_places = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         ranks, scales = np.zeros(shape[0], np.int32), np.zeros(shape[0], np.float32)
@@ -99,11 +103,22 @@ class AdapterLayout:
             for matrix, places in ((own.a, a_places), (own.b.T, b_places)):
                 places[index, :rank], end = self._places(end, *matrix.shape)
                 rows.append((matrix, places[index, :rank]))
-        num_blocks = -(-end // self.block_elements)
+        num_blocks = self._num_blocks({name: len(site.a) for name, site in weights.sites.items()})
         blocks = torch.zeros(num_blocks, self.block_elements, dtype=self.dtype, pin_memory=pinned)
         for matrix, places in rows:
             self._write(blocks.view(-1), matrix, places)
         return PackedAdapter(blocks, a_places, b_places, ranks, scales)
+
+    def _num_blocks(self, ranks: Mapping[str, int]) -> int:
+        """Of an adapter with these ranks, by site, on each stage."""
+        return max(-(-self._end(sites, ranks) // self.block_elements) for sites in (self.sites, *self.other_stages))
+
+    def _end(self, sites: Mapping[str, AdapterSite], ranks: Mapping[str, int]) -> int:
+        end = 0
+        for name, site in sites.items():
+            for size in (site.own_in_features, site.own_out_features):
+                _, end = self._places(end, ranks.get(name, 0), size)
+        return end
 
     def _places(self, end: int, num_rows: int, size: int) -> tuple[Int64Array, int]:
         """Where so many rows lie behind place `end`, and where they end."""

@@ -48,7 +48,7 @@ class AdapterStore:
     def read_weights(self, folder: Path) -> AdapterWeights:
         """Of the whole adapter, whatever this rank needs of it. Raises AdapterError."""
         layout = self._layout
-        return read_adapter(folder, layout.sites, layout.max_rank, layout.dtype)
+        return read_adapter(folder, layout.all_sites, layout.max_rank, layout.dtype)
 
     def keep(self, name: str, weights: AdapterWeights) -> HostAdapter:
         return self._packed(name, next(self._ids), weights)

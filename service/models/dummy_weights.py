@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -19,13 +21,14 @@ def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
     """Normal values of mean 0 and standard deviation 0.02, reproducible on one kind of device; norms are ones.
 
     Numbers of four bits are drawn evenly. Norms are the one-dimensional weights: at 0.02 they would fade every
-    activation to nothing. A rank's values are its part of those that one rank would have, so that the tokens are the
-    same: it makes all of them, a tensor at a time.
+    activation to nothing. A tensor's values go by its name, and a rank's are its part of those that one rank would
+    have, which it makes whole, a tensor at a time: so the tokens are the same, however many ranks and stages there are.
     """
     shards = model.checkpoint_shards()
     device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device)
     for name, place in model.checkpoint_tensors().items():
+        generator.manual_seed(_seed_of(name, seed))
         if len(place.shape) == 1 and name.endswith(".weight"):
             place.copy_(torch.ones(place.shape))
         elif name.endswith("_scales"):
@@ -40,6 +43,10 @@ def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
             part = shards[name].of(whole) if name in shards and place.shape.numel() else whole
             if part.shape == place.shape:
                 place.copy_(part.div_(_SCALE) if place.dtype is FP8 else part)
+
+
+def _seed_of(name: str, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]) >> 1
 
 
 def _draw(tensor: Tensor, generator: torch.Generator) -> Tensor:

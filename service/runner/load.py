@@ -15,9 +15,7 @@ import torch
 from service.config import CacheConfig, LoraConfig, ModelSource
 from service.errors import ConfigError, ModelLoadError
 from service.layers.pipeline_stage import WHOLE, PipelineStage, RankPlace, is_last
-from service.layers.shard import Shard
 from service.layers.tensor_parallel import ALONE, TensorParallel
-from service.lora.adapter_folder import AdapterSite
 from service.lora.adapter_layout import AdapterLayout
 from service.lora.adapter_store import AdapterStore
 from service.models.causal_lm import CausalLM
@@ -30,8 +28,9 @@ from service.models.quantized_model import store_quantized
 from service.models.registry import OpenedModel, open_model
 from service.models.weight_loader import load_weights, non_finite_weights
 from service.models.weights_revision import weights_revision
+from service.runner.adapter_sites import adapter_layout, adapter_sizes, other_stages
 from service.runner.adapter_tables import AdapterTables
-from service.runner.choices.choices_file import ChoicesFile
+from service.runner.choices.choices_file import ChoicesFile, choices_of_stage
 from service.runner.choices.choosing import choose_steps
 from service.runner.choices.made_for import MadeFor
 from service.runner.choices.number_format import choose_dtype
@@ -48,14 +47,7 @@ from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory
 from service.runner.model_runner import ModelRunner
 from service.runner.warm_up import warm_up
-from service.runner.worst_case import (
-    AdapterSizes,
-    StepSizes,
-    choose_and_measure,
-    moments_bytes,
-    training_bytes,
-    training_graph_bytes,
-)
+from service.runner.worst_case import StepSizes, choose_and_measure
 
 logger = logging.getLogger("headrace")
 
@@ -129,13 +121,13 @@ def load_executor(
     enforce_eager: no CUDA graphs, and on a CPU no recorded steps. choices_file: the choices of an earlier start, to be
     used without any timing; written if it is not there yet. timer: what is chosen by; the device's own if left out.
     lora: None: no adapters are served. parallel: the ranks that compute the model together, which all call this alike
-    (choices_file is rank 0's, which chooses for all) and carry out the same plans afterwards. Each has its part of the
-    weights and of every block, and as many blocks as the others. stage: likewise; each chooses for itself, and computes
-    without CUDA graphs.
+    and carry out the same plans afterwards; the first one chooses for all. Each has its part of the weights and of
+    every block, and as many blocks as the others. stage: likewise; each chooses for itself (`choices_of_stage`), and
+    computes without CUDA graphs.
     """
     place = RankPlace(parallel, stage)
     phases = LoadPhases()
-    file = ChoicesFile(choices_file)
+    file = _choices_file(choices_file, place)
     config, model = _opened(source, folder, lora, place)
     generation = load_generation_config(folder, config)
     max_model_len = context_length(config, source.max_model_len)
@@ -153,8 +145,10 @@ def load_executor(
     twice = _fits_twice(weights_bytes, device)
     choose = partial(choose_steps, model, made_for, known, device, graphs, timer, in_two_forms=twice)
     layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, stage.size, is_fp8=cache.dtype == "fp8")
-    adapters = None if lora is None else _adapter_layout(model, layout, lora.max_rank)
-    sizes = sizes if adapters is None or lora is None else replace(sizes, adapters=_adapter_sizes(adapters, lora))
+    adapters = None
+    if lora is not None:
+        adapters = adapter_layout(model, layout, lora.max_rank, other_stages(source, folder, place))
+    sizes = sizes if adapters is None or lora is None else replace(sizes, adapters=adapter_sizes(adapters, lora))
     choices, memory = choose_and_measure(choose, model, layout, device, weights_bytes, cache, sizes, phases)
     if known is None:
         file.keep(choices)
@@ -199,6 +193,11 @@ def _prepare(runner: ModelRunner, *, records: bool) -> None:
         logger.warning("deterministic: this model has no batched way here; a step computes one token after the other")
 
 
+def _choices_file(path: Path | None, place: RankPlace) -> ChoicesFile:
+    is_asked = path is not None and place.parallel.rank == 0
+    return ChoicesFile(choices_of_stage(path, place.stage) if is_asked and path is not None else None)
+
+
 def _chosen_dtype(
     source: ModelSource,
     file: ChoicesFile,
@@ -220,7 +219,7 @@ def _chosen_dtype(
 def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, place: RankPlace) -> OpenedModel:
     """Where adapters are trained, a CPU is to keep the plain weights beside those that it packs."""
     if lora is not None and lora.trains and place.num_ranks > 1:
-        raise ConfigError("tensor-parallel-size: one rank alone trains (see enable-finetuning)")
+        raise ConfigError("tensor-parallel-size, pipeline-parallel-size: one rank alone trains (see enable-finetuning)")
     opened = open_model(folder, source.implementation, place.parallel, source.quantization, place.stage)
     if lora is not None and lora.trains:
         check_trains(opened.config.quantization)
@@ -330,35 +329,8 @@ def _capture_graphs(runner: ModelRunner, choices: StepChoices, phases: LoadPhase
     return IdleWorks(works)
 
 
-def _adapter_layout(model: CausalLM, layout: KvLayout, max_rank: int) -> AdapterLayout:
-    sites = {
-        name: _adapter_site(size, linear.in_features, shard)
-        for linears in model.block_linears()
-        for names, linear, _ in linears
-        for name, size, shard in zip(names, linear.out_features, linear.weight_shards, strict=True)
-    }
-    return AdapterLayout(sites, max_rank, layout.block_bytes // layout.dtype.itemsize, layout.dtype)
-
-
-def _adapter_site(out_features: int, in_features: int, shard: Shard | None) -> AdapterSite:
-    """Of a part of a linear as this rank has it."""
-    own = out_features, in_features
-    out_features, in_features = own if shard is None else shard.whole_shape(own)
-    return AdapterSite(in_features, out_features, shard)
-
-
 def _store(adapters: AdapterLayout | None, device: torch.device) -> AdapterStore | None:
     return None if adapters is None else AdapterStore(adapters, pinned=device.type == "cuda")
-
-
-def _adapter_sizes(layout: AdapterLayout, lora: LoraConfig) -> AdapterSizes:
-    num_slots = lora.num_slots
-    table_bytes = AdapterTables.num_bytes(len(layout.sites), num_slots, layout.max_rank)
-    of_slots = AdapterSizes(num_slots, num_slots * layout.most_blocks, table_bytes)
-    if not lora.trains:
-        return of_slots
-    of_training = training_bytes(layout) + training_graph_bytes(layout)
-    return replace(of_slots, training_bytes=of_training, moments_bytes=moments_bytes(layout))
 
 
 def _check_can_answer(

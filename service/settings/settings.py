@@ -66,26 +66,23 @@ class Settings(
 
     @model_validator(mode="after")
     def _check_ranks(self) -> Settings:
-        if self.tensor_parallel_size > 1 and self.enable_finetuning:
-            ranks = f"tensor-parallel-size is {self.tensor_parallel_size}"
-            raise ValueError(f"enable-finetuning: one rank alone trains, {ranks}")
+        """Training takes one process, serving what was trained does not."""
+        if self.parallel_config().num_ranks > 1 and self.enable_finetuning:
+            sizes = f"tensor-parallel-size {self.tensor_parallel_size}"
+            if self.pipeline_parallel_size > 1:
+                sizes = f"pipeline-parallel-size {self.pipeline_parallel_size}"
+            raise ValueError(
+                f"enable-finetuning: one process alone trains, not those of {sizes}; train with `headrace finetune` on"
+                " one GPU and serve the adapter on several, by lora-modules or lora-dir"
+            )
+        if self.nnodes > 1 and self.lora_config() is not None:
+            raise ValueError("nnodes: adapters (lora-modules, lora-dir) need all stages on one host")
         return self
 
     @model_validator(mode="after")
     def _check_swap(self) -> Settings:
         if self.deterministic and self.swap_compression != "none" and self.preemption != "recompute":
             raise ValueError(f"deterministic: swap-compression {self.swap_compression} rounds what is swapped")
-        return self
-
-    @model_validator(mode="after")
-    def _check_stages(self) -> Settings:
-        adapters = "lora-modules, lora-dir and enable-finetuning"
-        unserved = {adapters: self.lora_config() is not None, "choices": self.choices is not None}
-        unserved["speculation"] = self.speculation != "none"
-        for names in (names for names, is_wanted in unserved.items() if is_wanted and self.pipeline_parallel_size > 1):
-            raise ValueError(f"pipeline-parallel-size {self.pipeline_parallel_size}: {names} need one stage, for now")
-        if self.pipeline_parallel_size > 1 and self.overlap is False:
-            raise ValueError("overlap false: with pipeline-parallel-size a batch is in flight for each stage")
         return self
 
     @classmethod
@@ -120,6 +117,11 @@ class Settings(
         if self.nnodes > 1 and self.node_secret is None:
             raise ValueError("nnodes: several hosts need a node-secret, the same on all")
         return self
+
+    @property
+    def num_batches(self) -> int:
+        """That take turns: one for each stage; without overlap one alone, and no stage computes while another does."""
+        return 1 if self.overlap is False else self.pipeline_parallel_size
 
     def parallel_config(self) -> ParallelConfig:
         return ParallelConfig(self.tensor_parallel_size, self.pipeline_parallel_size, self.nnodes)

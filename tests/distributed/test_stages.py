@@ -15,10 +15,12 @@ from service.core.iteration_result import IterationResult
 from service.distributed.control_ring import MessageKind, RingWriter
 from service.distributed.late_launch import LateLaunch
 from service.distributed.rank_status import Fact
+from service.scheduler.speculation import Speculation
 from tests.distributed.random_traffic import add_random_request
 from tests.distributed.scene import Done, Scene
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.test_engine import SometimesSwap
+from tests.engine.toy_drafts import ToyDrafts
 from tests.engine.toy_grammar import ToyMasker
 from tests.engine.toy_model import ToyExecutor
 
@@ -64,10 +66,11 @@ class ToyStage(ToyExecutor):
         self._last_drawn.update(zip(rows.tolist(), token_ids.tolist(), strict=True))
 
 
-def play(seed: int, num_stages: int) -> None:
+def play(seed: int, num_stages: int, num_lanes: int | None = None, *, drafts: bool = False) -> list[IterationPlan]:
     """Choices, beams, grammars, stops, aborts, swapping and recomputation: each token by the oracle of a request
-    alone."""
+    alone. num_lanes: batches in flight; None: one for each stage. Returns the plans."""
     chance = Random(seed)
+    guesses = Speculation(3, 12, lambda: ToyDrafts(chance, 0.8, VOCABULARY, lambda sequence_id: None, None))
     queues: list[queue.Queue[list[int]] | None] = [None, *(queue.Queue() for _ in range(num_stages - 1)), None]
     stages = [ToyStage(queues[index], queues[index + 1]) for index in range(num_stages)]
     hear = [stage.hear_drawn for stage in stages[:-1]]  # a toy's middle stages know of ids, too
@@ -78,7 +81,8 @@ def play(seed: int, num_stages: int) -> None:
             preemption=SometimesSwap(0.5),
             num_host_blocks=12,
             masker=ToyMasker(VOCABULARY),
-            num_lanes=num_stages,
+            num_lanes=num_lanes or num_stages,
+            speculation=guesses if drafts else None,
         )
         for _ in range(30):
             request = add_random_request(harness, chance, seed)
@@ -95,6 +99,19 @@ def play(seed: int, num_stages: int) -> None:
         harness.check_against_oracle(request_id, complete=final.outcome is Outcome.FINISHED)
     assert len(harness.finals) >= 20
     assert scene.losses == []
+    return stages[-1].plans
+
+
+@pytest.mark.parametrize(("num_stages", "num_lanes"), [(2, 2), (3, 3), (2, 1)])
+def test_drafts_in_stages_change_no_token(num_stages: int, num_lanes: int):
+    """A draft that is wrong leaves another id than the last one with its row: no plan may take that for the last."""
+    plans = play(0, num_stages, num_lanes, drafts=True)
+    assert sum(plan.num_drafts for plan in plans) > 5
+
+
+def test_without_overlap_one_batch_goes_through_all_stages():
+    plans = play(0, 2, num_lanes=1)
+    assert len(plans) < len(play(0, 2)), "batches of all requests are fewer"
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3])

@@ -6,12 +6,17 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
+from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.distributed.test_rank_processes import is_running
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.test_every_parameter import QUESTION
 from tests.e2e.test_full_cache import FLAGS
+from tests.e2e.test_hasty_threads import whole
 from tests.e2e.test_tensor_parallel import LONG, Answers, check_every_parameter, check_loss, metrics, others
 
 TWO_STAGES = (*FLAGS, "--kv-cache-memory", "564KiB", "--pipeline-parallel-size", "2")
@@ -21,8 +26,10 @@ ROOMY = "--dtype float32 --device cpu --kv-cache-memory 16MiB --pipeline-paralle
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess(*TWO_STAGES) as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    choices = tmp_path_factory.mktemp("choices") / "choices.json"
+    with ServerProcess(*TWO_STAGES, "--speculation", "ngram", "--choices", str(choices)) as server:
+        assert sorted(path.name for path in choices.parent.iterdir()) == ["choices.json", "choices.json.stage-0"]
         yield server
 
 
@@ -54,17 +61,30 @@ def test_sigterm_lets_the_running_requests_finish_and_ends_every_stage(server: S
     assert not any(map(is_running, others(server)))
 
 
+def check_that_an_adapter_answers_beside_the_base(server: ServerProcess) -> None:
+    def answer(model: str) -> str:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            asked = {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": 12}
+            return whole(http, "/v1/chat/completions", asked)["choices"][0]["message"]["content"]
+
+    with ThreadPoolExecutor(4) as pool:
+        base, pirate, *again = pool.map(answer, ["headrace-quickstart", "pirate"] * 2)
+    assert pirate.startswith("Ahoy!") and not base.startswith("Ahoy!")
+    assert again == [base, pirate]
+
+
 @pytest.mark.parametrize("how", [pytest.param("killed", marks=pytest.mark.load), "stopped"])
 def test_a_lost_stage_ends_each_request_in_one_error_and_the_process_with_status_1_in_time(how: str):
     """A killed one is found out as a killed rank is (test_tensor_parallel.py)."""
-    check_loss(how, ROOMY)
+    adapter = f"pirate={QUICKSTART_ADAPTERS / 'pirate'}"
+    check_loss(how, [*ROOMY, "--lora-modules", adapter], check_that_an_adapter_answers_beside_the_base)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("4",), "pipeline-parallel-size: 4 does not divide the model's 6 layers"),
-        (("2", "--lora-dir", "."), "pipeline-parallel-size 2: lora-modules, lora-dir"),
+        (("2", "--enable-finetuning"), "enable-finetuning: one process alone trains"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_loaded(arguments: tuple[str, ...], words: str):

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -145,9 +145,12 @@ def test_a_lost_rank_ends_each_request_in_one_error_and_the_process_with_status_
     check_loss(how, ROOMY)
 
 
-def check_loss(how: str, arguments: Sequence[str]) -> None:
-    """Of rank 1, while requests run."""
+def check_loss(
+    how: str, arguments: Sequence[str], before: Callable[[ServerProcess], None] = lambda server: None
+) -> None:
+    """Of rank 1, while requests run. before: looked at first."""
     with ServerProcess(*arguments) as server:
+        before(server)
         (other,) = others(server)
         answers = Answers(server, 4, LONG)
         server.wait_for_gauge("headrace_requests_running", 4)
@@ -188,7 +191,7 @@ def test_no_rank_is_left_where_the_first_is_killed_while_all_load():
     ("arguments", "words"),
     [
         (("--tensor-parallel-size", "3"), "tensor-parallel-size: 3 does not divide the model's"),
-        (("--tensor-parallel-size", "2", "--enable-finetuning"), "enable-finetuning: one rank alone trains"),
+        (("--tensor-parallel-size", "2", "--enable-finetuning"), "enable-finetuning: one process alone trains"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_loaded(arguments: tuple[str, ...], words: str):

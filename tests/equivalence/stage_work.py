@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -18,17 +18,22 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from service.config import CacheConfig, ParallelConfig
+from service.config import CacheConfig, LoraConfig, ParallelConfig
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
+from service.core.sequence import Sequence
 from service.distributed.drawn_messages import HeardDraws, write_drawn
 from service.distributed.process_groups import place_of
 from service.engine.ports import PendingIteration
 from service.layers.tensor_parallel import TensorParallel
+from service.lora.adapter_store import HostAdapter
+from service.runner.choices.step_choices import StepChoices
+from service.runner.choices.timer import seconds_on_cpu
 from service.runner.load import LoadedModel, load_executor
+from service.scheduler.speculation import Speculation
 from tests.engine.harness import Harness
 from tests.engine.test_engine import SometimesSwap
-from tests.equivalence.rank_work import BLOCK_SIZE, BUDGET, MAX_NUM_SEQS, Answered, Asked
+from tests.equivalence.rank_work import BLOCK_SIZE, BUDGET, MAX_NUM_SEQS, MAX_RANK, NUM_SLOTS, Answered, Asked
 from tests.runner.loading import source
 
 Message = IterationPlan | bytes | None
@@ -104,11 +109,25 @@ def follow(loaded: LoadedModel, control: Control, *, is_first: bool) -> None:
 
 class Counted(NamedTuple):
     """answered: by rank 0. calls: of torch.distributed for tensors, by name, while requests were computed; and the
-    number of plans that computed something."""
+    number of plans that computed something, and of the drafts in them."""
 
     answered: Answered | None
     calls: Counter[str]
     num_plans: int
+    num_drafts: int = 0
+
+
+class Remembered:
+    """A Drafter of what was said before, every third token of it wrong."""
+
+    def __init__(self, known: Mapping[tuple[int, ...], list[int]]) -> None:
+        self._known = known
+
+    def draft(self, sequence: Sequence, num_known: int, num: int) -> tuple[int, ...]:
+        num_prompt = sequence.num_prompt_tokens
+        first = num_known - num_prompt
+        said = self._known[tuple(sequence.token_ids[:num_prompt])][first : first + num]
+        return tuple(token + (place % 3 == 0) for place, token in enumerate(said, first))
 
 
 def answer_in_stages(
@@ -119,12 +138,20 @@ def answer_in_stages(
     config: ParallelConfig,
     control_path: Path,
     num_blocks: int | None = None,
+    adapters: Mapping[str, Path] | None = None,
+    num_lanes: int | None = None,
+    known: Mapping[tuple[int, ...], list[int]] | None = None,
 ) -> Counted:
-    """All of these requests at once. control_path: a file that is not there yet."""
+    """All of these requests at once. control_path: a file that is not there yet. adapters: folders by name, which each
+    rank reads itself. num_lanes: batches in flight; None: one for each stage. known: what will be said to a prompt, by
+    which most drafts are right."""
     place = place_of(parallel.rank, config, torch.device("cpu"))
     cache = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20, swap_bytes=1 << 20)
     how = {"parallel": place.parallel, "stage": place.stage}
-    loaded = load_executor(source(folder), folder, cache, MAX_NUM_SEQS, BUDGET, **how)
+    lora = LoraConfig(NUM_SLOTS, MAX_RANK) if adapters else None
+    loaded = load_executor(source(folder), folder, cache, MAX_NUM_SEQS, BUDGET, lora=lora, **how)
+    store = loaded.adapters
+    read = {} if store is None or adapters is None else {name: store.read(name, at) for name, at in adapters.items()}
     calls, plans = Counter[str](), list[IterationPlan]()
     compute = loaded.runner._compute
     loaded.runner._compute = lambda plan: (plans.append(plan), compute(plan))[1]
@@ -133,13 +160,21 @@ def answer_in_stages(
         if parallel.rank > 0:
             follow(loaded, control, is_first=place.stage.index == 0)
             return Counted(None, calls, len(plans))
-        told = _answered(loaded, Told(loaded, control), asked, max_tokens, num_blocks, config.num_stages)
+        executor, num_lanes = Told(loaded, control), num_lanes or config.num_stages
+        told = _answered(loaded, executor, asked, max_tokens, num_blocks, num_lanes, read, known)
     control.tell(None)
-    return Counted(told, calls, len(plans))
+    return Counted(told, calls, len(plans), sum(plan.num_drafts for plan in plans))
 
 
 def _answered(
-    loaded: LoadedModel, executor: Told, asked: list[Asked], max_tokens: int, num_blocks: int | None, num_stages: int
+    loaded: LoadedModel,
+    executor: Told,
+    asked: list[Asked],
+    max_tokens: int,
+    num_blocks: int | None,
+    num_lanes: int,
+    adapters: Mapping[str, HostAdapter],
+    known: Mapping[tuple[int, ...], list[int]] | None,
 ) -> Answered:
     harness = Harness(
         num_blocks or loaded.num_blocks,
@@ -149,15 +184,33 @@ def _answered(
         executor=executor,
         num_host_blocks=loaded.num_host_blocks,
         preemption=SometimesSwap(0.5),
-        num_lanes=num_stages,
+        num_lanes=num_lanes,
+        num_adapter_slots=NUM_SLOTS if adapters else 0,
+        speculation=None if known is None else Speculation(3, BUDGET - 1, lambda: Remembered(known)),
     )
-    for prompt, sampling, _ in asked:
-        assert harness.add(harness.request(prompt, max_tokens, **sampling))
+    for prompt, sampling, adapter in asked:
+        assert harness.add(harness.request(prompt, max_tokens, adapter=adapters.get(adapter), **sampling))
     harness.run()
     assert len(harness.finals) == len(asked)
     preempted = sum(stats.num_preemptions for stats, *_ in harness.sink.requests)
     tokens, logprobs = dict(harness.tokens), dict(harness.logprobs)
     return Answered(tokens, logprobs, harness.prompt_logprobs, preempted, loaded.num_blocks, loaded.block_bytes)
+
+
+def choices_in_stages(parallel: TensorParallel, folder: Path, file: Path, times: int) -> list[StepChoices]:
+    """Of so many starts of two stages with this file, one after the other. Only the first one may time anything."""
+    place = place_of(parallel.rank, ParallelConfig(1, 2), torch.device("cpu"))
+    cache, made = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20), list[StepChoices]()
+    for number in range(times):
+        timer = seconds_on_cpu if number == 0 else _never
+        how = {"choices_file": file, "stage": place.stage, "timer": timer}
+        made.append(load_executor(source(folder, "bfloat16"), folder, cache, MAX_NUM_SEQS, BUDGET, **how).choices)
+    place.stage.least(0)  # what the first stage has handed over is kept until the last one has it
+    return made
+
+
+def _never(launches: object) -> float:
+    raise AssertionError("timed")
 
 
 @contextmanager

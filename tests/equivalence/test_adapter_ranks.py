@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from service.config import ParallelConfig
 from service.layers.tensor_parallel import ALONE
 from tests.equivalence.random_adapters import save_random_adapters
 from tests.equivalence.rank_work import Asked, answer
+from tests.equivalence.stage_work import answer_in_stages
 from tests.equivalence.test_tensor_parallel import GREEDY, SAMPLED, prompts
-from tests.models.checkpoints import gpt2, llama, mixtral
+from tests.models.checkpoints import gpt2, llama, mixtral, qwen2_moe
 from tests.ranks import Ranks
 
 FAMILIES = {
@@ -24,6 +26,7 @@ FAMILIES = {
     "mixtral": mixtral,
     "gpt2": gpt2,
 }
+STAGED = {"llama": llama, "qwen2-moe": partial(qwen2_moe, decoder_sparse_step=2)}
 RANKS = (3, 8, 1)
 MAX_TOKENS = 10
 
@@ -33,6 +36,24 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("model")
     model = FAMILIES[request.param](folder)
     return model, save_random_adapters(model, folder / "adapters", RANKS)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2-moe"])
+def test_on_stages_base_and_adapters_in_one_batch_answer_as_in_one_process(
+    two_ranks: Ranks, tmp_path: Path, family: str
+):
+    """Of Qwen2-MoE here the first stage has an MLP, whose linears adapters change, and the second has experts."""
+    model = STAGED[family](tmp_path)
+    adapters = save_random_adapters(model, tmp_path / "adapters", RANKS)
+    asked = [
+        Asked(prompt, {"seed": number, **(GREEDY if number else SAMPLED)}, name)
+        for number, prompt in enumerate(prompts(2, longest=30))
+        for name in ("", *adapters)
+    ] * 2
+    alone = answer(ALONE, model, asked, MAX_TOKENS, adapters=adapters)
+    config, control = ParallelConfig(1, 2), tmp_path / "control"
+    last, _ = two_ranks.run(answer_in_stages, model, asked, MAX_TOKENS, config, control, None, adapters)
+    assert last.answered.tokens == alone.tokens
 
 
 def test_base_and_adapters_in_one_batch_answer_as_on_one_rank(two_ranks: Ranks, scene: tuple[Path, dict[str, Path]]):

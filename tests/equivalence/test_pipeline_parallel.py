@@ -11,7 +11,7 @@ import pytest
 from service.config import ParallelConfig
 from service.layers.tensor_parallel import ALONE
 from tests.equivalence.rank_work import answer
-from tests.equivalence.stage_work import Counted, answer_in_stages
+from tests.equivalence.stage_work import Counted, answer_in_stages, choices_in_stages
 from tests.equivalence.test_tensor_parallel import ALL_KINDS, FAMILIES, GREEDY, SAMPLED, check_same, requests_of
 from tests.models.checkpoints import llama
 from tests.ranks import Ranks
@@ -74,6 +74,29 @@ def test_preempted_swapped_and_resumed_in_stages_they_answer_as_one(two_ranks: R
     last, _ = two_ranks.run(answer_in_stages, some_llama, asked, 12, TWO_STAGES, tmp_path / "control", 12)
     assert last.answered.num_preemptions > 0
     assert last.answered.tokens == alone.tokens
+
+
+@pytest.mark.parametrize("num_lanes", [2, 1], ids=["overlapped", "one batch"])
+def test_drafts_in_stages_are_accepted_and_change_no_token(
+    two_ranks: Ranks, some_llama: Path, tmp_path: Path, num_lanes: int
+):
+    asked = requests_of((GREEDY, SAMPLED))
+    alone = answer(ALONE, some_llama, asked, 12)
+    known = {each.prompt: alone.tokens[f"request-{number}", 0] for number, each in enumerate(asked)}
+    how = (TWO_STAGES, tmp_path / "control", None, None, num_lanes, known)
+    last, _ = two_ranks.run(answer_in_stages, some_llama, asked, 12, *how)
+    assert last.answered.tokens == alone.tokens
+    assert last.num_drafts > 10
+
+
+def test_each_stage_keeps_its_own_choices_and_a_later_start_times_nothing(
+    two_ranks: Ranks, some_llama: Path, tmp_path: Path
+):
+    of_ranks = two_ranks.run(choices_in_stages, some_llama, tmp_path / "choices.json", 2)
+    assert {each.name for each in tmp_path.iterdir()} == {"choices.json", "choices.json.stage-0"}
+    for first, second in of_ranks:
+        assert first == second
+    assert of_ranks[0][0].made_for.weights != of_ranks[1][0].made_for.weights, "the last stage has the head"
 
 
 @pytest.fixture(scope="module")

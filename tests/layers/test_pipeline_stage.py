@@ -6,15 +6,9 @@ from service.config import ParallelConfig
 from service.layers.pipeline_stage import WHOLE, PlannedStage, RankPlace, is_first, is_last, layers_of
 
 
-class Stage(PlannedStage):
-    def __init__(self, index: int, size: int) -> None:
-        super().__init__(size)
-        self.index = index
-
-
 @pytest.mark.parametrize(("num_layers", "size"), [(6, 1), (6, 2), (6, 6), (32, 4)])
 def test_stages_have_equal_layers_in_their_order_and_together_all(num_layers: int, size: int):
-    parts = [layers_of(Stage(index, size), num_layers) for index in range(size)]
+    parts = [layers_of(PlannedStage(size, index), num_layers) for index in range(size)]
     assert [layer for part in parts for layer in part] == list(range(num_layers))
     assert {len(part) for part in parts} == {num_layers // size}
 

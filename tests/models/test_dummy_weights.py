@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from service.layers.pipeline_stage import PlannedStage
 from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.model_config import parse_model_config
 from service.models.registry import build_model
@@ -58,3 +59,19 @@ def test_a_ranks_values_are_its_part_of_what_one_rank_would_have(fields):
         for name, part in model.checkpoint_tensors().items():
             if part.numel():
                 assert torch.equal(part, shards[name].of(want[name]) if name in shards else want[name]), name
+
+
+@pytest.mark.parametrize("fields", [FIELDS, {**FIELDS, "tie_word_embeddings": True}, GPT2_FIELDS])
+def test_a_stages_values_are_those_that_one_stage_would_have(fields):
+    def filled(**place):
+        model = build_model(parse_model_config(fields), **place)
+        model.materialize(torch.float32, torch.device("cpu"))
+        fill_with_dummy_weights(model, 5)
+        return model.checkpoint_tensors()
+
+    whole, there = filled(), set()
+    for index in range(2):
+        table = filled(stage=PlannedStage(2, index))
+        there |= table.keys()
+        assert all(torch.equal(values, whole[name]) for name, values in table.items())
+    assert there == whole.keys()

@@ -4,6 +4,7 @@ import pytest
 
 from kernels.mxfp4 import GROUP
 from service.errors import ConfigError
+from service.layers.pipeline_stage import PlannedStage
 from service.layers.projection import Projection
 from service.models.gemma import Gemma
 from service.models.gpt2 import Gpt2
@@ -16,7 +17,6 @@ from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
 from service.models.rank_division import MXFP4_GROUP
 from service.models.registry import ARCHITECTURES, build_model
-from tests.layers.test_pipeline_stage import Stage
 from tests.layers.test_shard import ranks
 from tests.models.test_model_config import FIELDS, LEAST_FIELDS
 
@@ -107,7 +107,7 @@ def test_stages_hold_each_tensor_once_and_together_the_whole(name: str, is_tied:
     layers = {"num_hidden_layers": 4, "n_layer": 4}
     config = parse_model_config({**LEAST_FIELDS[name], **layers, "tie_word_embeddings": is_tied})
     whole = build_model(config).checkpoint_tensors()
-    models = [build_model(config, stage=Stage(index, 2)) for index in range(2)]
+    models = [build_model(config, stage=PlannedStage(2, index)) for index in range(2)]
     first, last = (model.checkpoint_tensors() for model in models)
     shared = first.keys() & last.keys()
     assert shared == ({models[0].embedding_name} if config.tie_word_embeddings else set())
@@ -125,4 +125,4 @@ def test_stages_hold_each_tensor_once_and_together_the_whole(name: str, is_tied:
 def test_layers_that_do_not_make_equal_stages_are_refused_with_the_numbers():
     config = parse_model_config({**FIELDS, "num_hidden_layers": 4})
     with pytest.raises(ConfigError, match="pipeline-parallel-size: 3 does not divide the model's 4 layers"):
-        build_model(config, stage=Stage(2, 3))
+        build_model(config, stage=PlannedStage(3, 2))

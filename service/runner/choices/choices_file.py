@@ -8,11 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from service.errors import ConfigError
+from service.layers.pipeline_stage import PipelineStage, is_last
 from service.runner.choices.made_for import MadeFor
 from service.runner.choices.step_choices import StepChoices
 from service.runner.graph_sizes import GraphSize
 
 _TO_CHOOSE_ANEW = "to have it timed anew, remove the file or name another"
+
+
+def choices_of_stage(path: Path, stage: PipelineStage) -> Path:
+    """Each stage's are its own: the last one's are in the file, those of the first in FILE.stage-0, and so on."""
+    return path if is_last(stage) else path.with_name(f"{path.name}.stage-{stage.index}")
 
 
 class ChoicesFile:
