@@ -95,14 +95,14 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
         default_budget(device_bytes, is_gpu=is_gpu),
         default_waiting_tokens(cpu_memory()[0]),
     )
+    sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     enforce_eager = settings.enforce_eager or embedder is not None  # graphs are of decodes, above all
     started_s = time.monotonic()
     task = RankTask(
         source,
         folder,
         cache,
-        scheduler.max_num_seqs,
-        scheduler.max_num_batched_tokens,
+        *sizes,
         enforce_eager,
         settings.log_level,
         settings.log_format,
@@ -116,8 +116,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
             source,
             folder,
             cache,
-            scheduler.max_num_seqs,
-            scheduler.max_num_batched_tokens,
+            *sizes,
             _ProgressLog(),
             enforce_eager=enforce_eager,
             choices_file=settings.choices,

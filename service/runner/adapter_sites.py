@@ -20,10 +20,10 @@ from service.runner.worst_case import AdapterSizes, moments_bytes, training_byte
 
 
 def adapter_layout(
-    model: CausalLM, layout: KvLayout, max_rank: int, others: Sequence[Mapping[str, AdapterSite]]
+    model: CausalLM, layout: KvLayout, lora: LoraConfig, others: Sequence[Mapping[str, AdapterSite]]
 ) -> AdapterLayout:
     sites, num_elements = _adapter_sites(model.block_linears()), layout.block_bytes // layout.dtype.itemsize
-    return AdapterLayout(sites, max_rank, num_elements, layout.dtype, others)
+    return AdapterLayout(sites, lora.max_rank, num_elements, layout.dtype, others)
 
 
 def other_stages(source: ModelSource, folder: Path, place: RankPlace) -> list[Mapping[str, AdapterSite]]:

@@ -145,9 +145,7 @@ def load_executor(
     twice = _fits_twice(weights_bytes, device)
     choose = partial(choose_steps, model, made_for, known, device, graphs, timer, in_two_forms=twice)
     layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, stage.size, is_fp8=cache.dtype == "fp8")
-    adapters = None
-    if lora is not None:
-        adapters = adapter_layout(model, layout, lora.max_rank, other_stages(source, folder, place))
+    adapters = None if lora is None else adapter_layout(model, layout, lora, other_stages(source, folder, place))
     sizes = sizes if adapters is None or lora is None else replace(sizes, adapters=adapter_sizes(adapters, lora))
     choices, memory = choose_and_measure(choose, model, layout, device, weights_bytes, cache, sizes, phases)
     if known is None:

@@ -21,12 +21,13 @@ from tests.models.checkpoints import llama, qwen2_moe
 from tests.runner.loading import source
 
 MAX_RANK = 8
+LORA = LoraConfig(2, MAX_RANK)
 
 
 def layout_of(folder: Path, stage: PipelineStage) -> AdapterLayout:
     config, model = open_model(folder, stage=stage)
     layout = KvLayout.of(config, 8, torch.float32, num_stages=stage.size)
-    return adapter_layout(model, layout, MAX_RANK, other_stages(source(folder), folder, RankPlace(stage=stage)))
+    return adapter_layout(model, layout, LORA, other_stages(source(folder), folder, RankPlace(stage=stage)))
 
 
 @pytest.mark.parametrize("save", [llama, partial(qwen2_moe, decoder_sparse_step=2)], ids=["llama", "other linears"])
@@ -35,7 +36,7 @@ def test_stages_have_parts_of_the_whole_in_as_many_blocks(save: Callable[[Path],
     whole, stages = layout_of(folder, WHOLE), [layout_of(folder, PlannedStage(2, index)) for index in range(2)]
     assert [name for each in stages for name in each.sites] == list(whole.sites)
     assert all(dict(each.all_sites) == dict(whole.sites) for each in stages)
-    assert len({adapter_sizes(each, LoraConfig(2, MAX_RANK)).most_blocks for each in stages}) == 1
+    assert len({adapter_sizes(each, LORA).most_blocks for each in stages}) == 1
     for adapter in save_random_adapters(folder, tmp_path / "adapters", (MAX_RANK, 3)).values():
         stores = [AdapterStore(each, pinned=False) for each in (whole, *stages)]
         read = [store.read("it", adapter) for store in stores]
