@@ -54,9 +54,10 @@ clients: .venv-clients/.installed
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -c tests/clients/constraints.txt -e '.[clients]'
 	touch $@
 
-# The deployment beside the real tools, as far as this machine has them: haproxy, vllm-router, Ray, prometheus with promtool,
-# kubectl, systemd, kubernetes-validate, an OpenTelemetry exporter. The last lines name what was left out, and why.
-deploy-test: $(VENV)/.installed-dev
+# The deployment beside the real tools. What pip has is installed: vllm-router, Ray, Helm's library, schemas, an OpenTelemetry
+# exporter. What Debian has is used if it is there: haproxy, prometheus with promtool, kubectl, systemd, bubblewrap, buildah. The
+# last lines name what was left out, and why.
+deploy-test: $(VENV)/.installed-deploy
 	$(BIN)/pytest tests/deploy tests/api/test_request_spans.py -m 'not gpu' -rs
 
 # The image's dependencies, exact and with hashes, of both targets: deploy/image. After a change of pyproject.toml; versions
@@ -107,6 +108,10 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo '$(INSTALLING)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-deploy: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,deploy-test]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) .venv-clients .venv-tools

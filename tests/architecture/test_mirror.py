@@ -96,6 +96,7 @@ WITHOUT_A_TWIN = {
     "loadtest/host_server.py": "what the benchmark measures",
     "loadtest/client_process.py": "tests/loadtest/test_runner.py runs it, in processes of its own",
     "loadtest/frame_cost.py": "a benchmark",
+    "loadtest/scrape_cost.py": "a measurement",
     "loadtest/bench/ordered_attention.py": "a benchmark",
     "loadtest/bench/ordered_products.py": "a benchmark",
     "loadtest/bench/products.py": "a benchmark",
