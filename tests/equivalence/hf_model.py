@@ -20,6 +20,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from tests.models.checkpoints import generate_each, oracle
+
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -94,18 +96,5 @@ def random_prompts(count: int, vocab_size: int, seed: int = 0, longest: int = 30
 
 
 def generate_alone(folder: Path, prompts: list[tuple[int, ...]], max_tokens: int) -> list[list[int]]:
-    """Greedy continuations by `generate` in fp32 on the CPU, one prompt at a time, never ending early."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    outputs = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        made = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        outputs.append(made[0, len(prompt) :].tolist())
-    return outputs
+    """Greedy continuations by `generate` in fp32 on the CPU, of each prompt for itself, never ending early."""
+    return generate_each(oracle(folder), prompts, max_tokens)

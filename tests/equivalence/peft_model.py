@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from tests.lora.peft_adapters import sites_of, wrapped
+from tests.models.checkpoints import generate_each
 
 MAX_RANK = 8
 BASE = ""
@@ -59,3 +61,15 @@ class PeftOracle:
             with self._model.disable_adapter():
                 made = self._model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **chosen)
         return [tokens[len(prompt) :] for tokens in made.tolist()]
+
+    def generate_each(self, asked: Sequence[tuple[str, tuple[int, ...]]], max_tokens: int) -> list[list[int]]:
+        """Greedy tokens of each adapter and prompt: those of one adapter together."""
+        made: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for name in {adapter for adapter, _ in asked}:
+            prompts = [prompt for adapter, prompt in asked if adapter == name]
+            if name != BASE:
+                self._model.set_adapter(name)
+            with self._model.disable_adapter() if name == BASE else nullcontext():
+                each = generate_each(self._model, prompts, max_tokens)
+            made.update(zip([(name, prompt) for prompt in prompts], each, strict=True))
+        return [made[each] for each in asked]

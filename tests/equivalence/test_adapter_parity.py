@@ -43,7 +43,7 @@ class Case:
         prompts = random_prompts(4, 400, longest=LONGEST)
         self.names = [BASE, *self.adapters]
         self.asked: list[Asked] = [(name, prompt) for prompt in prompts for name in self.names]
-        self.expected = {asked: oracle.generate(*asked, MAX_TOKENS)[0] for asked in self.asked}
+        self.expected = dict(zip(self.asked, oracle.generate_each(self.asked, MAX_TOKENS), strict=True))
         self.beams = {
             asked: oracle.generate(*asked, MAX_TOKENS, num_beams=WIDTH, num_return_sequences=WIDTH)
             for asked in self.asked[-len(self.names) :]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from service.config import CacheConfig, ModelSource
 from service.kvcache.prefix_cache import NoPrefixCache
@@ -17,8 +18,9 @@ from service.runner.load import LoadedModel, load_executor
 from service.settings.quickstart import QUICKSTART_MODEL
 from tests.engine.harness import Harness
 from tests.equivalence.hf_model import CONFIGS, generate_alone, random_prompts, save_random_model
+from tests.models.checkpoints import generate, logits_of, oracle
 
-NUM_PROMPTS = {"llama": 64, "qwen3": 64, "quickstart": 64}
+NUM_PROMPTS = {"llama": 64, "qwen3": 64}
 FEWER_PROMPTS = 24
 MAX_TOKENS = 16
 MAX_NUM_SEQS = 64
@@ -80,6 +82,12 @@ def add(harness: Harness, prompt: tuple[int, ...], n: int = 1, temperature: floa
 
 def outputs(harness: Harness, request_ids: list[str]) -> list[list[int]]:
     return [harness.tokens[request_id, 0] for request_id in request_ids]
+
+
+def test_the_oracle_says_the_same_of_each_prompt_alone(case: Case):
+    """It is asked for many at once: the shortest and the longest are padded most and least."""
+    model, some = oracle(case.folder), case.prompts[:3]
+    assert [generate(model, list(prompt), MAX_TOKENS) for prompt in some] == case.expected[:3]
 
 
 def test_alone(case: Case, loaded: LoadedModel):
@@ -176,18 +184,14 @@ def test_bf16_differs_only_between_near_ties(case: Case):
     harness = make_harness(loaded)
     request_ids = [add(harness, prompt) for prompt in case.prompts]
     harness.run()
+    exact, rounded = oracle(case.folder), oracle(case.folder, torch.bfloat16)
     for prompt, ours, theirs in zip(case.prompts, outputs(harness, request_ids), case.expected, strict=True):
         first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
         if first is not None:
             context = [*prompt, *theirs[:first]]
-            assert ours[first] in top_5(case.folder, context, torch.float32)
-            assert theirs[first] in top_5(case.folder, context, torch.bfloat16)
+            assert ours[first] in top_5(exact, context)
+            assert theirs[first] in top_5(rounded, context)
 
 
-def top_5(folder: Path, context: list[int], dtype: torch.dtype) -> list[int]:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    with torch.inference_mode():
-        logits = model(torch.tensor([context])).logits[0, -1]
-    return logits.float().topk(5).indices.tolist()
+def top_5(model: PreTrainedModel, context: list[int]) -> list[int]:
+    return logits_of(model, context)[-1].float().topk(5).indices.tolist()

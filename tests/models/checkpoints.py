@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,27 @@ def generate(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> list
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
     )
     return made[0, len(prompt) :].tolist()
+
+
+_AT_ONCE = 16
+
+
+@torch.inference_mode()
+def generate_each(model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    """As `generate` of each prompt, which never ends early; together they take a fifth of the time. The shorter are
+    padded on their left, which in fp32 changes no token: tests/equivalence/test_greedy_parity.py."""
+    made: dict[int, list[int]] = {}
+    by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    for first in range(0, len(prompts), _AT_ONCE):
+        some = by_length[first : first + _AT_ONCE]
+        longest = len(prompts[some[-1]])
+        ids = torch.tensor([[0] * (longest - len(prompts[index])) + list(prompts[index]) for index in some])
+        mask = torch.tensor([[0] * (longest - len(prompts[index])) + [1] * len(prompts[index]) for index in some])
+        rows = model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
+        )
+        made.update(zip(some, rows[:, longest:].tolist(), strict=True))
+    return [made[index] for index in range(len(prompts))]
 
 
 @torch.inference_mode()

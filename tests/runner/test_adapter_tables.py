@@ -16,7 +16,7 @@ from service.runner.recorded_steps import RecordedSteps
 from tests.lora.peft_adapters import wrapped
 from tests.models.checkpoints import (
     gemma3,
-    generate,
+    generate_each,
     gpt2,
     llama,
     mistral,
@@ -66,7 +66,7 @@ def adapted(request, tmp_path_factory) -> tuple[Path, list[Path], list[list[list
         models.append(wrapped(oracle(folder), number, **options(request.param, number)))
         adapters.append(tmp_path_factory.mktemp("adapter"))
         models[-1].save_pretrained(adapters[-1])
-    return folder, adapters, [[generate(model, prompt, NUM_TOKENS) for prompt in PROMPTS] for model in models]
+    return folder, adapters, [generate_each(model, PROMPTS, NUM_TOKENS) for model in models]
 
 
 class Served:

@@ -18,6 +18,7 @@ from service.runner.sequence_rows import DeviceBlockTable
 from service.runner.step_ways import Outputs
 from tests.models.checkpoints import (
     generate,
+    generate_each,
     gpt2,
     llama,
     logits_of,
@@ -68,7 +69,7 @@ def checkpoint(request, tmp_path_factory):
     folder = save(tmp_path_factory.mktemp("model"), **changes)
     model = oracle(folder)
     prompts = PROMPTS[: NUM_PROMPTS.get(request.param, FEWER_PROMPTS)]
-    return folder, [generate(model, prompt, NUM_TOKENS) for prompt in prompts]
+    return folder, generate_each(model, prompts, NUM_TOKENS)
 
 
 def check(checkpoint, block_size=16, device="cpu", **how):
