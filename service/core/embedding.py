@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+if TYPE_CHECKING:  # a start's checks read the configuration, in a fraction of a second
+    import numpy as np
+    import numpy.typing as npt
 Pooling = Literal["last", "mean"]
 """Which hidden states of the last layer, behind its norm: that of the last token, or the mean of all."""
 
-Vector = npt.NDArray[np.float32]
+Vector: TypeAlias = "npt.NDArray[np.float32]"
 
 _LEAST_NORM = 1e-12  # as sentence-transformers divides
 
 
 def pooled(pooling: Pooling, states: Vector, num_tokens: int) -> Vector:
     """states: the sum of the hidden states that are pooled, of a prompt of so many tokens."""
-    return states / np.float32(num_tokens) if pooling == "mean" else states
+    return (states / num_tokens).astype(states.dtype, copy=False) if pooling == "mean" else states
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +36,5 @@ class EmbedderConfig:
         """The vector that a client is given. pooled: hidden states, pooled. size: that it is cut to; None: whole."""
         vector = pooled[:size]
         if self.normalizes:
-            vector = vector / np.maximum(np.linalg.norm(vector), np.float32(_LEAST_NORM))
+            vector = vector / max(float(vector @ vector) ** 0.5, _LEAST_NORM)
         return vector.astype("<f4", copy=False)
