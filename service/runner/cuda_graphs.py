@@ -23,15 +23,16 @@ from torch import Tensor
 
 from kernels.graph_capture import capture_graph
 from service.core.iteration_plan import ScheduledDecodes
+from service.layers.pipeline_stage import is_first, is_last
 from service.models.causal_lm import CausalLM
-from service.runner.batch_columns import Array, BatchColumns
+from service.runner.batch_columns import Array, BatchColumns, Int64Array
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_inputs import GraphInputs, StepInputs
 from service.runner.graph_sizes import GraphSize, PaddedStep, narrowest, rows_of_logits
-from service.runner.selective_batching import FlatBatch, decode_columns, grow_tables
+from service.runner.selective_batching import FlatBatch, decode_columns, flat_order, grow_tables
 from service.runner.sequence_rows import DeviceBlockTable, DrawnIds, SequenceRows
-from service.runner.staging import PendingTokenIds, StagingTurn
+from service.runner.staging import PendingTokenIds, StagingTurn, to_device
 from service.runner.step_ways import Outputs, Step
 from service.sampling.sampler import sample
 from service.sampling.vocab_shard import VocabShard
@@ -39,7 +40,8 @@ from service.sampling.vocab_shard import VocabShard
 
 class StepOutputs(NamedTuple):
     """token_ids [N] int64, drawn from logits [N, vocab_size], of which these are a rank's (`CausalLM.compute_logits`).
-    A graph's are overwritten by the next replay of any, and end in what padding drew."""
+    A graph's are overwritten by the next replay of any, and end in what padding drew. Where another stage draws they
+    are the ids that came in, and for logits the hidden states [T, hidden_size] that go out."""
 
     token_ids: Tensor
     logits: Tensor
@@ -59,6 +61,7 @@ class GraphStep:
         deterministic: bool = False,
     ) -> None:
         self.deterministic = deterministic
+        self.is_stage = model.stage.size > 1
         self._model = model
         self._forward_pass = forward_pass
         self._drawn = drawn
@@ -69,18 +72,24 @@ class GraphStep:
     ) -> GraphInputs:
         """Of such a step, as of GraphInputs."""
         self._forward_pass.row_invariance.want(self.deterministic)
-        split_len = self._forward_pass.row_invariance.split_len
-        return GraphInputs(size, block_table, block_size, columns, num_adapters, split_len)
+        split_len, model, received = self._forward_pass.row_invariance.split_len, self._model, None
+        if not is_first(model.stage):
+            received = torch.zeros(size.num_tokens, model.hidden_size, dtype=model.dtype, device=block_table.device)
+        return GraphInputs(size, block_table, block_size, columns, num_adapters, split_len, received)
 
     def hidden(self, inputs: StepInputs) -> Tensor:
         """The hidden states [N, hidden_size] of the rows that draw."""
         self._forward_pass.row_invariance.want(self.deterministic)
         self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
         attention = inputs.attention.afresh()
-        return self._forward_pass.compute(inputs.token_ids, inputs.positions, attention, inputs.adapters)
+        # A copy: the model overwrites what it gets, and in a replay's padding that would add up for ever.
+        received = None if inputs.received is None else inputs.received.clone()
+        return self._forward_pass.compute(inputs.token_ids, inputs.positions, attention, inputs.adapters, received)
 
     def draw(self, hidden: Tensor, inputs: StepInputs, num_draws: int) -> StepOutputs:
         """What is left, for the first `num_draws` of these rows."""
+        if not is_last(self._model.stage):
+            return StepOutputs(inputs.token_ids, hidden)
         self._forward_pass.row_invariance.want(self.deterministic)
         num_rows = rows_of_logits(num_draws, len(hidden))
         logits = self._model.compute_logits(hidden[:num_rows])[:num_draws]
@@ -116,6 +125,7 @@ class StepGraphs:
     ) -> None:
         self.adapters = num_adapters > 0
         self.deterministic = step.deterministic
+        self.is_stage = step.is_stage
         self._num_adapters = num_adapters
         self._step = step
         self._rows = rows
@@ -128,6 +138,7 @@ class StepGraphs:
         self._decode_sizes: list[GraphSize] = []
         self._mixed_sizes: list[GraphSize] = []
         self._last_decodes: tuple[PaddedStep, _CapturedStep] | None = None
+        self._flat_order: Tensor | None = None
         self.recent_steps: deque[PaddedStep] = deque(maxlen=_NUM_RECENT_STEPS)
 
     def capture(self, sizes: Sequence[GraphSize]) -> None:
@@ -143,17 +154,27 @@ class StepGraphs:
         """Whether so many sequences that compute one token each, and draw one id, can be replayed."""
         return self.padded_size(num_decodes, num_decodes, 0) is not None and self._table.is_complete
 
-    def replay(self, decodes: Mapping[str, Array], turn: StagingTurn, version: int | None = None) -> StepOutputs:
+    def replay(
+        self,
+        decodes: Mapping[str, Array],
+        turn: StagingTurn,
+        version: int | None = None,
+        received: Tensor | None = None,
+        order: Int64Array | None = None,
+    ) -> StepOutputs:
         """Replay decodes that it `has_room_for`; the outputs are in their order. decodes: by `decode_columns`. version:
-        given if they are a plan's ScheduledDecodes, which may be replayed again."""
+        given if they are a plan's ScheduledDecodes, which may be replayed again. received: as Step has it. order:
+        their `flat_order`, on a stage."""
         num_seqs = len(decodes["decode_rows"])
         size = self.padded_size(num_seqs, num_seqs, 0)
         assert size is not None
         step = self._decodes[size]
         self._last_decodes = PaddedStep(num_seqs, num_seqs, 0, size), step
         self.recent_steps.append(self._last_decodes[0])
+        if order is not None:
+            self._flat_order = to_device({"order": order}, self._table.tensor.device)["order"]
         step.inputs.fill_decodes(decodes, self._table.take_changes(step.inputs.most_changes), version)
-        return self._run(step, num_seqs, turn)
+        return self._run(step, num_seqs, turn, received)
 
     def can_replay_again(self, decodes: ScheduledDecodes) -> bool:
         """Whether the last decodes that were replayed are these, one token before."""
@@ -161,15 +182,21 @@ class StepGraphs:
             return False
         return self._last_decodes[1].inputs.can_advance(decodes)
 
-    def replay_again(self, decodes: ScheduledDecodes, turn: StagingTurn) -> StepOutputs:
-        """Replay decodes for which it `can_replay_again`."""
+    def replay_again(self, decodes: ScheduledDecodes, turn: StagingTurn, received: Tensor | None = None) -> StepOutputs:
+        """Replay decodes for which it `can_replay_again`. received: as Step has it."""
         assert self._last_decodes is not None
         padded, step = self._last_decodes
         self.recent_steps.append(padded)
         grow_tables(decodes, self._rows)
         changes = self._table.take_changes(step.inputs.most_changes)
         step.inputs.advance(decodes, self._rows, self._block_size, changes)
-        return self._run(step, len(decodes), turn)
+        return self._run(step, len(decodes), turn, received)
+
+    def handed_over(self, outputs: StepOutputs) -> Tensor:
+        """Of the last decodes that were replayed what goes to the next stage, of its own memory: in the order of the
+        flat batch, which all stages share, however each computes it."""
+        assert self._flat_order is not None
+        return outputs.logits.index_select(0, self._flat_order)
 
     def can_replay_mixed(self, batch: FlatBatch) -> bool:
         """Whether some graph has room for the batch's decodes, prompts and draws, and not far too much."""
@@ -208,10 +235,16 @@ class StepGraphs:
         captured = self._mixed if size.is_mixed else self._decodes
         captured[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream)
 
-    def _run(self, step: _CapturedStep, num_draws: int, turn: StagingTurn) -> StepOutputs:
+    def _run(
+        self, step: _CapturedStep, num_draws: int, turn: StagingTurn, received: Tensor | None = None
+    ) -> StepOutputs:
         """num_draws: how many are wanted. Of what a graph draws nothing is cut off, as that would cost the host two
         more calls."""
         turn.begins()
+        there = step.inputs.step.received
+        if received is not None and there is not None:
+            assert self._flat_order is not None
+            there.index_copy_(0, self._flat_order, received)
         step.graph.replay()
         outputs = step.outputs
         return outputs if isinstance(outputs, StepOutputs) else self._step.draw(outputs, step.inputs.step, num_draws)
@@ -270,7 +303,8 @@ class SameDecodesAgain:
         return not plan.scheduled and plan.masks is None and self._graphs.can_replay_again(plan.decodes)
 
     def compute(self, step: Step) -> Outputs:
-        return _drawn(self._graphs.replay_again(step.plan.decodes, step.turn), len(step.plan.decodes), step)
+        outputs = self._graphs.replay_again(step.plan.decodes, step.turn, step.received)
+        return _drawn(outputs, len(step.plan.decodes), step)
 
 
 class DecodeGraph:
@@ -298,7 +332,9 @@ class DecodeGraph:
 
     def replay(self, step: Step, version: int | None = None) -> StepOutputs:
         """version: of the decodes that may be replayed again."""
-        return self._graphs.replay(decode_columns(step.columns, self._rows, self._block_size), step.turn, version)
+        columns = decode_columns(step.columns, self._rows, self._block_size)
+        order = flat_order(step.columns) if self._graphs.is_stage else None
+        return self._graphs.replay(columns, step.turn, version, step.received, order)
 
 
 class MixedGraph:

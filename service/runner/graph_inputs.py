@@ -31,6 +31,7 @@ class StepInputs:
     token_ids, positions [T] int64. decode_rows [D] int64: rows of SequenceRows. attention: its last layer is read where
     a draw's logits come from, at N rows in their order. draw_rows [N] int64: the row of the sequence that draws, 0 for
     padding. sampling: of all draws at once, whatever their parameters. adapters: None in a graph for steps without.
+    received [T, hidden_size]: from the stage before, if there is one; only read.
     """
 
     token_ids: Tensor
@@ -40,6 +41,7 @@ class StepInputs:
     draw_rows: Tensor
     sampling: SamplingBatch
     adapters: AdapterInputs | None
+    received: Tensor | None = None
 
 
 _LOGITS = (
@@ -66,7 +68,7 @@ class GraphInputs:
     table_values: what it has to write to the block table then, one entry a token at most.
     version: of the ScheduledDecodes that it holds; None if it holds others, or none. num_adapters: that a step may
     have, and then the columns are those that tell of them; 0: the steps have none. split_len: of attention
-    (`RowInvariance`).
+    (`RowInvariance`). received: as StepInputs has it.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class GraphInputs:
         columns: BatchColumns = BATCH_COLUMNS,
         num_adapters: int = 0,
         split_len: int | None = None,
+        received: Tensor | None = None,
     ) -> None:
         lengths = {
             **dict.fromkeys((*columns.per(Per.TOKEN), *_TABLE_CHANGES), size.num_tokens),
@@ -119,6 +122,7 @@ class GraphInputs:
             draw_rows=fixed["draw_rows" if size.is_mixed else "decode_rows"],
             sampling=SamplingBatch({c.name: fixed[c.name] for c in columns.per(Per.DRAW)}, is_greedy=False),
             adapters=_adapter_inputs(fixed, size) if num_adapters else None,
+            received=received,
         )
         self._size, self._num_adapters = size, num_adapters
         self.table_places, self.table_values = fixed["table_places"], fixed["table_values"]

@@ -122,8 +122,7 @@ def load_executor(
     used without any timing; written if it is not there yet. timer: what is chosen by; the device's own if left out.
     lora: None: no adapters are served. parallel: the ranks that compute the model together, which all call this alike
     and carry out the same plans afterwards; the first one chooses for all. Each has its part of the weights and of
-    every block, and as many blocks as the others. stage: likewise; each chooses for itself (`choices_of_stage`), and
-    computes without CUDA graphs.
+    every block, and as many blocks as the others. stage: likewise; each chooses for itself (`choices_of_stage`).
     """
     place = RankPlace(parallel, stage)
     phases = LoadPhases()
@@ -133,9 +132,9 @@ def load_executor(
     max_model_len = context_length(config, source.max_model_len)
     device = _chosen_device(source, cache)
     num_threads = use_cores(device, place.num_ranks)
-    enforce_eager, timer = enforce_eager or stage.size > 1, timer or timer_of(device)
+    timer = timer or timer_of(device)
     dtype = _chosen_dtype(source, file, device, config, timer, place)
-    graphs = _graphs(device, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager)
+    graphs = _graphs(device, max_num_seqs, max_num_batched_tokens, stage, enforce_eager=enforce_eager)
     limits = max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size
     sizes = StepSizes(*limits, graphs, deterministic=source.deterministic)
     unread = _store_quantized(model, config.quantization, device)
@@ -157,7 +156,7 @@ def load_executor(
     numbers = (max_num_seqs, max_model_len, config.vocab_size)
     kind = {"all_deterministic": source.deterministic, "is_windowed": None not in config.sliding_windows}
     runner = ModelRunner(model, storage, device, *numbers, host_blocks, tables, **kind)
-    _prepare(runner, records=device.type == "cpu" and not enforce_eager and parallel.size == 1)
+    _prepare(runner, records=device.type == "cpu" and not enforce_eager and place.num_ranks == 1)
     phases.end("cache")
     warm_up(runner)
     _check_can_answer(runner, source, folder, num_blocks, layout, sizes)
@@ -166,7 +165,7 @@ def load_executor(
         runner=runner,
         model=model,
         choices=choices,
-        idle_work=_capture_graphs(runner, choices, phases, all_at_once=choices_file is not None or parallel.size > 1),
+        idle_work=_capture_graphs(runner, choices, phases, all_at_once=choices_file is not None or place.num_ranks > 1),
         model_config=config,
         generation=generation,
         max_model_len=max_model_len,
@@ -227,12 +226,14 @@ def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, place: R
 
 
 def _graphs(
-    device: torch.device, max_num_seqs: int, max_num_batched_tokens: int, *, enforce_eager: bool
+    device: torch.device, max_num_seqs: int, max_num_batched_tokens: int, stage: PipelineStage, *, enforce_eager: bool
 ) -> list[GraphSize]:
-    """Sizes that may have a CUDA graph."""
+    """Sizes that may have a CUDA graph. Stages have those of decodes alone: beside tokens of prompts the host has time
+    enough."""
     if device.type != "cuda" or enforce_eager:
         return []
-    return graph_sizes(max_num_seqs, max_num_batched_tokens)
+    sizes = graph_sizes(max_num_seqs, max_num_batched_tokens)
+    return sizes if stage.size == 1 else [size for size in sizes if not size.is_mixed]
 
 
 def _made_for(

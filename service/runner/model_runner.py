@@ -191,13 +191,15 @@ class ModelRunner:
             if self.captures_asked:
                 self._asked_graphs = StepGraphs(self._asked_step, self._rows, self._block_size, place)
                 ways += self._graph_ways(self._asked_graphs)
-            self._ways = (*ways, self._eager)
+            self._ways = (*ways, self._stage_step or self._eager)
         graphs = self._graphs_of(adapters=adapters, asked=asked)
         assert graphs is not None
         with self._forward_pass.given_up_when(must_give_up):
             graphs.capture(sizes)
 
     def _graph_ways(self, graphs: StepGraphs) -> tuple[StepWay, ...]:
+        if self._stage_step is not None:
+            return self._stage_step.graph_ways(graphs, self._block_size)
         decodes = DecodeGraph(graphs, self._rows, self._block_size)
         return SameDecodesAgain(graphs), decodes, MixedGraph(graphs), DecodeGraphLogits(decodes, self._eager)
 

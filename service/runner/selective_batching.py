@@ -182,15 +182,20 @@ class FlatBatch:
         return {**columns, **{name: getattr(self, name) for name in names}}
 
 
+def flat_order(planned: PlanColumns) -> Int64Array:
+    """[S] Which of the plan's sequences stand where in its flat batch: decodes first, longest first; prompts keep the
+    plan's order."""
+    context_lens = planned.num_computed_tokens + planned.query_lens
+    return np.argsort(np.where(planned.query_lens == 1, -context_lens, 1), kind="stable")
+
+
 def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBatch:
     """A plan's columns as one batch. rows: up to date with the plan."""
     row, computed, query_lens, planned_ids, samples_per_seq, seeds = planned
     context_lens = computed + query_lens
     planned_starts = np.cumsum(query_lens) - query_lens
 
-    # Decodes first, longest first; prompts keep the plan's order.
-    is_decode = query_lens == 1
-    order = np.argsort(np.where(is_decode, -context_lens, 1), kind="stable")
+    is_decode, order = query_lens == 1, flat_order(planned)
     row, query_lens, computed, context_lens = (a[order] for a in (row, query_lens, computed, context_lens))
 
     starts = np.zeros(len(order) + 1, dtype=np.int64)

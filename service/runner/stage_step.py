@@ -11,10 +11,11 @@ from torch import Tensor
 
 from service.layers.pipeline_stage import PipelineStage, is_first
 from service.runner.batch_columns import Int64Array
+from service.runner.cuda_graphs import DecodeGraph, StepGraphs
 from service.runner.forward_pass import ForwardPass
 from service.runner.sequence_rows import DrawnIds, SequenceRows
 from service.runner.staging import PendingTokenIds, to_device
-from service.runner.step_ways import Outputs, Step
+from service.runner.step_ways import Outputs, Step, StepWay
 
 
 class HandOver:
@@ -76,6 +77,10 @@ class StageStep:
         self._hand_over.send(hidden)
         return Outputs(PendingTokenIds(tensors["token_ids"], 0, step.turn))
 
+    def graph_ways(self, graphs: StepGraphs, block_size: int) -> tuple[StepWay, ...]:
+        """What goes before this way where there are graphs."""
+        return (StageGraph(graphs, self._rows, block_size, self._hand_over),)
+
     def note_drawn(self, rows: Int64Array, token_ids: Int64Array) -> None:
         """The last stage has drawn these ids for these rows."""
         self._drawn.grow(self._rows.num_rows)
@@ -92,3 +97,33 @@ class StageStep:
         if step.received is not None:
             tensors["received"] = step.received
         return self._forward_pass.of_all_tokens(step.columns, step.batch, tensors), tensors
+
+
+class StageGraph:
+    """A StepWay: decodes by a graph, whatever their draws ask for, as they are drawn elsewhere."""
+
+    def __init__(self, graphs: StepGraphs, rows: SequenceRows, block_size: int, hand_over: HandOver) -> None:
+        self._graphs = graphs
+        self._decodes = DecodeGraph(graphs, rows, block_size)
+        self._hand_over = hand_over
+
+    def takes(self, step: Step) -> bool:
+        return self._is_again(step) or self._decodes.has_room_for(step)
+
+    def compute(self, step: Step) -> Outputs:
+        """Hands over what comes of it; of a step that fails, NaN."""
+        plan = step.plan
+        try:
+            if self._is_again(step):
+                outputs = self._graphs.replay_again(plan.decodes, step.turn, step.received)
+            else:
+                outputs = self._decodes.replay(step, None if plan.scheduled else plan.decodes.version)
+            hidden = self._graphs.handed_over(outputs)
+        except BaseException:
+            self._hand_over.send_nothing(plan.num_scheduled_tokens)
+            raise
+        self._hand_over.send(hidden)
+        return Outputs(PendingTokenIds(outputs.token_ids, 0, step.turn), is_replayed=True)
+
+    def _is_again(self, step: Step) -> bool:
+        return not step.plan.scheduled and self._graphs.can_replay_again(step.plan.decodes)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import deque
 from pathlib import Path
 
@@ -12,11 +13,17 @@ from service.config import CacheConfig
 from service.core.iteration_plan import NO_DECODES, IterationPlan, Sample, ScheduledDecodes, ScheduledSequence
 from service.core.iteration_result import INVALID_TOKEN_ID
 from service.core.sampling_params import SamplingParams
+from service.distributed.drawn_messages import HeardDraws, write_drawn
 from service.layers.pipeline_stage import PlannedStage
+from service.runner.graph_sizes import GraphSize, graph_sizes
 from service.runner.load import load_executor
 from service.runner.model_runner import ModelRunner
-from tests.models.checkpoints import llama
+from tests.distributed.scene import Done
+from tests.models.checkpoints import llama, random_prompts
+from tests.runner import uncaptured
 from tests.runner.loading import source
+from tests.runner.plan_player import PlanPlayer
+from tests.runner.test_cuda_graphs import random_params
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0)
 
@@ -25,12 +32,11 @@ class Queued(PlannedStage):
     """Stages of one process, in the order of their calls."""
 
     def __init__(self, index: int, between: deque[Tensor]) -> None:
-        super().__init__(2)
-        self.index = index
+        super().__init__(2, index)
         self._between = between
 
     def receive(self, into: Tensor) -> None:
-        into.copy_(self._between.popleft() if self._between else torch.zeros(into.shape))
+        into.copy_(self._between.popleft() if self._between else torch.zeros_like(into))
 
     def send(self, hidden: Tensor) -> None:
         self._between.append(hidden)
@@ -41,9 +47,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return llama(tmp_path_factory.mktemp("model"))
 
 
-def loaded_as(folder: Path, stage: PlannedStage | None) -> ModelRunner:
-    how = {} if stage is None else {"stage": stage}
-    return load_executor(source(folder), folder, CacheConfig(8, 0.5, 1 << 20), 4, 64, **how).runner
+def loaded_as(folder: Path, stage: PlannedStage | None, max_num_seqs: int = 4, **how: object) -> ModelRunner:
+    device, more = how.pop("device", "cpu"), {} if stage is None else {"stage": stage}
+    there, cache = source(folder, device=device), CacheConfig(8, 0.5, 4 << 20)
+    return load_executor(there, folder, cache, max_num_seqs, 64, **more, **how).runner
+
+
+def both_stages(folder: Path, between: deque[Tensor], **how: object) -> list[ModelRunner]:
+    """Each warms up by itself."""
+    stages = []
+    for index in range(2):
+        stages.append(loaded_as(folder, Queued(index, between), 8, **how))
+        between.clear()
+    return stages
 
 
 def prompt(row: int, *token_ids: int) -> ScheduledSequence:
@@ -106,3 +122,76 @@ def test_the_last_stage_takes_what_is_handed_over_also_where_its_own_step_fails(
         with pytest.raises(ZeroDivisionError):
             last.launch(plan)
     assert not between
+
+
+class InTurn:
+    """An executor of two stages: what the last one draws is told to the first one. replayed: of each, how many steps
+    were."""
+
+    def __init__(self, first: ModelRunner, last: ModelRunner) -> None:
+        self._stages = first, last
+        self._draws = HeardDraws(first.note_drawn)
+        self._num_plans = 0
+        self.replayed = [0, 0]
+
+    def launch(self, plan: IterationPlan) -> Done:
+        self._num_plans += 1
+        if plan.num_draws:
+            self._draws.expect(self._num_plans, plan)
+        results = [stage.launch(plan).wait() for stage in self._stages]
+        self.replayed = [num + result.is_replayed for num, result in zip(self.replayed, results, strict=True)]
+        assert results[0].token_ids == ()
+        if plan.num_draws:
+            self._draws.hear(write_drawn(self._num_plans, results[1].token_ids))
+        return Done(results[1])
+
+
+def check_graphs(first: ModelRunner, last: ModelRunner, whole: ModelRunner) -> list[int]:
+    """Random lengths, so that the flat batch's order is not the plan's; some steps have prompts, and some draws ask for
+    more than a graph gives. Returns how many steps of each stage were replayed."""
+    chance, in_turn = random.Random(3), InTurn(first, last)
+    for seed in range(2):
+        count, max_seqs, chunk = chance.randint(6, 16), chance.choice([3, 7]), chance.choice([5, 31])
+        prompts = [random_prompts(48)[i][: chance.randint(1, 40)] for i in chance.sample(range(48), count)]
+        told = [
+            PlanPlayer(runner, 60, 8).generate(prompts, random_params(count, seed), chunk=chunk, max_seqs=max_seqs)
+            for runner in (in_turn, whole)
+        ]
+        assert told[0] == told[1]
+    return in_turn.replayed
+
+
+@pytest.mark.parametrize("graphed", [(True, True), (True, False)], ids=["both", "first"])
+def test_by_graphs_stages_draw_what_one_draws_whichever_has_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, graphed: tuple[bool, bool]
+):
+    """All but the capture."""
+    uncaptured.without_capture(monkeypatch)
+    between = deque[Tensor]()
+    stages = both_stages(folder, between)
+    for stage, has_graphs in zip(stages, graphed, strict=True):
+        if has_graphs:
+            stage.capture_graphs([size for size in graph_sizes(8, 64) if not size.is_mixed])
+    replayed = check_graphs(*stages, loaded_as(folder, None, 8))
+    assert [num > 10 for num in replayed] == list(graphed)
+
+
+def test_a_replayed_step_that_fails_is_handed_over_all_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    uncaptured.without_capture(monkeypatch)
+    between = deque[Tensor]()
+    first = loaded_as(folder, Queued(0, between))
+    first.capture_graphs([GraphSize(4, 4)])
+    first.launch(IterationPlan((prompt(1, 5, 6, 7),))).wait()
+    between.clear()
+    monkeypatch.setattr(first._graphs, "_run", lambda *step: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        first.launch(IterationPlan((), decodes=decode_of(1, 3)))
+    assert [hidden.isnan().all() for hidden in between] == [True]
+
+
+@pytest.mark.gpu
+def test_two_stages_on_one_gpu_replay_their_graphs(tmp_path: Path):
+    folder, between, how = llama(tmp_path), deque[Tensor](), {"device": "cuda"}
+    stages = both_stages(folder, between, **how)
+    replayed = check_graphs(*stages, loaded_as(folder, None, 8, enforce_eager=True, **how))
+    assert min(replayed) > 10
