@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 class GroupPreemption:
-    """Engine thread only; while no iteration runs. One preempted `max_preemptions` times is spared, if it can be."""
+    """Engine thread only; while no iteration runs. One preempted `max_preemptions` times is spared, if it can be and is
+    not in the background."""
 
     def __init__(
         self,
@@ -39,7 +40,8 @@ class GroupPreemption:
 
     def victim(self, running: Sequence[SequenceGroup]) -> SequenceGroup:
         """The group that the scheduling policy would pause. running: at least one."""
-        return self._policy.victim(may_be_preempted(running, self._max_preemptions))
+        background = [group for group in running if group.request.is_background]
+        return self._policy.victim(background or may_be_preempted(running, self._max_preemptions))
 
     def preempt(self, group: SequenceGroup, draft: PlanDraft) -> None:
         """Take the group's device blocks. The caller removes it from the running groups."""

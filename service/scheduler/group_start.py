@@ -18,6 +18,9 @@ from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduler_policies import SchedulerPolicies
 
+_HELD = ("sequences", "memory", "adapter")
+"""What those who run hold."""
+
 
 class GroupStart:
     """Engine thread only. The first group that does not fit ends the admissions: no smaller one overtakes it. One whose
@@ -43,6 +46,8 @@ class GroupStart:
         self._ledger = ledger
         self._clock = clock
         self.max_num_seqs = max_num_seqs
+        self.others_lack_room = False
+        """Whether one who is not in the background was last left waiting for what those in it may hold."""
         self._refused_s = -math.inf
         self._lacked: WaitReason = "iteration"
         self._refused: list[tuple[SequenceGroup, Exception]] = []
@@ -56,16 +61,20 @@ class GroupStart:
         """Note that a group has to wait on, for want of this."""
         self._refused_s, self._lacked = self._clock.now_s(), reason
 
-    def admit(self, draft: PlanDraft) -> None:
+    def admit(self, draft: PlanDraft, *, without_background: bool = False) -> None:
         """Start the groups that the draft still has room for; the running ones have theirs already."""
+        self.others_lack_room = False
         num_seated = self._num_seated(draft)
         seats = self.max_num_seqs - num_seated
         left_of_share = self._lanes.share(self.max_num_seqs, len(self._pool.waiting)) - num_seated
         if seats <= 0 or draft.budget <= 0:
             self.let_wait("sequences" if seats <= 0 else "tokens")
+            self.others_lack_room = seats <= 0 and self._pool.has_others_waiting
             return
         now_s, num_promised = self._clock.now_s(), self._growth.num_promised()
         for group in self._policy.order(self._pool.waiting, now_s):
+            if without_background and group.request.is_background:
+                return
             if left_of_share <= 0 < draft.budget:
                 self.let_wait("sequences")
                 return
@@ -76,6 +85,7 @@ class GroupStart:
                 continue
             if lacks is not None:
                 self.let_wait(lacks)
+                self.others_lack_room = lacks in _HELD and not group.request.is_background
                 return
             seats -= len(group.live)
             left_of_share -= len(group.live)

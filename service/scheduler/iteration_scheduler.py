@@ -33,8 +33,8 @@ class IterationScheduler:
     Each iteration: running sequences that decode get their one token; then the chunk budget's tokens go to
     prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
     while budget, seats and memory last. If the running groups cannot all grow, the policy's victim is preempted,
-    whole; it returns from host memory or is recomputed (PagedAttention, section 4.5). Adapters that nobody runs with go
-    before. Blocks being copied to the host
+    whole; it returns from host memory or is recomputed (PagedAttention, section 4.5). So is one in the background, if
+    another request has no seat or memory. Adapters that nobody runs with go before. Blocks being copied to the host
     are not free yet, and a group being copied back cannot be preempted: groups that need their blocks sit out. The
     budget exceeds the seats, so the first prompt always advances.
 
@@ -122,7 +122,7 @@ class IterationScheduler:
             if self._drafts is not None and self._must_wait_for_ids(batch, self._drafts):
                 continue
             shortage = self._growth.shortage()
-            if self._launched and not self._growth.will_have_room(shortage):
+            if self._launched and (not self._growth.will_have_room(shortage) or self._background_is_in_the_way):
                 break  # and no other lane goes on: once nothing runs, somebody is preempted
             plan = self._schedule_lane(shortage)
             if not plan.is_empty:
@@ -139,6 +139,7 @@ class IterationScheduler:
     def _schedule_lane(self, shortage: Shortage) -> IterationPlan:
         """Empty if none of the lane's groups can run, and none is admitted."""
         draft = PlanDraft(self._launched.next_number, self._clock.now_s(), self._tally, self.blocks.adapter_slots)
+        gives_way = self._background_is_in_the_way
         has_preempted = self._make_room(shortage, draft)
         giving_way = self._schedule_unbatched(draft)
         lacks_memory = has_preempted or bool(draft.sitting_out)
@@ -146,7 +147,7 @@ class IterationScheduler:
             self._start.let_wait("memory")
         elif self.pool.waiting:
             self.lanes.write_tokens()  # who admits may look at what runs
-            self._start.admit(draft)
+            self._start.admit(draft, without_background=gives_way)
         self._add_chunks(giving_way, draft)
         if not (draft.computes or draft.transfers or self._awaits_transfer(draft)):
             return IterationPlan(())
@@ -278,9 +279,15 @@ class IterationScheduler:
         num_used -= blocks.arena.num_blocks
         return max(0, num_used * blocks.block_size - unfilled)
 
+    @property
+    def _background_is_in_the_way(self) -> bool:
+        """Whether somebody else waits for what requests in the background may hold."""
+        start, pool = self._start, self.pool
+        return start.others_lack_room and pool.num_background_running > 0 and pool.has_others_waiting
+
     def _make_room(self, shortage: Shortage, draft: PlanDraft) -> bool:
         """Blocks for the next tokens of every sequence of the lane, which the decode batch then computes. True if some
-        group was preempted for them."""
+        group was preempted for them. Where that is not so, one in the background that is in the way is."""
         growth, pool = self._growth, self.pool
         num_running = len(pool.running)
         if not growth.has_room(shortage):
@@ -290,15 +297,25 @@ class IterationScheduler:
             victim = self._preemption.victim(pool.running)
             if growth.is_moving(victim):
                 break  # it cannot be taken before it is there, and nobody gives way in its stead
-            self.lanes.stop(victim)
-            self._preemption.preempt(victim, draft)
-            pool.pause(victim)
+            self._preempt(victim, draft)
+            shortage = growth.shortage()
+        has_preempted = len(pool.running) < num_running
+        if self._background_is_in_the_way and not has_preempted:
+            self.lanes.dissolve(pool.running)
+            victim = self._preemption.victim(pool.running)
+            if not growth.is_moving(victim):
+                self._preempt(victim, draft)
             shortage = growth.shortage()
         growth.grow(shortage, draft)
         decodes = self.lanes.batch.advance(draft.number, shortage.decodes)
         if decodes is not None:
             draft.members, draft.decodes = decodes
-        return len(pool.running) < num_running
+        return has_preempted
+
+    def _preempt(self, victim: SequenceGroup, draft: PlanDraft) -> None:
+        self.lanes.stop(victim)
+        self._preemption.preempt(victim, draft)
+        self.pool.pause(victim)
 
     def _schedule_unbatched(self, draft: PlanDraft) -> list[tuple[SequenceGroup, Sequence]]:
         """The sequences that are not in the batch: first those with one token to compute, then chunks of prompts. Those

@@ -18,7 +18,8 @@ class RequestPool:
     runs is pinned. Engine thread only.
 
     waiting_tokens: what they have to compute; tokens_per_prefix_entry: of the prefix cache. num_waiting_by_adapter,
-    num_running_by_adapter: of the groups with one, by its name.
+    num_running_by_adapter: of the groups with one, by its name. num_background_waiting, num_background_running: of the
+    groups in the background.
     """
 
     def __init__(self, policy: SchedulingPolicy, tokens_per_prefix_entry: int, adapter_slots: AdapterSlots) -> None:
@@ -32,6 +33,8 @@ class RequestPool:
         self.waiting_tokens = WaitingTokens(tokens_per_prefix_entry)
         self.num_waiting_by_adapter = Counter[str]()
         self.num_running_by_adapter = Counter[str]()
+        self.num_background_waiting = 0
+        self.num_background_running = 0
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -43,6 +46,11 @@ class RequestPool:
     def member(self, sequence_id: int) -> tuple[SequenceGroup, Sequence] | None:
         """The live sequence of that id and its group; None once either has ended."""
         return self._members.get(sequence_id)
+
+    @property
+    def has_others_waiting(self) -> bool:
+        """Than those in the background."""
+        return len(self.waiting) > self.num_background_waiting
 
     @property
     def preempted(self) -> Collection[SequenceGroup]:
@@ -67,6 +75,7 @@ class RequestPool:
         self.running.append(group)
         self._adapter_slots.pin(group.request.adapter)
         _count(self.num_running_by_adapter, group, 1)
+        self.num_background_running += group.request.is_background
 
     def pause(self, group: SequenceGroup) -> None:
         """A running group, which was preempted, takes its place among the waiting again."""
@@ -97,15 +106,18 @@ class RequestPool:
         self.running.remove(group)
         self._adapter_slots.unpin(group.request.adapter)
         _count(self.num_running_by_adapter, group, -1)
+        self.num_background_running -= group.request.is_background
 
     def _begin_to_wait(self, group: SequenceGroup) -> None:
         _count(self.num_waiting_by_adapter, group, 1)
+        self.num_background_waiting += group.request.is_background
         self._policy.begins_to_wait(group)
         self.waiting_tokens.begins(group)
 
     def _stop_waiting(self, group: SequenceGroup) -> None:
         self.waiting.remove(group)
         _count(self.num_waiting_by_adapter, group, -1)
+        self.num_background_waiting -= group.request.is_background
         self._paused.pop(group.arrival_order, None)
         self.waiting_tokens.ends(group)
         self._policy.stops_waiting(group)

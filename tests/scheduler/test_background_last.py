@@ -1,10 +1,19 @@
 from __future__ import annotations
 
-import pytest
+import random
+from typing import get_args
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.core.sequence_group import SequenceGroup
+from service.scheduler.preemption import AlwaysSwap
+from service.settings.settings import Settings
 from tests.engine.harness import Harness
 
-POLICIES = ["fcfs", "priority", "fair", "shares"]
+POLICIES = get_args(Settings.model_fields["scheduling_policy"].annotation)
+"""All that there are."""
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -38,3 +47,80 @@ def test_prompts_of_others_are_computed_before_those_of_the_background():
     harness.add(harness.request((1, 2, 3), 1))
     harness.run()
     assert list(harness.finals) == ["request-1", "request-0"]
+
+
+MOST_CHATS, LONGEST_PROMPT, LONGEST_ANSWER = 2, 24, 12
+
+
+def is_chat(group: SequenceGroup) -> bool:
+    return not group.request.is_background
+
+
+def is_moving(harness: Harness, group: SequenceGroup) -> bool:
+    """Its blocks are on their way out or in."""
+    return harness.blocks.swap_space.is_moving(group.leader.sequence_id)
+
+
+def check_turns(harness: Harness, chance: random.Random, most_iterations_a_line: int) -> None:
+    """The laws, in a random history of batches' lines and of so few chats at a time that these alone always have room.
+
+    None in the background starts while a chat waits. No chat gives its memory up while one in the background has any
+    that could be taken. And a chat starts as soon as those in the background can have given way, one after the other.
+    """
+    pool = harness.scheduler.pool
+    starts_by: dict[str, int] = {}
+    for step in range(80):
+        chats = [group for group in pool.groups() if is_chat(group)]
+        while chance.random() < 0.3:
+            is_background = len(chats) == MOST_CHATS or chance.random() < 0.7
+            request = harness.request(
+                tuple(chance.choices(range(100), k=chance.randint(1, LONGEST_PROMPT))),
+                chance.randint(1, LONGEST_ANSWER),
+                n=chance.randint(1, 2) if is_background else 1,
+                priority=chance.randint(-1, 1),
+                client=chance.choice("ab"),
+                is_background=is_background,
+            )
+            assert harness.add(request)
+            if not is_background:
+                chats.append(pool.groups()[-1])
+                starts_by[request.request_id] = step + 3 + most_iterations_a_line * len(pool.running)
+        times = {id(group): group.num_preemptions for group in pool.groups()}
+        before, moving = list(pool.running), {id(group) for group in pool.groups() if is_moving(harness, group)}
+        harness.step()
+        assert all(group.num_preemptions == times.get(id(group), 0) for group in pool.running), "out and in at once"
+        if any(not is_chat(group) for group in pool.running if group not in before):
+            assert all(not is_chat(group) or id(group) in moving for group in pool.waiting)
+        if any(is_chat(group) for group in before if group in pool.waiting):
+            assert all(is_chat(group) or id(group) in moving for group in pool.running)
+        for group in pool.waiting:
+            assert not is_chat(group) or group.num_preemptions or step <= starts_by[group.request.request_id]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(24, 40),
+    num_seqs=st.integers(2, 8),
+    overlap=st.booleans(),
+    num_lanes=st.sampled_from([1, 1, 2]),
+    delay=st.sampled_from([None, 0, 2]),
+)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_chat_waits_for_no_batch(
+    policy: str, seed: int, num_blocks: int, num_seqs: int, overlap: bool, num_lanes: int, delay: int | None
+):
+    swap = {} if delay is None else {"preemption": AlwaysSwap(), "num_host_blocks": num_blocks, "transfer_delay": delay}
+    harness = Harness(
+        num_blocks,
+        4,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=MOST_CHATS * LONGEST_PROMPT + num_seqs,
+        policy=policy,
+        overlap=overlap,
+        num_lanes=num_lanes,
+        max_preemptions=2,
+        **swap,
+    )
+    check_turns(harness, random.Random(seed), 1 + overlap + (delay or 0))
+    harness.run()
