@@ -150,7 +150,7 @@ class History:
             self.harness.engine.training.start(self.training, self.listener)  # it goes on, whatever ended it
         self.harness.step()
         groups = self.harness.scheduler.pool.groups()
-        assert not (self.reserves and any(group.num_preemptions for group in groups))
+        assert not (self.reserves and any(g.num_preemptions for g in groups if not g.request.is_background))
 
     def _arrive(self) -> None:
         request = self._request()
