@@ -1,8 +1,8 @@
 """Which weights are quantized, and how: by a setting, or by config.json's quantization_config. No torch: a checkpoint
 that is not served is refused before it is imported.
 
-Known are the formats of compressed-tensors (llm-compressor), of Hugging Face's and AutoFP8's fp8, of AutoAWQ and of
-AutoGPTQ and GPTQModel. Only this file knows the names of their fields.
+Known are the formats of compressed-tensors (llm-compressor), of Hugging Face's and AutoFP8's fp8, of AutoAWQ, of
+AutoGPTQ and GPTQModel, and of AutoRound, which packs as the last two. Only this file knows the names of their fields.
 """
 
 from __future__ import annotations
@@ -75,6 +75,14 @@ class Quantization:
     def is_at_load(self) -> bool:
         return any(isinstance(scheme, Fp8Scheme) and scheme.scales == "load" for _, scheme in self.groups)
 
+
+_AUTO_ROUND_FACTS = frozenset(
+    {"autoround_version", "provider", "data_type", "sym", "enable_quanted_input", "to_quant_block_names"}
+    | {"block_name_to_quantize", "static_attention_granularity", "static_kv_granularity", "iters", "lr", "nsamples"}
+    | {"seqlen", "batch_size", "gradient_accumulate_steps", "enable_minmax_tuning", "enable_norm_bias_tuning"}
+    | {"minmax_lr", "low_gpu_mem_usage", "dataset", "scale_dtype", "amp", "model_dtype", "super_bits"}
+)
+"""How it calibrated; and the type of the elements, which is looked at."""
 
 FP8_AT_LOAD = Quantization("fp8", ((("Linear",), Fp8Scheme("load")),), ("lm_head",))
 """Of plain weights, by the setting. The head stays, as in the checkpoints that others make: it decides most."""
@@ -202,9 +210,10 @@ def _awq(written: Mapping[str, object]) -> Quantization:
     _refuse_unknown(
         written,
         known={"quant_method", "bits", "group_size", "zero_point", "version", "modules_to_not_convert", "backend"},
-        facts={"do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "format"},
+        facts={"do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "format"} | _AUTO_ROUND_FACTS,
     )
     _require(written, "bits", 4)
+    _require(written, "data_type", "int")
     _require(written, "zero_point", True)
     if str(written.get("version", "gemm")).lower() != "gemm":
         raise _refused("version", written["version"])
@@ -221,9 +230,11 @@ def _gptq(written: Mapping[str, object]) -> Quantization:
         | {"model_name_or_path", "model_file_base_name", "dataset", "tokenizer", "batch_size", "pad_token_id"}
         | {"exllama_config", "use_exllama", "disable_exllama", "use_cuda_fp16", "cache_block_outputs", "mse"}
         | {"max_input_length", "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block"}
-        | {"modules_in_block_to_quantize", "is_marlin_format", "backend", "method", "hessian", "offload_to_disk"},
+        | {"modules_in_block_to_quantize", "is_marlin_format", "backend", "method", "hessian", "offload_to_disk"}
+        | _AUTO_ROUND_FACTS,
     )
     _require(written, "bits", 4)
+    _require(written, "data_type", "int")
     _require(written, "lm_head", False)
     _require(written, "pack_dtype", "int32")
     if written.get("desc_act"):
@@ -247,8 +258,29 @@ def _left_plain(written: Mapping[str, object]) -> Sequence[str]:
     return _names({"dynamic": ["re:" + name.removeprefix("-:") for name in rules]}, "dynamic")
 
 
+def _auto_round(written: Mapping[str, object]) -> Quantization:
+    _refuse_unknown(
+        written,
+        known={"quant_method", "packing_format", "bits", "group_size", "extra_config"},
+        facts=_AUTO_ROUND_FACTS | {"backend"},
+    )
+    _require(written, "bits", 4)
+    _require(written, "data_type", "int")
+    layouts: Mapping[object, Literal["awq", "gptq"]] = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
+    packing = written.get("packing_format")
+    if not isinstance(packing, str) or packing not in layouts:
+        raise _refused("packing_format", packing)
+    rules = written.get("extra_config") or {}
+    if not isinstance(rules, dict) or any(not isinstance(how, dict) or how.get("bits") != 16 for how in rules.values()):
+        raise _refused("extra_config", rules)
+    layout = layouts[packing]
+    group_size = _group_size(written.get("group_size", 128))
+    scheme = Int4Scheme(layout, group_size, has_zeros=True, zero_offset=1 if layout == "gptq" else 0)
+    return Quantization(f"auto-round int4, as {layout}", ((("Linear",), scheme),), (*rules, "lm_head"))
+
+
 _METHODS: Mapping[str, Callable[[Mapping[str, object]], Quantization]] = MappingProxyType(
-    {"compressed-tensors": _compressed_tensors, "fp8": _fp8, "awq": _awq, "gptq": _gptq}
+    {"compressed-tensors": _compressed_tensors, "fp8": _fp8, "awq": _awq, "gptq": _gptq, "auto-round": _auto_round}
 )
 
 

@@ -53,9 +53,9 @@ def int32(*values):
     return torch.tensor(values, dtype=torch.int32)
 
 
-def check(compiled):
+def check(compiled, most_spills=0):
     assert "cp.async.cg.shared.global" in compiled.ptx
-    assert compiled.spills_in_loops == 0
+    assert compiled.spills_in_loops <= most_spills
     assert compiled.shared_bytes <= SHARED_MEMORY_BYTES
 
 
@@ -160,7 +160,8 @@ def fp8_cache(num_kv_heads, head_dim):
 
 @pytest.mark.parametrize(("num_seqs", "head_dim"), [(1, 128), (192, 64)])
 def test_decode_of_an_fp8_cache(num_seqs, head_dim, monkeypatch, tmp_path):
-    """No conversion goes by the instructions that do a few numbers a clock."""
+    """No conversion goes by the instructions that do a few numbers a clock. A few numbers are spilled: it is the
+    fastest all the same (kernels/attention_config.py)."""
     recorder = LaunchRecorder(decode._paged_attention_decode_kernel)
     monkeypatch.setattr(decode, "_paged_attention_decode_kernel", recorder)
     monkeypatch.setattr(split_kv, "_split_items_kernel", LaunchRecorder(split_kv._split_items_kernel))
@@ -169,7 +170,7 @@ def test_decode_of_an_fp8_cache(num_seqs, head_dim, monkeypatch, tmp_path):
     decode.paged_attention_decode_triton(query, cache, cache, batch, 0.1, torch.empty_like(query))
     compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
     assert "mma.sync" in compiled.ptx and "cvt.rn.f16x2.e4m3x2" not in compiled.ptx
-    check(compiled)
+    check(compiled, most_spills=8)
 
 
 def test_prefill_of_an_fp8_cache(monkeypatch, tmp_path):

@@ -163,6 +163,18 @@ def _packed(*, symmetric: bool, group: int | None = GROUP) -> Callable[[Tensor],
 
 
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True, "damp_percent": 0.01}
+_AUTO_ROUND = {
+    "quant_method": "auto-round",
+    "bits": 4,
+    "data_type": "int",
+    "group_size": GROUP,
+    "sym": True,
+    "autoround_version": "0.15.1",
+    "block_name_to_quantize": "model.layers",
+    "enable_quanted_input": False,
+    "static_attention_granularity": "tensor",
+    "static_kv_granularity": "tensor",
+}
 
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], tuple[Tensors, Tensor]]]] = {
     "channels": (_compressed(_float_weights("channel"), _FP8_INPUTS, "float-quantized"), _fp8_channels),
@@ -184,6 +196,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], tuple[Tensors, Tenso
         _awq,
     ),
     "gptq": (_GPTQ, _gptq(1)),
+    "auto-round": ({**_AUTO_ROUND, "packing_format": "auto_round:auto_gptq"}, _gptq(1)),
+    "auto-round-awq": ({**_AUTO_ROUND, "packing_format": "auto_round:auto_awq"}, _awq),
     "gptq-v2": ({**_GPTQ, "checkpoint_format": "gptq_v2"}, _gptq(0)),
     "packed": (
         _compressed(_int_weights("group", group_size=GROUP, symmetric=True), None, "pack-quantized"),

@@ -23,6 +23,8 @@ SCHEMES = {
     "compressed-blocks": Fp8Scheme("block", (16, 32)),
     "awq": Int4Scheme("awq", 32, has_zeros=True),
     "gptq": Int4Scheme("gptq", 32, has_zeros=True, zero_offset=1),
+    "auto-round": Int4Scheme("gptq", 32, has_zeros=True, zero_offset=1),
+    "auto-round-awq": Int4Scheme("awq", 32, has_zeros=True),
     "gptq-v2": Int4Scheme("gptq", 32, has_zeros=True),
     "packed": Int4Scheme("packed", 32, has_zeros=False),
     "packed-zeros": Int4Scheme("packed", 32, has_zeros=True),
@@ -61,6 +63,19 @@ def test_what_a_rule_of_gptqmodels_leaves_alone_stays_plain():
     assert quantization.scheme_of("model.layers.0.mlp.experts.0.gate_proj") is not None
 
 
+def test_what_autoround_leaves_at_16_bits_stays_plain():
+    left = {"model.layers.0.mlp.gate": {"bits": 16, "data_type": "float"}}
+    quantization = parse({**FORMATS["auto-round"][0], "extra_config": left})
+    assert quantization.scheme_of("model.layers.0.mlp.gate") is None
+    assert quantization.scheme_of("model.layers.0.mlp.gate_proj") is not None
+
+
+def test_what_autoround_packs_in_the_layouts_of_others():
+    facts = {"provider": "auto-round", "autoround_version": "0.15.1", "data_type": "int", "sym": False}
+    for kind in ("awq", "gptq"):
+        assert parse({**FORMATS[kind][0], **facts}).scheme_of("q_proj") == SCHEMES[kind]
+
+
 def test_groups_of_linears_may_differ():
     groups = {
         "group_0": {**FORMATS["packed"][0]["config_groups"]["group_0"], "targets": ["re:.*mlp.*"]},
@@ -81,6 +96,13 @@ def weights(kind, **changes):
 
 
 REFUSED = [
+    (
+        {**FORMATS["auto-round"][0], "packing_format": "auto_round:exllamav2"},
+        "packing_format 'auto_round:exllamav2' is",
+    ),
+    ({**FORMATS["auto-round"][0], "extra_config": {"lm_head": {"bits": 8}}}, "extra_config {'lm_head'"),
+    ({**FORMATS["auto-round"][0], "data_type": "mx_fp"}, "data_type 'mx_fp' is not served"),
+    ({**FORMATS["gptq"][0], "data_type": "mx_fp"}, "data_type 'mx_fp' is not served"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method 'bitsandbytes' is not served; known: comp"),
     ({"bits": 4}, "quant_method None is not served"),
     ([], "is not a JSON object"),

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from kernels.quantized_linear import multiplies_fp8
 from kernels.quantized_weight import QuantizedWeight, Weight
 from kernels.skinny_linear import FEW_ROWS, MAX_QUANTIZED_ROWS, MAX_ROWS
 from service.layers.linear_method import KernelMethod, KernelRows
@@ -43,6 +44,9 @@ def most_skinny_rows(alike: Sequence[KernelMethod], timer: Timer) -> int:
     by_skinny, by_cublas = ([by_rows(each, rows) for each in timed] for rows in (timed_rows(first)[-1], 0))
     most = 0
     for num_rows in timed_rows(first):
+        if num_rows <= FEW_ROWS and isinstance(first, QuantizedWeight) and multiplies_fp8(first):
+            most = num_rows  # else x would be rounded, for less than a tenth of a step's time
+            continue
         x = torch.randn(num_rows, first.shape[1], device=first.device, dtype=first.dtype)
         skinny_s, cublas_s = (timer([partial(each.multiply, x) for each in way]) for way in (by_skinny, by_cublas))
         if skinny_s > _MAY_COST * cublas_s:
