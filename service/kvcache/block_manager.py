@@ -349,9 +349,7 @@ class BlockManager:
         self.adapter_slots.check_invariants()
         rows = sorted([*self._free_rows, *(table.row for table in self._tables.values())])
         assert rows == list(range(1, self._num_rows + 1)), "a row is one table's, or free"
-        for block_id in range(self.pool.num_blocks):
-            assert self.pool.reference_count(block_id) == held.get(block_id, 0), f"count of block {block_id}"
-        assert self.pool.num_used == len(held), "free + used = total"
+        self.pool.check_counts(held)
 
     def _add_table(self, sequence_id: int, block_ids: list[int]) -> None:
         """In a free row; row 0 is nobody's. There are as many rows as there ever were tables at once."""

@@ -6,6 +6,7 @@ only when the copy that touches it has finished, even if its owner has ended mea
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from service.core.iteration_plan import Transfer
@@ -131,10 +132,9 @@ class SwapSpace:
         """Raise AssertionError unless host counts equal holders."""
         if self._host is None:
             return
-        held = [b for table in self._tables.values() for b in table]
-        held += [b for flight in self._in_flight.values() for b in flight.host_blocks]
-        for block_id in range(self._host.num_blocks):
-            assert self._host.reference_count(block_id) == held.count(block_id), f"count of host block {block_id}"
+        held = Counter(b for table in self._tables.values() for b in table)
+        held.update(b for flight in self._in_flight.values() for b in flight.host_blocks)
+        self._host.check_counts(held)
 
     def _begin(self, flight: _InFlight) -> int:
         transfer_id = self._next_transfer_id

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from service.kvcache.block_pool import BlockPool
@@ -48,3 +50,21 @@ def test_many_at_once_are_as_many_one_by_one():
         one_by_one.release(block_id)
     assert [at_once.reference_count(i) for i in range(8)] == [one_by_one.reference_count(i) for i in range(8)]
     assert at_once.allocate_many(5) == [one_by_one.allocate() for _ in range(5)] == [5, 6, 7, 4, 0]
+
+
+def test_a_count_that_differs_is_named():
+    pool = BlockPool(4)
+    first, second = pool.allocate(), pool.allocate()
+    pool.share(second)
+    pool.check_counts({first: 1, second: 2})
+    for held, wrong in (
+        ({first: 1, second: 1}, [second]),
+        ({first: 1}, [second]),
+        ({first: 1, second: 2, 3: 1}, [3]),
+        ({second: 2, 7: 1}, [first, 7]),
+    ):
+        with pytest.raises(AssertionError, match=re.escape(f"count of blocks {wrong}")):
+            pool.check_counts(held)
+    pool._free[first] = None
+    with pytest.raises(AssertionError, match="free \\+ used"):
+        pool.check_counts({first: 1, second: 2})

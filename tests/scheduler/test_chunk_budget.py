@@ -4,6 +4,7 @@ import pytest
 
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
+from service.kvcache.prefix_cache import NoPrefixCache
 from service.prediction.iteration_time import IterationTime
 from service.prediction.workload import Workload
 from service.scheduler.chunk_budget import (
@@ -143,6 +144,7 @@ def test_the_budget_follows_the_machine():
         16,
         max_num_batched_tokens=BUDGET,
         executor=executor,
+        prefix_cache=NoPrefixCache(),
         chunk_budget=InterTokenTarget(iteration_time, 0.030, BUDGET),
     )
     executor.clock = harness.clock
@@ -152,7 +154,7 @@ def test_the_budget_follows_the_machine():
     def chunks_of_a_prompt() -> list[tuple[float, int]]:
         executor.seconds.clear()
         number = len(harness.requests)
-        name = harness.request(tuple(range(number, number + 1200)), 1).request_id  # none begins like another
+        name = harness.request(tuple(range(number, number + 1200)), 1).request_id
         harness.add(harness.requests[name])
         while name not in harness.finals:
             harness.step()
