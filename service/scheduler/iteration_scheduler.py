@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.core.clock import Clock
-from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan
+from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledDecodes
 from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
@@ -121,6 +121,9 @@ class IterationScheduler:
         for batch in self.lanes.turns(self._launched, self.pool.running):
             if self._drafts is not None and self._must_wait_for_ids(batch, self._drafts):
                 continue
+            plan = self._schedule_decodes(batch)
+            if plan is not None:
+                return plan
             shortage = self._growth.shortage()
             if self._launched and (not self._growth.will_have_room(shortage) or self._background_is_in_the_way):
                 break  # and no other lane goes on: once nothing runs, somebody is preempted
@@ -128,6 +131,21 @@ class IterationScheduler:
             if not plan.is_empty:
                 return plan
         return IterationPlan(())
+
+    def _schedule_decodes(self, batch: DecodeBatch) -> IterationPlan | None:
+        """The common case: the lane has nothing but its decode batch, for which there is memory, and nobody waits. None
+        if that is not so. `_schedule_lane` would decide the same, and is the plain twin."""
+        if batch.unbatched or self.pool.waiting:
+            return None
+        shortage = batch.shortage()
+        if len(shortage) and len(shortage) > self.blocks.num_available:
+            return None
+        advanced = batch.advance(self._launched.next_number, shortage)
+        if advanced is None:
+            return None
+        members, decodes = advanced
+        self._note_launch(LaunchedGroups(members, [], batch), decodes)
+        return IterationPlan((), released=self.blocks.take_released_rows(), decodes=decodes)
 
     def _must_wait_for_ids(self, batch: DecodeBatch, drafts: DraftChoice) -> bool:
         """Whether the lane's next iteration hangs on the ids of the one that runs; else who drafts in it is chosen."""
@@ -250,12 +268,13 @@ class IterationScheduler:
 
     def take_refused(self) -> list[tuple[SequenceGroup, Exception]]:
         """Waiting groups that the last decision met a fault of their own at, for the caller to end."""
-        return self._start.take_refused()
+        return self._start.take_refused() if self.pool.waiting else []
 
     def take_tally(self) -> DecisionTally:
         """What was decided since the last call."""
         tally, self._tally = self._tally, DecisionTally()
-        tally.num_adapter_evictions = self.blocks.adapter_slots.take_num_evicted()
+        if self.blocks.adapter_slots.num_slots:
+            tally.num_adapter_evictions = self.blocks.adapter_slots.take_num_evicted()
         tally.predictions = self.ledger.take_predictions()
         return tally
 
@@ -370,10 +389,7 @@ class IterationScheduler:
         before it is known; unless the choices of a prompt fork with it, or the host has to look at every id. A group
         whose only choice draws has only decodes ahead, and joins the decode batch."""
         batch, groups = self.lanes.batch, [advance.group for advance in draft.advances]
-        self._launched.begin(LaunchedGroups(draft.members, groups, batch, draft.has_drafts))
-        self.lanes.note_launch()
-        if draft.computes:
-            self._note_whether_repeated(batch, draft)
+        self._note_launch(LaunchedGroups(draft.members, groups, batch, draft.has_drafts), draft.decodes)
         joining = []
         for group, sequence, end, draws in draft.advances:
             sequence.num_computed_tokens = end
@@ -386,11 +402,17 @@ class IterationScheduler:
                     joining.append(group)
         batch.join(joining)
 
-    def _note_whether_repeated(self, batch: DecodeBatch, draft: PlanDraft) -> None:
+    def _note_launch(self, groups: LaunchedGroups, decodes: ScheduledDecodes) -> None:
+        """Of an iteration of the lane whose turn it is; and whether it repeats the one before it, if it computes."""
+        batch = self.lanes.batch
+        self._launched.begin(groups)
+        self.lanes.note_launch()
+        if groups.decodes is None and not groups.scheduled:
+            return
         before = self._steady.pop(batch, None)
         self._repeated.discard(batch)
-        if not draft.scheduled:
-            self._steady[batch] = steady = (draft.decodes.version, len(draft.decodes))
+        if not groups.scheduled:
+            self._steady[batch] = steady = (decodes.version, len(decodes))
             if steady == before:
                 self._repeated.add(batch)
 

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.events import Outcome
+from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.preemption import AlwaysSwap
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import Harness
+from tests.scheduler.test_decode_batch import play
 
 
 def scheduled_tokens(harness: Harness) -> dict[int, int]:
@@ -170,3 +172,24 @@ def test_who_was_preempted_by_a_launch_that_failed_is_released_by_the_next(retur
     assert [item.sequence_id for item in executor.plans[1].scheduled] == ([1, 2] if returns else [2])
     for request_id in ("request-1", "request-2") if returns else ("request-2",):
         harness.check_against_oracle(request_id)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_decodes_alone_are_decided_as_they_are_among_others(overlap: bool, monkeypatch: pytest.MonkeyPatch):
+    alone = IterationScheduler._schedule_decodes
+    num_alone = 0
+
+    def counted(self: IterationScheduler, *batch):
+        nonlocal num_alone
+        plan = alone(self, *batch)
+        num_alone += plan is not None
+        return plan
+
+    def histories() -> list[object]:
+        return [play(seed, num_blocks=12, block_size=2, overlap=overlap, swap=seed % 2 == 1)[0] for seed in range(8)]
+
+    monkeypatch.setattr(IterationScheduler, "_schedule_decodes", counted)
+    want = histories()
+    assert num_alone > 50
+    monkeypatch.setattr(IterationScheduler, "_schedule_decodes", lambda *_: None)
+    assert histories() == want
