@@ -97,6 +97,7 @@ WITHOUT_A_TWIN = {
     "loadtest/client_process.py": "tests/loadtest/test_runner.py runs it, in processes of its own",
     "loadtest/frame_cost.py": "a benchmark",
     "loadtest/scrape_cost.py": "a measurement",
+    "loadtest/dashboard_run.py": "a run of minutes; tests/loadtest/test_dashboard_picture.py: what it draws",
     "loadtest/bench/ordered_attention.py": "a benchmark",
     "loadtest/bench/ordered_products.py": "a benchmark",
     "loadtest/bench/products.py": "a benchmark",

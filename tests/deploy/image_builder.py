@@ -26,6 +26,10 @@ class NoBaseError(Exception):
     """Neither a registry of images is in reach nor debootstrap there; the message says what each said."""
 
 
+class BuildahError(Exception):
+    """It failed, or was not done in time; the message has the end of what it said."""
+
+
 @dataclass(frozen=True, slots=True)
 class Builder:
     """buildah, whose images and containers are all below `folder`."""
@@ -33,10 +37,16 @@ class Builder:
     folder: Path
 
     def __call__(self, *words: str, timeout_s: float = _FETCH_S) -> str:
-        """What it prints. Raises CalledProcessError, with what it said, and TimeoutExpired."""
+        """What it prints. Raises BuildahError."""
         storage = ["--storage-driver=vfs", f"--root={self.folder}/images", f"--runroot={self.folder}/running"]
         command = ["buildah", *storage, *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_s).stdout.strip()
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        except subprocess.TimeoutExpired as fault:
+            raise BuildahError(str(fault)) from fault
+        if done.returncode:
+            raise BuildahError(f"buildah {words[0]}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+        return done.stdout.strip()
 
     def base(self) -> str:
         """Its name. Raises NoBaseError."""
@@ -46,8 +56,8 @@ class Builder:
         try:
             self("pull", f"docker.io/library/{pinned}", timeout_s=_FETCH_S)
             return f"docker.io/library/{pinned}"
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as fault:
-            return self._debian(because=str(getattr(fault, "stderr", fault))[-200:])
+        except BuildahError as fault:
+            return self._debian(because=str(fault))
 
     def build(self, base: str) -> str:
         """The target `cpu`; its name."""
@@ -89,5 +99,10 @@ def _pip_of_this_machine(folder: Path) -> tuple[Path, list[str]]:
     settings = {name.removeprefix("global.").removeprefix(":env:."): ast.literal_eval(found[name]) for name in found}
     file = folder / "pip.conf"
     file.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()))
-    words = [urlparse(word).path for name, value in settings.items() for word in value.split() if "log" not in name]
-    return file, sorted({word for word in words if word.startswith("/") and Path(word).exists()})
+    paths = set()
+    for name, value in settings.items():
+        for word in value.split():
+            path = Path(urlparse(word).path)
+            if path.is_absolute() and path.exists():
+                paths.add(str(path.parent if name.endswith("index-url") else path))  # files lie beside an index
+    return file, sorted(paths)
