@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("serving_table.jsonl"))
     share = "of the requests that ask to be deterministic; each row runs once before, to have graphs of such steps"
     parser.add_argument("--deterministic-share", type=float, default=0.0, metavar="SHARE", help=share)
+    parser.add_argument("--http-only", action="store_true", help="without the engine beside it, which has one rank")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: print a saved run")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for the server, last")
     args = parser.parse_args()
@@ -210,7 +211,7 @@ def _measure_model(model: str, rows: Sequence[Row], args: argparse.Namespace) ->
     print(profile, flush=True)
     yield {"label": "host profile", "text": profile}
     for row in rows:
-        if row.beside_offline:
+        if row.beside_offline and not args.http_only:
             offline = offline_requests_per_s(model, row, args.python, args.server_args)
             share = results[row.name]["request_throughput"] / offline
             compared = {"label": f"{row.name}, offline", "request_throughput": offline, OF_OFFLINE.key: share}

@@ -50,7 +50,7 @@ def test_every_manifest_is_named():
     for kustomization in KUBERNETES.rglob("kustomization.yaml"):
         found = {f.name for f in kustomization.parent.glob("*.yaml")} - {"kustomization.yaml", "adapter-rule.yaml"}
         named = read_yaml(kustomization).get("resources", [])
-        assert {name for name in named if name.endswith(".yaml")} == found, kustomization
+        assert {name for name in named if name.endswith(".yaml") and "/" not in name} == found, kustomization
     top = (KUBERNETES / "kustomization.yaml").read_text()
     assert sorted(re.findall(r"components/([\w-]+) #", top)) == COMPONENTS, "each with a word on what it is"
 
@@ -134,6 +134,51 @@ def test_several_gpus_are_as_many_as_there_are_ranks(monkeypatch: pytest.MonkeyP
     (mount,) = [mount for mount in served["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
     (volume,) = [volume for volume in of_pod["volumes"] if volume["name"] == mount["name"]]
     assert volume["emptyDir"]["medium"] == "Memory"
+
+
+def of_several_hosts() -> list[dict[str, Any]]:
+    folder = KUBERNETES / "several-hosts"
+    return [read_yaml(folder / name) for name in read_yaml(folder / "kustomization.yaml")["resources"]]
+
+
+def test_several_hosts_are_a_pod_each_with_its_number_and_the_heads_name(monkeypatch: pytest.MonkeyPatch):
+    made = of_several_hosts()
+    hosts = next(each for each in made if each["kind"] == "StatefulSet")
+    names = next(each for each in made if each["metadata"]["name"] == hosts["spec"]["serviceName"])
+    (served,) = hosts["spec"]["template"]["spec"]["containers"]
+    told = {variable["name"]: variable for variable in served["env"]}
+    assert "pod-index" in told["HEADRACE_NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert told["HEADRACE_NODE_SECRET"]["valueFrom"]["secretKeyRef"]["key"] == "node-secret"
+    for name, variable in told.items():
+        monkeypatch.setenv(name, variable.get("value", {"HEADRACE_NODE_RANK": "1"}.get(name, "s" * 16)))
+    node, parallel = read_settings([]).node_config(), read_settings([]).parallel_config()
+    assert node is not None
+    assert node.address == f"{hosts['metadata']['name']}-0.{names['metadata']['name']}"
+    assert hosts["spec"]["replicas"] == node.num_nodes == parallel.num_nodes
+    assert parallel.num_ranks == node.num_nodes * served["resources"]["limits"]["nvidia.com/gpu"]
+    assert hosts["spec"]["podManagementPolicy"] == "Parallel", "the head waits for the others"
+    assert names["spec"]["publishNotReadyAddresses"] is True
+    assert names["spec"]["clusterIP"] == "None"
+
+
+def test_several_hosts_may_do_no_more_than_a_replica_and_speak_to_each_other():
+    made = {each["kind"]: each for each in of_several_hosts()}
+    of_pod = made["StatefulSet"]["spec"]["template"]["spec"]
+    plain = pod()
+    assert of_pod["containers"][0]["securityContext"] == plain["containers"][0]["securityContext"]
+    assert {of_pod[key] == plain[key] for key in plain if key not in ("containers", "volumes")} == {True}
+    labels = made["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    policy = made["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels == made["StatefulSet"]["spec"]["selector"]["matchLabels"]
+    peers = [rule["from"] for rule in policy["ingress"] if "from" in rule]
+    peers += [rule["to"] for rule in policy["egress"] if "to" in rule]
+    assert peers == [[{"podSelector": {"matchLabels": labels}}]] * 2
+
+
+def test_kubernetes_schemas_know_every_field_of_several_hosts():
+    validate = pytest.importorskip("kubernetes_validate")
+    for made in of_several_hosts():
+        validate.validate(made, validate.latest_version(), strict=True)
 
 
 def test_the_gateways_pool_is_these_pods_and_their_port():

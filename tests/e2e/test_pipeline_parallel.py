@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+import torch
 
 from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.distributed.test_rank_processes import is_running
@@ -17,7 +18,15 @@ from tests.e2e.server_process import ServerProcess
 from tests.e2e.test_every_parameter import QUESTION
 from tests.e2e.test_full_cache import FLAGS
 from tests.e2e.test_hasty_threads import whole
-from tests.e2e.test_tensor_parallel import LONG, Answers, check_every_parameter, check_loss, metrics, others
+from tests.e2e.test_tensor_parallel import (
+    LONG,
+    Answers,
+    check_every_parameter,
+    check_loss,
+    check_two_gpus,
+    metrics,
+    others,
+)
 
 TWO_STAGES = (*FLAGS, "--kv-cache-memory", "564KiB", "--pipeline-parallel-size", "2")
 """As many blocks as one process has with FLAGS, each of half the layers."""
@@ -99,3 +108,10 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(arguments: tuple[st
 def test_more_stages_and_stages_of_several_ranks_answer_as_one_process(flags: str):
     with ServerProcess(*FLAGS, *flags.split()) as server:
         check_every_parameter(server)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
+def test_stages_on_two_gpus_answer_as_one_does():
+    """In fp32, hidden states by NCCL, decodes in CUDA graphs."""
+    check_two_gpus("--pipeline-parallel-size")

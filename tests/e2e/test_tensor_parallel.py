@@ -201,15 +201,13 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(arguments: tuple[st
     assert "rank 0 of" not in "".join(server.log)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
-def test_two_gpus_answer_as_one_does():
-    """In fp32, by NCCL or over symmetric memory, in CUDA graphs: every parameter is answered, greedy text is equal."""
+def check_two_gpus(option: str) -> None:
+    """Set to 1 and to 2: every parameter is answered, greedy text is equal, SIGTERM ends all."""
     flags = "--dtype float32 --kv-cache-memory 64MiB --max-num-seqs 16 --max-num-batched-tokens 40".split()
     said_by: list[list[object]] = []
     for num_ranks in ("1", "2"):
         with (
-            ServerProcess(*flags, "--tensor-parallel-size", num_ranks) as server,
+            ServerProcess(*flags, option, num_ranks) as server,
             httpx.Client(base_url=server.url, timeout=120) as http,
             ThreadPoolExecutor(NUM_CLIENTS) as pool,
         ):
@@ -220,3 +218,10 @@ def test_two_gpus_answer_as_one_does():
             server.terminate()
             assert server.wait(30) == 0
     assert said_by[0] == said_by[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
+def test_two_gpus_answer_as_one_does():
+    """In fp32, by NCCL or over symmetric memory, in CUDA graphs."""
+    check_two_gpus("--tensor-parallel-size")

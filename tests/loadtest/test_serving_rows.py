@@ -1,6 +1,10 @@
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 
-from loadtest.model_shapes import read_shape
+from loadtest.model_shapes import LLAMA_8B, read_shape
 from loadtest.serving_rows import ROWS, Target
 from loadtest.workload import draw, named
 
@@ -36,3 +40,14 @@ def test_a_bursts_answers_are_as_long_as_vllms(workload: str, vllms: float) -> N
             assert figures["output_throughput"] / figures["request_throughput"] == pytest.approx(vllms, rel=0.005)
         requests = draw(named(workload), row.num_requests, row.seed)
         assert sum(request.output_len for request in requests) / len(requests) == pytest.approx(vllms, rel=0.005)
+
+
+def test_the_script_for_two_gpus_names_rows_and_files_that_are_there() -> None:
+    root = Path(__file__).parents[2]
+    script = (root / "loadtest/two_gpus.sh").read_text()
+    named = re.search(r"--rows (.*?) --server-args", script.replace("\\\n", " "))
+    assert named is not None
+    assert set(shlex.split(named.group(1))) <= {row.name for row in ROWS[LLAMA_8B]}
+    files = re.findall(r"\b(?:tests|loadtest/shapes)/[\w/.-]+\w", script)
+    assert len(files) > 6
+    assert all((root / file).exists() for file in files)

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# What wants two CUDA devices of one host, in one go, some 20 minutes: the tests, sums beside NCCL's, the serving figures
+# on one device, on two and in two stages, how busy the stages are, and ORCA's figures 9 to 11 with the shape of its 13B.
+#   PYTHON  the interpreter (python3)           PORT  the servers' port (8009)
+#   PARTS   which parts, of: tests sums one two stages busy orca (all)
+#   OUT     folder for what each part prints    MODEL, ORCA_MODEL, SERVER_ARGS, NUM, RATES, BATCHES  for a trial without GPUs
+set -uo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+port=${PORT:-8009}
+parts=${PARTS:-tests sums one two stages busy orca}
+out=${OUT:-$(mktemp -d)}
+model=${MODEL:-loadtest/shapes/llama-8b}
+orca_model=${ORCA_MODEL:-loadtest/shapes/llama-13b}
+num=${NUM:-1000}
+url=http://127.0.0.1:$port
+tensor=(--tensor-parallel-size 2)
+staged=(--pipeline-parallel-size 2)
+failed=0
+
+part() { # name, then a command: what it prints is kept
+    echo "== $1"
+    "${@:2}" 2>&1 | tee "$out/$1.txt" || { failed=1 && echo "== $1 FAILED"; }
+}
+
+serving() { # name of the file, then options of the server
+    "$python" -m loadtest.serving_table llama-8b --http-only --out "$out/$1.jsonl" --rows decode-1 decode-64 decode-256 \
+        "prefill, 300 at once" "orca, 1000 at once" "sharegpt, 1000 at once" --server-args "${@:2}"
+}
+
+with_server() { # model, a function, then options of the server
+    # shellcheck disable=SC2086  # options are words
+    "$python" -m service serve "$1" --load-format dummy --port "$port" ${SERVER_ARGS:-} "${@:3}" >"$out/server.log" 2>&1 &
+    local server=$! status=0
+    until curl -sf "$url/ready" >/dev/null || ! kill -0 $server 2>/dev/null; do sleep 0.5; done
+    "$2" || status=1
+    kill $server
+    wait $server || { status=1 && tail -n 20 "$out/server.log"; }
+    return $status
+}
+
+load() { # label, workload, number of requests, then more options: one line
+    "$python" -m loadtest run --base-url "$url" --workload "$2" --num-prompts "$3" "${@:4}" --label "$1" 2>/dev/null |
+        grep -E "^(requests completed|requests/s|TPOT, ms: median|.*latency.*: median) " | sed "s|^|$1: |"
+    return "${PIPESTATUS[0]}"
+}
+
+busy() { # the share of a burst in which each stage's device computed
+    local before after
+    before=$(stage_seconds)
+    load "orca burst" orca "$num" --arrival at-once --seed 7 || return 1
+    after=$(stage_seconds)
+    awk 'NR == FNR { was[$1] = $2; next } $1 == "s" { all = $2 - was[$1]; next } { print $1, ($2 - was[$1]) / all, "busy" }' \
+        <(echo "$before") <(echo "$after")
+}
+
+stage_seconds() {
+    echo "s $(date +%s.%N)"
+    curl -s "$url/metrics" | grep ^headrace_stage_compute_seconds_total
+}
+
+orca() { # figures 9 (equal batches), 10 (Poisson) and 11 (equal requests)
+    local seed=100 size length rate
+    for length in 32 128; do
+        for size in ${BATCHES:-1 8 16 32}; do
+            seed=$((seed + 1))
+            load "figure 9, $length in, batch of $size" "fixed-${length}x32" "$size" --arrival at-once --seed $seed || return 1
+        done
+    done
+    for rate in ${RATES:-10 20 40 60}; do
+        seed=$((seed + 2))
+        load "figure 10, $rate/s" orca $((num / 4)) --request-rate "$rate" --seed $seed || return 1
+        load "figure 11, $rate/s" fixed-128x64 $((num / 4)) --request-rate "$rate" --seed $((seed + 1)) || return 1
+    done
+}
+
+[[ $parts == *tests* ]] && part tests "$python" -m pytest -q -p no:cacheprovider -m gpu -rs \
+    tests/kernels/test_one_shot_all_reduce.py tests/runner/test_stage_step.py tests/equivalence/test_tensor_parallel.py \
+    tests/e2e/test_tensor_parallel.py tests/e2e/test_pipeline_parallel.py
+[[ $parts == *sums* ]] && part sums "$python" -m loadtest.bench.all_reduce
+[[ $parts == *one* ]] && part one serving one
+[[ $parts == *two* ]] && part two serving two "${tensor[@]}"
+[[ $parts == *stages* ]] && part stages serving stages "${staged[@]}"
+[[ $parts == *busy* ]] && part busy with_server "$model" busy "${staged[@]}"
+if [[ $parts == *orca* ]]; then
+    part orca-tensor with_server "$orca_model" orca "${tensor[@]}"
+    part orca-stages with_server "$orca_model" orca "${staged[@]}"
+fi
+echo "== in $out"
+exit $failed
