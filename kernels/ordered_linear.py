@@ -18,8 +18,8 @@ interpreter takes fp32 instead, as it cannot multiply bf16. The references are d
 
 The order is: K is cut into parts, by the weight's shape alone. Within a part the matrix unit adds 16 products at a time
 to an fp32 sum, from the first input to the last. The parts' sums are added from the first part to the last, then the
-bias, and that is rounded once. A norm's squares are added pair by pair, of each 64 features first
-(kernels/pairwise_sum.py).
+bias, and that is rounded once. A norm's squares are added pair by pair within each 64 features
+(kernels/pairwise_sum.py), and these sums from the first to the last.
 
 Few rows are computed by programs of one part each, of which the last to come adds (kernels/skinny_linear.py): a decode
 is the reading of the weight, for which there must be enough of them. Of many rows a program computes a tile, one part
@@ -39,9 +39,15 @@ from torch import Tensor
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm_reference, linear_add_norm_triton
-from kernels.norm_linear import divided_product, gated_product, norm_linear_reference, norm_linear_triton
+from kernels.norm_linear import (
+    divided_product,
+    gated_product,
+    norm_linear_reference,
+    norm_linear_triton,
+    summed_strips,
+)
 from kernels.optional_triton import TensorDescriptor, tl, triton
-from kernels.pairwise_sum import pairwise_sum, pairwise_sums
+from kernels.pairwise_sum import pairwise_sums
 from kernels.skinny_linear import FEW_ROWS, SkinnyConfig, skinny_linear_triton
 from kernels.skinny_linear import MAX_ROWS as MOST_FEW_ROWS
 
@@ -51,6 +57,8 @@ _TILES_IN_A_GROUP = 8
 _MOST_ROWS_BY_PARTS = 256
 """`arrivals` has a place for each tile of 64 x 128 then, but for features that fill no tile."""
 _ALIGNMENT_BYTES = 16
+_MULTIPROCESSORS = 132
+"""Of the GPU that tiles were measured on."""
 _STRIP = 64
 """Features whose squares are summed first: a strip of few rows' programs."""
 
@@ -69,7 +77,7 @@ class TileConfig:
 
 
 def num_parts(num_features: int, size: int) -> int:
-    """Of K. So many that few rows, which have a program for each part of 64 features, keep a GPU's 132 multiprocessors
+    """Of K. So many that few rows, which have a program for each part of 64 features, keep a GPU's multiprocessors
     busy."""
     if size < 2048:
         return 1
@@ -79,27 +87,32 @@ def num_parts(num_features: int, size: int) -> int:
 
 
 def tile_config(num_rows: int, num_features: int, size: int) -> TileConfig:
-    """Best of 6 to 9 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us beside cuBLAS's:
+    """Best of 14 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us with what is fused, beside cuBLAS's and
+    the kernels around it:
 
-    rows        256           2048          8192
-    qkv         28.7 (22.8)   140 (131)     557 (512)
-    output      25.5 (18.4)   108 (87)      437 (341)
-    gate_up     100 (95)      638 (601)     2676 (2368)
-    down        76 (51)       333 (291)     1368 (1176)
+    rows        256             512             2048 (the product alone)
+    qkv         28.6 (22.0)     45.6 (36.1)     140 (131)
+    output      23.5 (23.1)     30.3 (29.6)     108 (87)
+    gate_up     103 (102)       179 (168)       638 (601)
+    down        52.6 (52.3)     83.7 (83.4)     333 (291)
 
-    Two programs of 4 warps on a multiprocessor overlap one's end with the other's products. Where K is in parts, 128 x
-    128 sums twice take 8 warps. Tiles of 256 rows or features take 10 to 30 % more.
+    Two programs of 4 warps on a multiprocessor overlap one's end with the other's products, and take 1.84 times as long
+    as one of 8 warps that has it for itself: that one is better where it leaves fewer multiprocessors idle at the end.
+    Where K is in parts, 128 x 128 sums twice take 8 warps. Tiles of 256 rows or features take 10 to 30 % more, but of
+    few features.
     """
     num_tiles = -(-num_rows // 128) * -(-num_features // 128)
-    if num_tiles < 180 and num_parts(num_features, size) > 1 and num_rows <= _MOST_ROWS_BY_PARTS:
+    one_for_itself = TileConfig(128, 128, 64, num_warps=8, num_stages=6)
+    if num_parts(num_features, size) > 1:
         if num_tiles < 64:
             return TileConfig(64, 128, 64, num_warps=4, num_stages=6, by_parts=True)
-        return TileConfig(128, 128, 64, num_warps=8, num_stages=6, by_parts=True)
-    if num_tiles < 180:
+        return replace(one_for_itself, by_parts=num_rows <= _MOST_ROWS_BY_PARTS)
+    if num_tiles < _MULTIPROCESSORS:
+        if num_rows > 128:
+            return TileConfig(256, 64, 64, num_warps=8, num_stages=5)
         return TileConfig(64, 128, 64, num_warps=4, num_stages=4)
-    if num_parts(num_features, size) > 1:
-        return TileConfig(128, 128, 64, num_warps=8, num_stages=4)
-    return TileConfig(128, 128, 64, num_warps=4, num_stages=3)
+    turns, turns_of_two = -(-num_tiles // _MULTIPROCESSORS), -(-num_tiles // (2 * _MULTIPROCESSORS))
+    return one_for_itself if turns < 1.84 * turns_of_two else TileConfig(128, 128, 64, num_warps=4, num_stages=3)
 
 
 def ordered_linear_reference(
@@ -167,7 +180,6 @@ def _ordered_linear_kernel(
     DIVIDED: tl.constexpr,
     GATED: tl.constexpr,
     ADD_NORM: tl.constexpr,
-    BLOCK_S: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -230,10 +242,8 @@ def _ordered_linear_kernel(
     if HAS_BIAS:
         bias = tl.load(bias_ptr + weight_row, mask=is_feature, other=0.0).to(tl.float32)
     if DIVIDED:
-        strip = tl.arange(0, BLOCK_S)
-        square_ptrs = squares_ptr + strip[:, None] * squares_stride + row[None, :]
-        squares = tl.load(square_ptrs, mask=(strip < num_strips)[:, None] & is_row[None, :], other=0.0)
-        total = divided_product(total, pairwise_sum(squares)[:, None], bias[None, :], size, eps, HAS_BIAS)
+        squares = summed_strips(squares_ptr + row, squares_stride, num_strips, is_row)
+        total = divided_product(total, squares[:, None], bias[None, :], size, eps, HAS_BIAS)
     elif HAS_BIAS:
         total += bias[None, :]
     if GATED:
@@ -383,7 +393,6 @@ def _launch(
         DIVIDED=squares is not None,
         GATED=gated,
         ADD_NORM=add_norm is not None,
-        BLOCK_S=triton.next_power_of_2(num_strips),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,

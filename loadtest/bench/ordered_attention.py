@@ -24,8 +24,8 @@ SPLIT_LENS = 256, 512
 CONFIGS = [
     OrderedDecodeConfig(),
     OrderedDecodeConfig(num_stages=4),
-    OrderedDecodeConfig(num_stages=6),
-    *(OrderedDecodeConfig(16, num_warps=1, num_stages=stages) for stages in (3, 4, 5, 6)),
+    OrderedDecodeConfig(16, num_warps=1, num_stages=3),
+    OrderedDecodeConfig(16, num_warps=1, num_stages=4),
     OrderedDecodeConfig(16, num_warps=1, num_stages=4, programs_per_sm=16),
 ]
 _NUM_HEADS, _NUM_KV_HEADS, _HEAD_DIM, _BLOCK_SIZE, _TABLE_TOKENS = 32, 8, 128, 16, 8192

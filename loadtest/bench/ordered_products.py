@@ -46,11 +46,12 @@ _EPS = 1e-5
 
 class Operands(NamedTuple):
     """x [M, K], and what it is divided by where a norm comes before; residual [M, N] and norm_weight [N] where one
-    comes behind. arrivals: of kernels/skinny_linear.py."""
+    comes behind. consumed: a residual that may be overwritten. arrivals: of kernels/skinny_linear.py."""
 
     x: Tensor
     deferred: DeferredNorm
     residual: Tensor
+    consumed: Tensor
     norm_weight: Tensor
     arrivals: Tensor
 
@@ -102,7 +103,8 @@ def _operands(rows: int, num_features: int, size: int) -> Operands:
     squares = x.float().square().unflatten(1, (-1, 64)).sum(-1).T.contiguous()
     residual = torch.randn(rows, num_features, device=device).bfloat16()
     norm_weight = torch.rand(num_features, device=device).bfloat16()
-    return Operands(x, DeferredNorm(x, squares, _EPS), residual, norm_weight, new_arrivals(num_features, device))
+    arrivals = new_arrivals(num_features, device)
+    return Operands(x, DeferredNorm(x, squares, _EPS), residual, residual.clone(), norm_weight, arrivals)
 
 
 def _launch_all(ways: Sequence[Way], operands: Operands, weight: Tensor) -> None:
@@ -159,12 +161,12 @@ def _tiles(rows: int) -> Iterator[TileConfig]:
 def _by_cublas(operands: Operands, weight: Tensor, shape: str) -> Tensor:
     product = F.linear(operands.x, weight)
     if shape in ("output", "down"):
-        return add_rms_norm(product, operands.residual, operands.norm_weight, _EPS)[0]
+        return add_rms_norm(product, operands.consumed, operands.norm_weight, _EPS)[0]
     return silu_and_mul(product) if shape == "gate_up" else product
 
 
 def _by_strips(operands: Operands, weight: Tensor, shape: str) -> Tensor:
-    x, deferred, residual, norm_weight, arrivals = operands
+    x, deferred, residual, _, norm_weight, arrivals = operands
     if shape in ("output", "down"):
         return linear_add_norm(x, weight, None, residual, norm_weight, _EPS, arrivals)[1]
     if shape == "head":
@@ -173,7 +175,7 @@ def _by_strips(operands: Operands, weight: Tensor, shape: str) -> Tensor:
 
 
 def _by_tiles(operands: Operands, weight: Tensor, shape: str, config: TileConfig | None) -> Tensor:
-    x, deferred, residual, norm_weight, arrivals = operands
+    x, deferred, residual, _, norm_weight, arrivals = operands
     if shape in ("output", "down"):
         into = x, weight, None, residual, norm_weight, _EPS, arrivals
         return ordered_add_norm_triton(*into, config)[0].weighted

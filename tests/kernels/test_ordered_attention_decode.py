@@ -3,7 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.ordered_attention_decode import BLOCK_KV, ordered_attention_decode_triton, ordered_split_len
+from kernels.ordered_attention_decode import (
+    BLOCK_KV,
+    OrderedDecodeConfig,
+    ordered_attention_decode_triton,
+    ordered_split_len,
+)
 from kernels.paged_attention_decode import decode_batch, paged_attention_decode_reference
 from kernels.paged_attention_prefill import paged_attention_prefill_triton, prefill_batch
 from tests.kernels.attention_lanes import GPU_ONLY, assert_close, put, variants
@@ -118,6 +123,10 @@ def test_a_tokens_bits_tell_neither_how_it_was_computed_nor_beside_what(
     )  # fmt: skip
     places = many.context_lens.long() - 1
     assert torch.equal(decode(lane, many, whole[places], 512, sliding_window=window), expected[places])
+    for config in (OrderedDecodeConfig(), OrderedDecodeConfig(16, num_warps=1, num_stages=4)):
+        if num_heads // num_kv_heads <= config.block_m:
+            got = decode(lane, case, whole[last], 512, sliding_window=window, config=config)
+            assert torch.equal(got, expected[last]), config
 
 
 def test_splits_are_bounded_in_number():

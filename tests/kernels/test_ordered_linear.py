@@ -54,6 +54,12 @@ def naive_add_norm(x, weight, bias, residual, norm_weight, eps):
     return total * norm_weight.double() / (total.pow(2).mean(-1, keepdim=True) + eps).sqrt(), total
 
 
+def naive_divided(normed):
+    """Not rounded, as the kernels divide their product."""
+    squares = normed.squares[:, : len(normed.weighted)].double().sum(0)
+    return normed.weighted.double() / (squares / normed.weighted.shape[1] + normed.eps).sqrt()[:, None]
+
+
 def naive_gated(x, weight, bias=None):
     gate, up = naive(x, weight, bias).chunk(2, -1)
     return gate.sigmoid() * gate * up
@@ -78,9 +84,10 @@ def test_residual_norm_and_gate_are_fused_for_any_number_of_rows(features, size,
         want_normed, want_total = naive_add_norm(x, into, bias, residual, norm_weight, EPS)
         assert_close(total, want_total)
         assert_close(normed.divided(), want_normed)
-        assert_close(linear(normed, out_of, out_bias, arrivals), naive(normed.divided(), out_of, out_bias))
+        divided = normed.divided() if lane.name == "reference" else naive_divided(normed)
+        assert_close(linear(normed, out_of, out_bias, arrivals), naive(divided, out_of, out_bias))
         gated = linear(normed, out_of, out_bias, arrivals, gated=True)
-        assert_close(gated, naive_gated(normed.divided(), out_of, out_bias))
+        assert_close(gated, naive_gated(divided, out_of, out_bias))
         assert not arrivals.any()
 
 
