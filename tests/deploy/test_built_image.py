@@ -32,15 +32,18 @@ OF_A_BASE_BYTES = 0.15e9
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path, dict[str, Any]]]:
     """Roots of the base and of the image, and the image's configuration."""
-    builder = Builder(tmp_path_factory.mktemp("buildah"))
+    folder = tmp_path_factory.mktemp("buildah")
+    builder = Builder(folder)
     try:
         base = builder.base()
+        image = builder.build(base)
+        config = json.loads(builder("inspect", "--type=image", image))["OCIv1"]["config"]
+        with builder.mounted(base) as base_root, builder.mounted(image) as root:
+            yield base_root, root, config
     except NoBaseError as fault:
         pytest.skip(f"no image to build on: {fault}")
-    image = builder.build(base)
-    config = json.loads(builder("inspect", "--type=image", image))["OCIv1"]["config"]
-    with builder.mounted(base) as base_root, builder.mounted(image) as root:
-        yield base_root, root, config
+    finally:
+        shutil.rmtree(folder)  # gigabytes, which pytest would keep
 
 
 def size_bytes(root: Path) -> int:
