@@ -53,7 +53,8 @@ class CacheConfig:
     memory_utilization: share of the GPU's memory that the process may use. memory_bytes: size of the KV cache;
     None measures on a GPU and takes a quarter of the free memory, at most 4 GiB, on a CPU.
     swap_bytes: host memory for blocks of preempted requests. swap_compression: fp8 rounds what is swapped.
-    dtype: of keys and values: the model's, or fp8, which is swapped as it is.
+    dtype: of keys and values: the model's, or fp8, which is swapped as it is. by_layer_groups: layers that see a window
+    have blocks apart from those that see everything (core/layer_groups.py), which whoever writes plans has to know.
     """
 
     block_size: int
@@ -62,6 +63,7 @@ class CacheConfig:
     swap_bytes: int = 0
     swap_compression: Literal["none", "fp8"] = "none"
     dtype: Literal["auto", "fp8"] = "auto"
+    by_layer_groups: bool = False
 
 
 @dataclass(frozen=True, slots=True)

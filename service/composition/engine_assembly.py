@@ -49,7 +49,8 @@ def make_engine(
     if overlap is None:
         overlap = loaded.device != "cpu"  # on a CPU the iteration itself holds the cores
     most_new = (2 if overlap else 1) * config.max_num_batched_tokens
-    window = AttentionWindow.of_layers(loaded.model_config.sliding_windows, loaded.max_model_len, most_new)
+    windows = loaded.model_config.sliding_windows
+    window = AttentionWindow.of_layers(loaded.layer_groups, windows, loaded.max_model_len, most_new)
     blocks = _make_blocks(settings, loaded.num_blocks, loaded.num_host_blocks, window, at_end)
     history = History()
     policies = SchedulerPolicies(
@@ -101,11 +102,9 @@ def _make_blocks(
     block_size = settings.block_size
     per_entry = max(1, PREFIX_ENTRY_TOKENS // block_size)
     events = None if at_end is None else make_kv_events(settings, block_size * per_entry, at_end)
-    num_seen = None if window is None else window.num_tokens
+    seen = () if window is None else (window.num_tokens, window.groups)
     cache = (
-        ChainedPrefixCache(block_size, per_entry, events, num_seen)
-        if settings.enable_prefix_caching
-        else NoPrefixCache()
+        ChainedPrefixCache(block_size, per_entry, events, *seen) if settings.enable_prefix_caching else NoPrefixCache()
     )
     lora = settings.lora_config()
     num_slots = 0 if lora is None else lora.num_slots

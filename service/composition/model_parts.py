@@ -19,6 +19,7 @@ from service.core.iteration_result import IterationResult
 from service.distributed.rank_task import RankTask
 from service.engine.ports import Executor
 from service.errors import ConfigError
+from service.kvcache.attention_window import AttentionWindow
 from service.metrics.recorder import Recorder
 from service.models.model_folder import resolve_model_folder, resolve_tokenizer_folder
 from service.models.pooling_config import load_embedder_config
@@ -196,6 +197,7 @@ def _make_cost(
             max_model_len=loaded.max_model_len,
             max_num_seqs=scheduler.max_num_seqs,
             vocab_size=loaded.model_config.vocab_size,
+            num_layer_groups=loaded.layer_groups.tables.size,
         )
         recorder.record_startup("calibration", time.monotonic() - started_s)
     # A preempted request is computed again in iterations of the usual size, unless a deep queue waits behind it.
@@ -203,7 +205,19 @@ def _make_cost(
 
 
 def _log_sizes(loaded: LoadedModel, scheduler: SchedulerConfig, block_size: int) -> None:
-    num_tokens = loaded.num_blocks * block_size
+    groups, windows, longest = loaded.layer_groups, loaded.model_config.sliding_windows, loaded.max_model_len
+    num_tokens = loaded.num_blocks // groups.tables.size * block_size
+    window = AttentionWindow.of_layers(groups, windows, longest, scheduler.max_num_batched_tokens)
+    num_units = -(-longest // block_size)
+    num_blocks_each = num_units if window is None else window.most_held(num_units, block_size)
+    if window is not None:
+        logger.info(
+            "KV cache by %d groups of at most %d layers: %d groups keep all tokens, %d a window of %d",
+            groups.tables.size,
+            groups.layers_each,
+            *groups.tables,
+            window.num_tokens,
+        )
     logger.info("memory of %s: %s", loaded.device, loaded.memory)
     logger.info("choices: %s", loaded.choices)
     logger.info(
@@ -218,8 +232,8 @@ def _log_sizes(loaded: LoadedModel, scheduler: SchedulerConfig, block_size: int)
         loaded.num_blocks,
         block_size,
         loaded.num_blocks * loaded.block_bytes / 2**20,
-        num_tokens // loaded.max_model_len,
-        loaded.max_model_len,
+        loaded.num_blocks // num_blocks_each,
+        longest,
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,
         scheduler.max_waiting_tokens,

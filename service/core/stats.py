@@ -192,6 +192,8 @@ class EngineSnapshot(NamedTuple):
     beginning that several of their prompts share counted once.
     kv_tokens: tokens that the used blocks hold; a shared block's tokens count once. kv_token_blocks: how many blocks
     requests had when they were counted, which may be an iteration or many ago.
+    longest_sequence: tokens that a sequence may have that is alone in the cache; None: as many as the model takes.
+    num_layer_groups: blocks that block_size tokens of a sequence fill.
     used_blocks: with those of adapters. arena_blocks: of the others, those that a training has; requests can have them.
     num_failed_in_a_row: iterations that have failed since the last one that gave some request something.
     """
@@ -210,6 +212,8 @@ class EngineSnapshot(NamedTuple):
     distinct_waiting_tokens: int = 0
     adapters: AdapterUse = NO_ADAPTERS
     arena_blocks: int = 0
+    longest_sequence: int | None = None
+    num_layer_groups: int = 1
 
 
 class RankFacts(NamedTuple):

@@ -268,12 +268,16 @@ class AsyncEngine:
             name = "n" if request.sampling.beam is None else "beam_width"
             given = request.sampling.num_sequences
             raise InvalidRequest(f"{name} is {given}; this server runs {limit} at most", param=name)
-        block_size, adapter = self._blocks.block_size, request.adapter
-        needed = num_blocks_at_most(request, self._blocks) * block_size
-        total = self._blocks.pool.num_blocks * block_size
-        beside = (
-            "" if adapter is None else f" beside the {adapter.num_blocks * block_size} of the adapter {adapter.name}"
+        adapter = request.adapter
+        needed, total, of_adapter = (
+            num_blocks * self._blocks.block_size // self._blocks.num_groups
+            for num_blocks in (
+                num_blocks_at_most(request, self._blocks),
+                self._blocks.pool.num_blocks,
+                0 if adapter is None else adapter.num_blocks,
+            )
         )
+        beside = "" if adapter is None else f" beside the {of_adapter} of the adapter {adapter.name}"
         raise ContextLengthExceeded(
             f"prompt and max_tokens of all choices need room for {needed} tokens{beside};"
             f" the whole KV cache holds {total}",

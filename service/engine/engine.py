@@ -177,6 +177,8 @@ class Engine:
             num_swapped=self._count_swapped(),
             num_failed_in_a_row=self.num_failed_in_a_row,
             adapters=self._adapter_use(),
+            longest_sequence=blocks.longest_sequence,
+            num_layer_groups=blocks.num_groups,
         )
 
     def _adapter_use(self) -> AdapterUse:

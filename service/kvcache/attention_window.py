@@ -1,7 +1,7 @@
-"""Where every layer of a model sees a sliding window of tokens only, nobody needs what lies before it.
+"""Where layers of a model see a sliding window of tokens only, nobody needs what they keep of those before it.
 
-So a sequence holds the blocks of its last tokens, however long it becomes. vLLM and SGLang have the same for a group of
-layers. Here a block holds all layers: where one of them sees everything, nothing can be given back.
+So of these layers a sequence holds the blocks of its last tokens, however long it becomes. Layers that see everything
+have blocks of their own (core/layer_groups.py), or there are none.
 """
 
 from __future__ import annotations
@@ -9,24 +9,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from service.core.layer_groups import ALL_SEE_A_WINDOW, LayerGroups, TableGroups
+
 
 class AttentionWindow(NamedTuple):
-    """num_tokens: that a query sees at most, its own included, in the layer that sees furthest. most_new: tokens of one
-    sequence that iterations which run, and the next one, compute at most: what these see is held until they end."""
+    """num_tokens: that a query sees at most, its own included, in the layer with a window that sees furthest. most_new:
+    tokens of one sequence that iterations which run, and the next one, compute at most: what these see is held until
+    they end. groups: of the tables."""
 
     num_tokens: int
     most_new: int
+    groups: TableGroups = ALL_SEE_A_WINDOW
 
     @classmethod
-    def of_layers(cls, windows: Sequence[int | None], longest: int, most_new: int) -> AttentionWindow | None:
-        """None if some layer sees all tokens, of which a sequence has `longest` at most. windows: each layer's."""
-        widest = max((longest if window is None else window for window in windows), default=longest)
-        return None if widest >= longest else cls(widest, most_new)
+    def of_layers(
+        cls, groups: LayerGroups, windows: Sequence[int | None], longest: int, most_new: int
+    ) -> AttentionWindow | None:
+        """None if no group gives anything back. windows: each layer's. longest: tokens that a sequence has at most."""
+        if not groups.tables.num_windowed:
+            return None
+        return cls(max(each for each in windows if each is not None and each < longest), most_new, groups.tables)
 
-    def first_block(self, position: int, block_size: int) -> int:
-        """The first block that a query at `position`, or behind it, sees."""
+    def first_unit(self, position: int, block_size: int) -> int:
+        """The first unit of a table that a query at `position`, or behind it, sees through the window."""
         return max(0, position + 1 - self.num_tokens) // block_size
 
-    def most_blocks(self, block_size: int) -> int:
-        """That a sequence holds at once."""
+    def most_units(self, block_size: int) -> int:
+        """Of which a sequence holds the blocks of groups with a window at once."""
         return -(-(self.num_tokens - 1 + self.most_new) // block_size) + 1
+
+    def most_held(self, num_units: int, block_size: int, num_left_behind: int = 0) -> int:
+        """Blocks that a sequence holds at most at once, which fills so many units, and whose groups with a window never
+        need the first `num_left_behind` of them."""
+        num_seen = min(num_units - num_left_behind, self.most_units(block_size))
+        return num_units * self.groups.num_full + num_seen * self.groups.num_windowed

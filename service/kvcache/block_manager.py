@@ -10,11 +10,12 @@ from itertools import takewhile
 
 from service.core.adapter import Adapter, AdapterLoad
 from service.core.iteration_plan import BlockCopy, Transfer
+from service.core.layer_groups import ALL_SEE_ALL
 from service.core.sequence import Sequence
 from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_pool import BlockPool
-from service.kvcache.block_table import HOLE, BlockTable, num_holes
+from service.kvcache.block_table import HOLE, BlockTable, num_left_behind, without_holes
 from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION, cheapest_run
 from service.kvcache.prefix_cache import PrefixCache
 from service.kvcache.swap_space import SwapSpace
@@ -41,7 +42,9 @@ class BlockManager:
     by the sequence that takes it, so nothing is copied on write; and since every sequence needs a slot for every token,
     `append_each` takes those of a whole iteration at once.
 
-    Under a `window` a sequence gives blocks back as it goes on: of its table the first entries are holes then.
+    Under a `window` a sequence gives blocks back as it goes on: of its table the first units have holes then. Where
+    some layers see everything, it gives back the others' blocks. Blocks are counted one by one, whatever group has
+    them: a unit of a table takes as many as there are groups of layers (core/layer_groups.py).
 
     Blocks of a training and of idle adapters can be had as free ones can: if no others are free, who takes blocks ends
     the one's loan, and then makes the others go.
@@ -59,6 +62,8 @@ class BlockManager:
         assert block_size > 0
         self.block_size = block_size
         self.window = window
+        self.groups = ALL_SEE_ALL if window is None else window.groups
+        self.num_groups = self.groups.size
         self._prefix_cache = prefix_cache
         self.pool = BlockPool(num_blocks)
         # More than the device holds could never be needed at once (PagedAttention, section 4.5).
@@ -66,33 +71,45 @@ class BlockManager:
         self.adapter_slots = AdapterSlots(num_adapter_slots, self.pool)
         self.arena = TrainingArena(self.pool)
         self._tables: dict[int, BlockTable] = {}
-        self._holes_of_swapped: dict[int, int] = {}  # of those that have any
+        self._holes_of_swapped: dict[int, int] = {}  # units with holes, of those that have any
         self._free_rows: list[int] = []
         self._num_rows = 0
         self._released_rows: list[int] = []
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many tokens of one sequence fill, the last perhaps in part."""
+    def num_units_for(self, num_tokens: int) -> int:
+        """Units of a table that so many tokens of one sequence fill, the last perhaps in part."""
         return -(-num_tokens // self.block_size)
 
-    def most_held(self, num_blocks: int) -> int:
-        """Blocks that a sequence holds at most at once, which fills so many behind its first ones."""
-        return num_blocks if self.window is None else min(num_blocks, self.window.most_blocks(self.block_size))
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Entries of these units: blocks, as long as none is given back."""
+        return self.num_units_for(num_tokens) * self.num_groups
+
+    def num_tokens_in(self, num_entries: int) -> int:
+        """Tokens for which a table of so many entries has room, in all groups."""
+        return num_entries // self.num_groups * self.block_size
+
+    def most_held(self, num_units: int, num_left_behind: int = 0) -> int:
+        """See `AttentionWindow`; all that it fills, without one."""
+        return num_units if self.window is None else self.window.most_held(num_units, self.block_size, num_left_behind)
 
     @property
     def most_tokens_seen(self) -> int | None:
-        """Tokens in the blocks that a decode sees at most; None: all."""
+        """Tokens in the blocks that a decode sees at most through the window; None: all."""
         if self.window is None:
             return None
-        return (self.num_blocks_for(self.window.num_tokens) + 1) * self.block_size
+        return (self.num_units_for(self.window.num_tokens) + 1) * self.block_size
 
     @property
     def longest_sequence(self) -> int | None:
-        """Tokens for which there are blocks; None: any number, under a window."""
-        num_blocks = self.pool.num_blocks
-        if self.window is not None and self.window.most_blocks(self.block_size) <= num_blocks:
-            return None
-        return num_blocks * self.block_size
+        """Tokens for which there are blocks; None: any number, if all layers see a window."""
+        num_blocks, groups = self.pool.num_blocks, self.groups
+        num_units = num_blocks // self.num_groups
+        if self.window is not None and self.window.most_units(self.block_size) <= num_units:
+            if not groups.num_full:
+                return None
+            of_windows = self.window.most_units(self.block_size) * groups.num_windowed
+            num_units = (num_blocks - of_windows) // groups.num_full
+        return num_units * self.block_size
 
     @property
     def num_available(self) -> int:
@@ -124,9 +141,7 @@ class BlockManager:
 
     def is_shared(self, sequence_id: int, position: int) -> bool:
         """Whether the block of `position` is there and another table holds it too."""
-        block_ids = self._tables[sequence_id].block_ids
-        index = position // self.block_size
-        return index < len(block_ids) and self.pool.reference_count(block_ids[index]) > 1
+        return any(self.pool.reference_count(block_id) > 1 for block_id in self._blocks_at(sequence_id, position))
 
     @property
     def tokens_per_prefix_entry(self) -> int:
@@ -146,17 +161,19 @@ class BlockManager:
         return sum(block_id != HOLE and self.pool.reference_count(block_id) == 0 for block_id in block_ids)
 
     def num_also_held_by_others(self, prefix: list[int], num_holders: int) -> int:
-        """How many blocks at the prefix's start are each held by more than `num_holders` tables; holes are nobody's
+        """How many entries at the prefix's start are each held by more than `num_holders` tables; holes are nobody's
         need if all others are."""
-        first = num_holes(prefix)
-        counts = (self.pool.reference_count(block_id) for block_id in prefix[first:])
+        held = self._held(prefix)
+        counts = map(self.pool.reference_count, held)
         num_held = sum(1 for _ in takewhile(lambda count: count > num_holders, counts))
-        return first + num_held if not first or first + num_held == len(prefix) else 0
+        if num_held == len(held):
+            return len(prefix)
+        return num_held if len(held) == len(prefix) else 0
 
     def allocate(self, sequence_id: int, num_tokens: int, prefix: list[int]) -> None:
         """A table for `num_tokens` tokens: the blocks of `prefix`, then new ones. The caller has checked `fit`."""
         assert sequence_id not in self._tables
-        self.pool.share_many(prefix[num_holes(prefix) :])
+        self.pool.share_many(self._held(prefix))
         new = self._take_blocks(self.num_blocks_for(num_tokens) - len(prefix))
         self._add_table(sequence_id, prefix + new)
 
@@ -180,9 +197,7 @@ class BlockManager:
         for sequence_id, num_tokens, write_from in appends:
             block_ids = self._tables[sequence_id].block_ids
             needed += max(0, self.num_blocks_for(num_tokens) - len(block_ids))
-            index = write_from // self.block_size
-            if index < len(block_ids):
-                block_id = block_ids[index]
+            for block_id in self._blocks_at(sequence_id, write_from):
                 if self.pool.reference_count(block_id) - num_copied[block_id] > 1:
                     num_copied[block_id] += 1
                     needed += 1
@@ -196,29 +211,29 @@ class BlockManager:
         """
         table = self._tables[sequence_id]
         copies: list[BlockCopy] = []
-        if self.is_shared(sequence_id, write_from):
-            index = write_from // self.block_size
-            source = table.block_ids[index]
-            destination = self._take_block()
-            self.pool.release(source)
-            table.replace(index, destination)
-            copies.append(BlockCopy(source, destination))
-        while len(table.block_ids) * self.block_size < num_tokens:
+        first = write_from // self.block_size * self.num_groups
+        for index, source in enumerate(self._blocks_at(sequence_id, write_from), first):
+            if self.pool.reference_count(source) > 1:
+                destination = self._take_block()
+                self.pool.release(source)
+                table.replace(index, destination)
+                copies.append(BlockCopy(source, destination))
+        for _ in range(self.num_blocks_for(num_tokens) - len(table.block_ids)):
             table.append(self._take_block())
         return copies
 
     def forget_unseen(self, sequence_id: int, position: int) -> None:
-        """Of the sequence no tokens before `position` will be computed: blocks that none of the others sees are given
-        back. An iteration that runs may still read them: whatever is written there is written by a later plan, which
-        the device carries out behind it."""
+        """Of the sequence no tokens before `position` will be computed: blocks that none of the others sees through a
+        window are given back. An iteration that runs may still read them: whatever is written there is written by a
+        later plan, which the device carries out behind it."""
         if self.window is not None:
             table = self._tables[sequence_id]
-            dropped = table.drop_before(self.window.first_block(position, self.block_size))
+            dropped = table.drop_before(self.window.first_unit(position, self.block_size))
             if dropped:
                 self.pool.release_many(reversed(dropped))
 
     def append_each(self, sequence_ids: list[int]) -> list[int]:
-        """One more block for each sequence; returns the blocks, in the sequences' order.
+        """One more block for each sequence, as often as it is there; returns the blocks, in the sequences' order.
 
         The caller has checked `num_available`. The sequences share nothing that they write.
         """
@@ -259,7 +274,7 @@ class BlockManager:
         """`child_id` shares the parent's blocks that hold its first `num_tokens` tokens."""
         assert child_id not in self._tables
         shared = self._tables[parent_id].block_ids[: self.num_blocks_for(num_tokens)]
-        self.pool.share_many(shared[num_holes(shared) :])
+        self.pool.share_many(self._held(shared))
         self._add_table(child_id, shared)
 
     def refork(self, parent_of: dict[int, int]) -> None:
@@ -270,9 +285,9 @@ class BlockManager:
             start = _first_difference(child.block_ids, theirs)
             adopted.append((child, start, theirs[start:]))
         for _, _, block_ids in adopted:
-            self.pool.share_many(block_ids[num_holes(block_ids) :])
+            self.pool.share_many(self._held(block_ids))
         for child, start, block_ids in adopted:
-            self.pool.release_many(reversed(child.block_ids[max(start, child.first) :]))
+            self.pool.release_many(reversed(self._held(child.block_ids[start:])))
             child.adopt(block_ids, start)
 
     def free(self, sequence_id: int) -> None:
@@ -312,14 +327,14 @@ class BlockManager:
         """Move them back, into new blocks, shared as they were. The caller has checked `fit`."""
         device_of: dict[int, int] = {}
         for sequence_id in sequence_ids:
-            block_ids = [HOLE] * self._holes_of_swapped.pop(sequence_id, 0)
+            held = []
             for host_block in self.swap_space.table(sequence_id):
                 if host_block in device_of:
                     self.pool.share(device_of[host_block])
                 else:
                     device_of[host_block] = self._take_block()
-                block_ids.append(device_of[host_block])
-            self._add_table(sequence_id, block_ids)
+                held.append(device_of[host_block])
+            self._add_table(sequence_id, self._with_holes(held, self._holes_of_swapped.pop(sequence_id, 0)))
         return self.swap_space.move_in(sequence_ids, device_of)
 
     def lose(self, block_ids: set[int]) -> list[int]:
@@ -332,7 +347,8 @@ class BlockManager:
         held: dict[int, int] = {}
         for table in self._tables.values():
             assert len(set(table.held)) == len(table.held), "a table holds a block once"
-            assert table.first == num_holes(table.block_ids) and HOLE not in table.held, "holes come first"
+            assert table.first == num_left_behind(table.block_ids, self.groups) and HOLE not in table.held
+            assert len(table.held) == table.num_held and len(table.block_ids) % self.num_groups == 0, "holes come first"
             for block_id in table.held:
                 held[block_id] = held.get(block_id, 0) + 1
         for block_id in self.swap_space.held_device_blocks():
@@ -356,7 +372,24 @@ class BlockManager:
         if not self._free_rows:
             self._num_rows += 1
             self._free_rows.append(self._num_rows)
-        self._tables[sequence_id] = BlockTable(self._free_rows.pop(), block_ids)
+        self._tables[sequence_id] = BlockTable(self._free_rows.pop(), block_ids, self.groups)
+
+    def _blocks_at(self, sequence_id: int, position: int) -> list[int]:
+        """One of each group, in which the sequence's token at `position` lies; none behind the table's end."""
+        size = self.num_groups
+        index = position // self.block_size * size
+        return self._tables[sequence_id].block_ids[index : index + size]
+
+    def _held(self, block_ids: list[int]) -> list[int]:
+        return block_ids if self.window is None else without_holes(block_ids)
+
+    def _with_holes(self, held: list[int], num_left_behind: int) -> list[int]:
+        """The table of which these blocks are left, if its first units have holes."""
+        num_full, holes = self.groups.num_full, [HOLE] * self.groups.num_windowed
+        entries = []
+        for unit in range(num_left_behind):
+            entries += held[unit * num_full : (unit + 1) * num_full] + holes
+        return entries + held[num_left_behind * num_full :]
 
     def _take_table(self, sequence_id: int) -> BlockTable:
         table = self._tables.pop(sequence_id)

@@ -7,34 +7,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from service.core.layer_groups import ALL_SEE_ALL, TableGroups
+
 HOLE = -1
-"""Stands in a table for a block that its sequence needs no more (attention_window.py). Only the first ones may."""
+"""Stands in a table for a block that its sequence needs no more (attention_window.py). Only entries of groups with a
+window may be holes, and only those of the first units."""
 
 _ANY_BLOCK = 0
 """What the executor is told in a hole's place: it reads no such entry."""
 
 
 class BlockTable:
-    """Position p of the sequence lives in block `block_ids[p // block_size]`, at offset `p % block_size`.
+    """Group g's keys and values of position p live in block `block_ids[p // block_size * groups.size + g]`, at offset
+    `p % block_size`. With one group an entry is a unit.
 
     row: of the executor's tables, where it keeps its copy; no other table has it. changed_from: the entry from which on
     that copy is out of date: plans carry changes only. is_told: whether any plan has told of the table. first: of the
-    entries that are no holes.
+    units without holes.
     """
 
-    __slots__ = ("block_ids", "changed_from", "first", "is_told", "row")
+    __slots__ = ("block_ids", "changed_from", "first", "groups", "is_told", "row")
 
-    def __init__(self, row: int, block_ids: list[int]) -> None:
+    def __init__(self, row: int, block_ids: list[int], groups: TableGroups = ALL_SEE_ALL) -> None:
         self.row = row
         self.block_ids = block_ids
+        self.groups = groups
         self.changed_from = 0
         self.is_told = False
-        self.first = num_holes(block_ids)
+        self.first = num_left_behind(block_ids, groups)
 
     @property
     def held(self) -> list[int]:
         """The blocks, in order, without holes."""
-        return self.block_ids[self.first :] if self.first else self.block_ids
+        return without_holes(self.block_ids) if self.first else self.block_ids
+
+    @property
+    def num_held(self) -> int:
+        return len(self.block_ids) - self.first * self.groups.num_windowed
 
     def append(self, block_id: int) -> None:
         self.block_ids.append(block_id)
@@ -47,17 +56,21 @@ class BlockTable:
     def adopt(self, block_ids: list[int], start: int) -> None:
         """Replace the entries from `start` on by `block_ids`, of another table."""
         self.block_ids[start:] = block_ids
-        self.first = num_holes(self.block_ids)
+        self.first = num_left_behind(self.block_ids, self.groups)
         self.changed_from = min(self.changed_from, start)
 
-    def drop_before(self, index: int) -> list[int]:
-        """The entries before `index` are holes from now on; returns the blocks that they were."""
-        index = min(index, len(self.block_ids))
-        if index <= self.first:
+    def drop_before(self, unit: int) -> list[int]:
+        """In the units before `unit` the entries of groups with a window are holes from now on; returns the blocks that
+        they were."""
+        num_full, size = self.groups.num_full, self.groups.size
+        units = range(self.first, min(unit, len(self.block_ids) // size))
+        if not units:
             return []
-        dropped = self.block_ids[self.first : index]
-        self.block_ids[self.first : index] = [HOLE] * len(dropped)
-        self.first = index
+        places = [each * size + group for each in units for group in range(num_full, size)]
+        dropped = [self.block_ids[place] for place in places]
+        for place in places:
+            self.block_ids[place] = HOLE
+        self.first = units.stop
         return dropped
 
     def take_changes(self) -> tuple[int, tuple[int, ...]]:
@@ -66,13 +79,19 @@ class BlockTable:
         start, self.changed_from = self.changed_from, len(self.block_ids)
         if start == self.changed_from:
             return start, ()
-        if start < self.first:
-            return start, (*[_ANY_BLOCK] * (self.first - start), *self.block_ids[self.first :])
+        if self.first and start < self.first * self.groups.size:
+            return start, tuple(_ANY_BLOCK if block_id == HOLE else block_id for block_id in self.block_ids[start:])
         return start, tuple(self.block_ids[start:])
 
 
-def num_holes(block_ids: Sequence[int]) -> int:
-    """That a table's entries begin with."""
-    if not block_ids or block_ids[0] != HOLE:
+def num_left_behind(block_ids: Sequence[int], groups: TableGroups) -> int:
+    """Units with holes, which a table's entries begin with."""
+    first = groups.num_full
+    if not groups.num_windowed or len(block_ids) <= first or block_ids[first] != HOLE:
         return 0
-    return next((index for index, block_id in enumerate(block_ids) if block_id != HOLE), len(block_ids))
+    of_one_group = block_ids[first :: groups.size]
+    return next((unit for unit, block_id in enumerate(of_one_group) if block_id != HOLE), len(of_one_group))
+
+
+def without_holes(block_ids: Sequence[int]) -> list[int]:
+    return [block_id for block_id in block_ids if block_id != HOLE]

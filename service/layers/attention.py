@@ -6,7 +6,7 @@ flat batch attends to its own blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import NamedTuple
@@ -36,7 +36,8 @@ class AttentionInputs:
     rows that its `query_starts` name. None where there are no such rows. Rows of `decode` that are padding may be
     rows of `prefill`: those of `decode` are written first.
     rows: [N] int64, the only tokens whose output is computed, and the rows of `decode` and `prefill`; None: all T.
-    last: for the last layer, if it differs.
+    last: for the last layer, if it differs. others: where layers have several groups, whose keys and values lie in
+    blocks of their own, the same of the other groups. group_of: then of each layer; 0 is this one's.
     """
 
     slots: CacheSlots
@@ -44,6 +45,24 @@ class AttentionInputs:
     prefill: PrefillBatch | None
     rows: Tensor | None = None
     last: AttentionInputs | None = None
+    others: tuple[AttentionInputs, ...] = ()
+    group_of: tuple[int, ...] = ()
+
+    @classmethod
+    def by_group(
+        cls,
+        group_of: tuple[int, ...],
+        block_table: Tensor,
+        slots: Sequence[Tensor],
+        make: Callable[[Tensor, Tensor], AttentionInputs],
+    ) -> AttentionInputs:
+        """block_table: of all groups, side by side in each row. slots: of each group. make: from a group's block table
+        and slots."""
+        if len(slots) == 1:
+            return make(block_table, slots[0])
+        width = block_table.shape[1] // len(slots)
+        tables = (block_table[:, group * width : (group + 1) * width] for group in range(len(slots)))
+        return _together([make(*pair) for pair in zip(tables, slots, strict=True)], group_of)
 
     def read_at(
         self, rows: Tensor, decode: DecodeBatch | None = None, prefill: PrefillBatch | None = None
@@ -58,8 +77,17 @@ class AttentionInputs:
 
     def by_layer(self, num_layers: int) -> Iterator[AttentionInputs]:
         """Of each layer, the first one's first."""
-        yield from repeat(self, num_layers - 1)
-        yield self.last or self
+        *before, end = self.of_all_tokens(num_layers)
+        yield from before
+        yield end.last or end
+
+    def of_all_tokens(self, num_layers: int) -> Iterator[AttentionInputs]:
+        """As `by_layer`, for a last layer that computes all its tokens."""
+        if not self.group_of:
+            return repeat(self, num_layers)
+        assert len(self.group_of) == num_layers
+        groups = (self, *self.others)
+        return (groups[group] for group in self.group_of)
 
     def narrow(self, x: Tensor) -> Tensor:
         """x [T, ...] -> [N, ...]: of the rows whose output is computed."""
@@ -70,12 +98,30 @@ class AttentionInputs:
         lengths and slots in them."""
         slots = replace(self.slots)
         last = None if self.last is None else self.last._afresh_over(slots, None)
-        return self._afresh_over(slots, last)
+        afresh = self._afresh_over(slots, last)
+        return _together([afresh, *(other.afresh() for other in self.others)], self.group_of)
 
     def _afresh_over(self, slots: CacheSlots, last: AttentionInputs | None) -> AttentionInputs:
         decode = None if self.decode is None else self.decode.afresh()
         prefill = None if self.prefill is None else replace(self.prefill)
         return AttentionInputs(slots, decode, prefill, self.rows, last)
+
+
+def _together(groups: Sequence[AttentionInputs], group_of: tuple[int, ...]) -> AttentionInputs:
+    """Of groups whose sequences are the same: their decodes are cut alike."""
+    first, *others = groups
+    if not others:
+        return first
+    return replace(first, others=tuple(_cut_as(first, each) for each in others), group_of=group_of)
+
+
+def _cut_as(first: AttentionInputs, other: AttentionInputs) -> AttentionInputs:
+    decode, last = other.decode, other.last
+    if decode is not None and first.decode is not None:
+        decode = replace(decode, splits=first.decode.splits)
+    if last is not None and first.last is not None:
+        last = _cut_as(first.last, last)
+    return replace(other, decode=decode, last=last)
 
 
 def paged_attention(
@@ -90,8 +136,8 @@ def paged_attention(
 ) -> Tensor:
     """query [T, num_heads, head_dim], keys and values already in the cache -> [N, num_heads * head_dim].
 
-    sliding_window: how many tokens a query sees, its own included; None: all. Where all layers have one, blocks that
-    no query sees any more have gone to others. logit_softcap: of the scores (Gemma 2). sinks [num_heads]: a score of
+    sliding_window: how many tokens a query sees, its own included; None: all. Blocks of this layer's group that no
+    query sees any more have gone to others. logit_softcap: of the scores (Gemma 2). sinks [num_heads]: a score of
     each head that takes its share of the softmax and has no value (gpt-oss). Decodes and prompts are two launches:
     their best kernels differ.
     """

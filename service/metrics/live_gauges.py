@@ -44,7 +44,11 @@ class LiveGauges:
             "KV blocks that a fine-tuning job computes in; requests can have them, so they do not count as used.",
             now.arena_blocks,
         )
-        yield _gauge("headrace_kv_tokens", "Tokens in used KV blocks, those of a shared block once.", now.kv_tokens)
+        yield _gauge(
+            "headrace_kv_tokens",
+            "Tokens in used KV blocks, those of a shared block once, once for each group of layers.",
+            now.kv_tokens,
+        )
         token_ratio = _kv_token_ratio(now)
         yield _gauge(
             "headrace_kv_token_ratio",

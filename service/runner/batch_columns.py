@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.core.iteration_plan import ScheduledSequence
+from service.core.layer_groups import LayerGroups
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -61,17 +62,32 @@ class Column:
 
 class BatchColumns:
     """All columns. The batch's own have their places in `decode_columns` and `flatten`; those that are remembered are
-    carried along by their definition alone."""
+    carried along by their definition alone.
 
-    def __init__(self, columns: Iterable[Column]) -> None:
-        self._columns = tuple(columns)
+    slots: the names of those that say where a token's keys and values go, one for each group of layers. group_of: of
+    each layer its group; empty where there is one.
+    """
+
+    def __init__(self, columns: Iterable[Column], groups: LayerGroups | None = None) -> None:
+        num_groups = 1 if groups is None else groups.tables.size
+        more = [replace(_SLOTS, name=f"{_SLOTS.name}_{group}") for group in range(1, num_groups)]
+        self._columns = (*columns, *more)
+        self.slots = (_SLOTS.name, *(column.name for column in more))
+        self.group_of = () if groups is None or num_groups == 1 else groups.group_of
         self.remembered = {column.name: column.of for column in self._columns if column.of is not None}
+
+    def over(self, groups: LayerGroups | None) -> BatchColumns:
+        """The same, for layers in these groups."""
+        return self if groups is None or groups.tables.size == 1 else BatchColumns(self._columns, groups)
 
     def __iter__(self) -> Iterator[Column]:
         return iter(self._columns)
 
     def per(self, *kinds: Per) -> tuple[Column, ...]:
         return tuple(column for column in self._columns if column.per in kinds)
+
+
+_SLOTS = Column("slot_mapping", Per.TOKEN, np.int64, padding=-1)
 
 
 def _num_logprobs(item: ScheduledSequence) -> int:
@@ -84,7 +100,7 @@ BATCH_COLUMNS = BatchColumns(
     (
         Column("token_ids", Per.TOKEN, np.int64),
         Column("positions", Per.TOKEN, np.int64),
-        Column("slot_mapping", Per.TOKEN, np.int64, padding=-1),
+        _SLOTS,
         Column("rows", Per.SEQUENCE, np.int64),
         Column("context_lens", Per.SEQUENCE, np.int32),
         Column("seeds", Per.DRAW, np.int64),

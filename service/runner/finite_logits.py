@@ -19,11 +19,11 @@ def has_finite_logits(runner: ModelRunner, *, most_prompts: int, block_size: int
 
     One iteration, drawn greedily; true on a stage that does not draw. A model that fails with some of the prompts can
     still answer others: that is logged. To be called while no sequence is alive; the contents of the first
-    `most_prompts` blocks are lost. most_prompts: as many as an iteration may have, and blocks.
+    `most_prompts` units' blocks are lost. most_prompts: as many as an iteration may have, and such units.
     """
     num_prompts = min(_MOST_PROMPTS, most_prompts, vocab_size)
     first_ids = [number * vocab_size // num_prompts for number in range(num_prompts)]
-    greedy = SamplingParams(max_tokens=1, temperature=0.0)
+    greedy, num_groups = SamplingParams(max_tokens=1, temperature=0.0), runner.storage.layout.num_groups
     prompts = tuple(
         ScheduledSequence(
             -1 - number,
@@ -31,7 +31,7 @@ def has_finite_logits(runner: ModelRunner, *, most_prompts: int, block_size: int
             (token_id, (token_id + 1) % vocab_size)[:block_size],
             0,
             0,
-            (number,),
+            tuple(range(number * num_groups, (number + 1) * num_groups)),
             greedy,
             (Sample(-1 - number, 0),),
         )

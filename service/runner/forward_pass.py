@@ -17,7 +17,7 @@ from kernels.reshape_and_cache import cache_slots
 from service.layers.adapter_method import AdapterInputs, AdapterStep
 from service.layers.attention import AttentionInputs, LayerCache
 from service.models.causal_lm import CausalLM
-from service.runner.batch_columns import Int64Array
+from service.runner.batch_columns import BATCH_COLUMNS, BatchColumns, Int64Array
 from service.runner.giving_up import UntilSomebodyComes
 from service.runner.halving import in_halves
 from service.runner.kv_storage import KvStorage
@@ -99,6 +99,7 @@ class ForwardPass:
                     batch,
                     tensors,
                     self._block_size,
+                    self._rows.columns,
                     only_logits=only_logits,
                     all_as_prompts=as_prompts,
                     split_len=split_len,
@@ -112,7 +113,9 @@ class ForwardPass:
             places[_places_in(part, some)] = _places_in(batch, planned)[first:stop]
             there = to_device({**part.arrays(), "places": places}, self._device)
             token_ids = tensors["token_ids"].index_select(0, there["places"])
-            attention = attention_inputs(part, there, self._block_size, all_as_prompts=as_prompts, split_len=split_len)
+            attention = attention_inputs(
+                part, there, self._block_size, self._rows.columns, all_as_prompts=as_prompts, split_len=split_len
+            )
             received = tensors["received"].index_select(0, there["places"]) if "received" in tensors else None
             hidden = self.compute(token_ids, there["positions"], attention, adapter_inputs(there), received)
             if whole is None:
@@ -136,40 +139,46 @@ def attention_inputs(
     batch: FlatBatch,
     tensors: Mapping[str, Tensor],
     block_size: int,
+    columns: BatchColumns = BATCH_COLUMNS,
     *,
     only_logits: bool = False,
     all_as_prompts: bool = False,
     split_len: int | None = None,
 ) -> AttentionInputs:
-    """tensors: the batch's arrays on the device. Decodes and prompts are two launches: their best kernels differ.
+    """tensors: the batch's arrays on the device, by the names of `columns`. Decodes and prompts are two launches: their
+    best kernels differ.
     only_logits: of the last layer nothing is read but the rows of logits; there must be one. all_as_prompts: decodes
     are prompts of one token, so that a token's bits do not tell what it was computed as. split_len: for kernels whose
     bits do not tell it either."""
     border, num_seqs = 0 if all_as_prompts else batch.num_decode, batch.num_seqs
-    block_table, context_lens = tensors["block_table"], tensors["context_lens"]
-    decode = prefill = None
-    if border:
-        decode = decode_batch(block_table[:border], context_lens[:border], block_size, split_len=split_len)
-    if border < num_seqs:
-        query_lens = batch.query_starts[border + 1 :] - batch.query_starts[border:-1]
-        prefill = prefill_batch(
-            block_table[border:],
-            tensors["query_starts"][border:],
-            context_lens[border:],
-            max_query_len=int(query_lens.max()),
-            block_size=block_size,
-            split_len=split_len,
-        )
-    slots = cache_slots(tensors["slot_mapping"], block_size)
-    inputs = AttentionInputs(slots, decode, prefill)
-    if only_logits:
-        lens, places = tensors["logit_lens"], tensors["logit_places"]
-        if all_as_prompts:
-            prompts = prompts_of_one_token(block_table, lens, block_size, places)
-            return inputs.read_at(tensors["logit_rows"], prefill=prompts)
-        last = decode_batch(block_table, lens, block_size, places, split_len)
-        return inputs.read_at(tensors["logit_rows"], last)
-    return inputs
+    context_lens = tensors["context_lens"]
+
+    def of_group(block_table: Tensor, slots: Tensor) -> AttentionInputs:
+        decode = prefill = None
+        if border:
+            decode = decode_batch(block_table[:border], context_lens[:border], block_size, split_len=split_len)
+        if border < num_seqs:
+            query_lens = batch.query_starts[border + 1 :] - batch.query_starts[border:-1]
+            prefill = prefill_batch(
+                block_table[border:],
+                tensors["query_starts"][border:],
+                context_lens[border:],
+                max_query_len=int(query_lens.max()),
+                block_size=block_size,
+                split_len=split_len,
+            )
+        inputs = AttentionInputs(cache_slots(slots, block_size), decode, prefill)
+        if only_logits:
+            lens, places = tensors["logit_lens"], tensors["logit_places"]
+            if all_as_prompts:
+                prompts = prompts_of_one_token(block_table, lens, block_size, places)
+                return inputs.read_at(tensors["logit_rows"], prefill=prompts)
+            last = decode_batch(block_table, lens, block_size, places, split_len)
+            return inputs.read_at(tensors["logit_rows"], last)
+        return inputs
+
+    slots = [tensors[name] for name in columns.slots]
+    return AttentionInputs.by_group(columns.group_of, tensors["block_table"], slots, of_group)
 
 
 def prompts_of_one_token(block_table: Tensor, context_lens: Tensor, block_size: int, rows: Tensor) -> PrefillBatch:

@@ -65,7 +65,7 @@ class GraphInputs:
     matrix products have the same shape wherever the border between decodes and prompts lies.
 
     block_table: DeviceBlockTable's tensor. step: the tensors. fetch: with which the step begins. table_places,
-    table_values: what it has to write to the block table then, one entry a token at most.
+    table_values: what it has to write to the block table then, one entry at most of each group for a token.
     version: of the ScheduledDecodes that it holds; None if it holds others, or none. num_adapters: that a step may
     have, and then the columns are those that tell of them; 0: the steps have none. split_len: of attention
     (`RowInvariance`). received: as StepInputs has it.
@@ -82,7 +82,8 @@ class GraphInputs:
         received: Tensor | None = None,
     ) -> None:
         lengths = {
-            **dict.fromkeys((*columns.per(Per.TOKEN), *_TABLE_CHANGES), size.num_tokens),
+            **dict.fromkeys(columns.per(Per.TOKEN), size.num_tokens),
+            **dict.fromkeys(_TABLE_CHANGES, size.num_tokens * len(columns.slots)),
             **{column.of_the("decode"): size.num_decodes for column in columns.per(Per.SEQUENCE)},
             **dict.fromkeys(columns.per(Per.DRAW), size.most_draws),
         }
@@ -96,29 +97,32 @@ class GraphInputs:
             lengths |= {_READ_SLOTS: num_read, _READ_TILES: _length_of_tiles(num_read, num_adapters)}
         padding = {column.name: column.padded(length) for column, length in lengths.items()}
         self._fixed = fixed = FixedTensors(padding, block_table.device)
-        decode = None
-        if size.num_decodes:
-            decode = decode_batch(
-                block_table, fixed["decode_context_lens"], block_size, fixed["decode_rows"], split_len
-            )
-        attention = AttentionInputs(cache_slots(fixed["slot_mapping"], block_size), decode, None)
-        if size.is_mixed:
-            prefill = prefill_batch(
-                block_table,
-                fixed["query_starts"],
-                fixed["prompt_context_lens"],
-                max_query_len=size.num_tokens,
-                block_size=block_size,
-                rows=fixed["prompt_rows"],
-                split_len=split_len,
-            )
-            last = decode_batch(block_table, fixed["logit_lens"], block_size, fixed["draw_rows"], split_len)
-            attention = replace(attention, prefill=prefill).read_at(fixed["logit_rows"], last)
+
+        def of_group(table: Tensor, slots: Tensor) -> AttentionInputs:
+            decode = None
+            if size.num_decodes:
+                decode = decode_batch(table, fixed["decode_context_lens"], block_size, fixed["decode_rows"], split_len)
+            attention = AttentionInputs(cache_slots(slots, block_size), decode, None)
+            if size.is_mixed:
+                prefill = prefill_batch(
+                    table,
+                    fixed["query_starts"],
+                    fixed["prompt_context_lens"],
+                    max_query_len=size.num_tokens,
+                    block_size=block_size,
+                    rows=fixed["prompt_rows"],
+                    split_len=split_len,
+                )
+                last = decode_batch(table, fixed["logit_lens"], block_size, fixed["draw_rows"], split_len)
+                attention = replace(attention, prefill=prefill).read_at(fixed["logit_rows"], last)
+            return attention
+
+        slots = [fixed[name] for name in columns.slots]
         self.step = StepInputs(
             token_ids=fixed["token_ids"],
             positions=fixed["positions"],
             decode_rows=fixed["decode_rows"],
-            attention=attention,
+            attention=AttentionInputs.by_group(columns.group_of, block_table, slots, of_group),
             draw_rows=fixed["draw_rows" if size.is_mixed else "decode_rows"],
             sampling=SamplingBatch({c.name: fixed[c.name] for c in columns.per(Per.DRAW)}, is_greedy=False),
             adapters=_adapter_inputs(fixed, size) if num_adapters else None,
@@ -126,7 +130,7 @@ class GraphInputs:
         )
         self._size, self._num_adapters = size, num_adapters
         self.table_places, self.table_values = fixed["table_places"], fixed["table_values"]
-        self.most_changes = size.num_tokens
+        self.most_changes = size.num_tokens * len(columns.slots)
         self.fetch = fixed.fetch
         self.version: int | None = None
         self._held: dict[str, Array] = {}

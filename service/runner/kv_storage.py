@@ -12,8 +12,11 @@ from torch import Tensor
 
 from kernels.copy_blocks import copy_blocks
 from kernels.fp8_cache import FP8, Fp8Cache
+from service.config import CacheConfig
 from service.core.iteration_plan import BlockCopy
+from service.core.layer_groups import LayerGroups
 from service.layers.attention import LayerCache
+from service.layers.pipeline_stage import PipelineStage
 from service.models.model_config import ModelConfig
 from service.runner.host_memory import zeros_on_demand
 from service.runner.staging import to_device
@@ -35,7 +38,8 @@ _MOST_COPIES = 65535
 class KvLayout:
     """One block: [num_layers, 2, block_size, num_kv_heads, head_dim] of `dtype`, or with `is_fp8` of eight bits, and
     behind them the exponents of every head (kernels/fp8_cache.py). num_layers, num_kv_heads: of a rank, where several
-    have a part of every block. dtype: what the model computes in; adapters lie in blocks in it, too."""
+    have a part of every block; where layers have several groups, num_layers is of one. dtype: what the model computes
+    in; adapters lie in blocks in it, too. groups: None: all layers, in their order."""
 
     num_layers: int
     block_size: int
@@ -43,6 +47,7 @@ class KvLayout:
     head_dim: int
     dtype: torch.dtype
     is_fp8: bool = False
+    groups: LayerGroups | None = None
 
     @classmethod
     def of(
@@ -54,10 +59,26 @@ class KvLayout:
         num_stages: int = 1,
         *,
         is_fp8: bool = False,
+        groups: LayerGroups | None = None,
     ) -> KvLayout:
         """num_ranks: that share the heads of each layer."""
-        num_layers, num_kv_heads = config.num_layers // num_stages, max(1, config.num_kv_heads // num_ranks)
-        return cls(num_layers, block_size, num_kv_heads, config.head_dim, dtype, is_fp8)
+        num_layers = config.num_layers // num_stages
+        if groups is not None and groups.tables.size > 1:
+            num_layers = groups.layers_each
+        num_kv_heads = max(1, config.num_kv_heads // num_ranks)
+        return cls(num_layers, block_size, num_kv_heads, config.head_dim, dtype, is_fp8, groups)
+
+    @property
+    def num_groups(self) -> int:
+        """Blocks that block_size tokens of a sequence fill."""
+        return 1 if self.groups is None else self.groups.tables.size
+
+    @property
+    def layer_places(self) -> Sequence[int]:
+        """Of each layer, its place in a block of its group."""
+        if self.groups is None or self.num_groups == 1:
+            return range(self.num_layers)
+        return [place for _, place in self.groups.places]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -95,7 +116,8 @@ class KvStorage:
         self.layout = layout
         self.num_blocks = num_blocks
         self.blocks = _zeros((num_blocks, *layout.shape), layout.dtype, device)
-        self.layers = _fp8_layers(self.blocks, layout) if layout.is_fp8 else _layers(self.blocks)
+        of_place = _fp8_layers(self.blocks, layout) if layout.is_fp8 else _layers(self.blocks)
+        self.layers = [of_place[place] for place in layout.layer_places]
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Carry out a plan's block copies, all layers at once."""
@@ -113,6 +135,12 @@ class KvStorage:
         first = -there.data_ptr() % ALIGNMENT
         assert first + num_bytes <= len(there)
         return there[first : first + num_bytes]
+
+
+def layer_groups(config: ModelConfig, max_model_len: int, cache: CacheConfig, stage: PipelineStage) -> LayerGroups:
+    """Stages share their tables, but not all have as many layers of each kind: each has one group."""
+    is_parted = cache.by_layer_groups and stage.size == 1
+    return LayerGroups.of(config.sliding_windows, max_model_len, is_parted=is_parted)
 
 
 def _layers(blocks: Tensor) -> list[LayerCache]:

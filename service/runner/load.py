@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from service.config import CacheConfig, LoraConfig, ModelSource
+from service.core.layer_groups import LayerGroups
 from service.errors import ConfigError, ModelLoadError
 from service.layers.pipeline_stage import WHOLE, PipelineStage, RankPlace, is_last
 from service.layers.tensor_parallel import ALONE, TensorParallel
@@ -42,7 +43,7 @@ from service.runner.graph_sizes import GraphSize, common_sizes, graph_sizes
 from service.runner.host_blocks import Fp8HostBlocks, HostBlocks, PlainHostBlocks
 from service.runner.host_memory import keep_freed_memory
 from service.runner.idle_capture import IdleCapture, IdleWorks
-from service.runner.kv_storage import KvLayout, KvStorage
+from service.runner.kv_storage import KvLayout, KvStorage, layer_groups
 from service.runner.load_phases import LoadPhases
 from service.runner.memory_profile import GIBIBYTE, MemoryLedger, cpu_memory
 from service.runner.model_runner import ModelRunner
@@ -79,6 +80,7 @@ class LoadedModel:
     generation: GenerationConfig
     max_model_len: int
     num_blocks: int
+    layer_groups: LayerGroups
     num_host_blocks: int
     block_bytes: int
     host_block_bytes: int
@@ -143,7 +145,7 @@ def load_executor(
     weights_bytes = _load_weights(model, source, folder, dtype, device, max_model_len, phases, on_progress, unread)
     twice = _fits_twice(weights_bytes, device)
     choose = partial(choose_steps, model, made_for, known, device, graphs, timer, in_two_forms=twice)
-    layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, stage.size, is_fp8=cache.dtype == "fp8")
+    groups, layout = _layout(config, cache, dtype, place, max_model_len)
     adapters = None if lora is None else adapter_layout(model, layout, lora, other_stages(source, folder, place))
     sizes = sizes if adapters is None or lora is None else replace(sizes, adapters=adapter_sizes(adapters, lora))
     choices, memory = choose_and_measure(choose, model, layout, device, weights_bytes, cache, sizes, phases)
@@ -154,8 +156,7 @@ def load_executor(
     storage, store = KvStorage(layout, num_blocks, device), _store(adapters, device)
     tables = None if store is None else AdapterTables(model.block_linears(), storage, store, sizes.adapters.num_slots)
     numbers = (max_num_seqs, max_model_len, config.vocab_size)
-    kind = {"all_deterministic": source.deterministic, "is_windowed": None not in config.sliding_windows}
-    runner = ModelRunner(model, storage, device, *numbers, host_blocks, tables, **kind)
+    runner = ModelRunner(model, storage, device, *numbers, host_blocks, tables, all_deterministic=source.deterministic)
     _prepare(runner, records=device.type == "cpu" and not enforce_eager and place.num_ranks == 1)
     phases.end("cache")
     warm_up(runner)
@@ -170,6 +171,7 @@ def load_executor(
         generation=generation,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
+        layer_groups=groups,
         num_host_blocks=len(host_blocks),
         block_bytes=layout.block_bytes,
         host_block_bytes=host_blocks.block_bytes(layout),
@@ -336,7 +338,7 @@ def _check_can_answer(
     runner: ModelRunner, source: ModelSource, folder: Path, num_blocks: int, layout: KvLayout, sizes: StepSizes
 ) -> None:
     """Every request to a model without finite logits would fail. Which weights are at fault is looked up only then."""
-    most_prompts = min(num_blocks, sizes.max_num_seqs, sizes.max_num_batched_tokens // 2)
+    most_prompts = min(num_blocks // layout.num_groups, sizes.max_num_seqs, sizes.max_num_batched_tokens // 2)
     if has_finite_logits(runner, most_prompts=most_prompts, block_size=layout.block_size, vocab_size=sizes.vocab_size):
         return
     damaged = "" if source.load_format == "dummy" else non_finite_weights(folder)
@@ -415,11 +417,20 @@ def _fits_twice(weights_bytes: int, device: torch.device) -> bool:
     return device.type == "cpu" and weights_bytes <= cpu_memory()[1] // 4
 
 
+def _layout(
+    config: ModelConfig, cache: CacheConfig, dtype: torch.dtype, place: RankPlace, max_model_len: int
+) -> tuple[LayerGroups, KvLayout]:
+    groups, is_fp8 = layer_groups(config, max_model_len, cache, place.stage), cache.dtype == "fp8"
+    sizes = place.parallel.size, place.stage.size
+    return groups, KvLayout.of(config, cache.block_size, dtype, *sizes, is_fp8=is_fp8, groups=groups)
+
+
 def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: StepSizes, place: RankPlace) -> int:
     """How many blocks the memory of every rank holds, but no more than the sequences of an iteration, for each that may
     be in flight, and the adapters in all slots, can ever fill."""
     num_seqs = sizes.max_num_seqs * place.stage.size
-    usable = num_seqs * -(-sizes.max_model_len // layout.block_size) + sizes.adapters.most_blocks
+    num_units = -(-sizes.max_model_len // layout.block_size)
+    usable = num_seqs * num_units * layout.num_groups + sizes.adapters.most_blocks
     num_blocks = place.stage.least(place.parallel.least(min(memory.kv_cache_bytes // layout.block_bytes, usable)))
     if num_blocks < 1:
         raise ConfigError(

@@ -44,8 +44,7 @@ class ModelRunner:
 
     Owns the model, the KV storage and what is remembered in each row. adapters: None where none are served. trainings:
     those that plans may have shares of. all_deterministic: every row of every step has the bits that it has alone, not
-    only where a sequence asks for it. is_windowed: every layer sees a window, so a sequence may be longer than all
-    blocks together.
+    only where a sequence asks for it.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class ModelRunner:
         adapters: AdapterTables | None = None,
         *,
         all_deterministic: bool = False,
-        is_windowed: bool = False,
     ) -> None:
         self.device = device
         self.all_deterministic = all_deterministic
@@ -70,11 +68,11 @@ class ModelRunner:
         self.transfer = KvTransfer(storage, host_blocks or PlainHostBlocks(storage.layout, 0, pinned=False))
         self.trainings = Trainings(storage, self.transfer)
         self._block_size = storage.layout.block_size
-        max_blocks = -(-max_model_len // self._block_size)
-        if not is_windowed:
+        max_blocks, groups = -(-max_model_len // self._block_size), storage.layout.groups
+        if groups is None or not groups.tables.num_windowed:  # else a sequence has entries for blocks that are others'
             max_blocks = min(max_blocks, storage.num_blocks)
         # Twice as many as run at once: one that has ended is released after the iteration that still had it.
-        columns = BATCH_COLUMNS if adapters is None else ADAPTER_COLUMNS
+        columns = (BATCH_COLUMNS if adapters is None else ADAPTER_COLUMNS).over(groups)
         self._rows = SequenceRows(2 * max_num_seqs, max_blocks, columns)
         self._forward_pass = ForwardPass(model, storage, self._rows, device, max_model_len)
         if adapters is not None:

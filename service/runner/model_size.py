@@ -10,14 +10,16 @@ import torch
 from service.config import CacheConfig, ModelSource
 from service.layers.pipeline_stage import WHOLE, PipelineStage
 from service.layers.tensor_parallel import ALONE, TensorParallel
+from service.models.context_length import context_length
 from service.models.quantized_model import store_quantized
 from service.models.registry import open_model
 from service.runner.choices.number_format import choose_dtype
-from service.runner.kv_storage import KvLayout
+from service.runner.kv_storage import KvLayout, layer_groups
 
 
 class ModelSize(NamedTuple):
-    """Bytes of all weights, and of one token's keys and values; of a rank, where several divide them."""
+    """Bytes of all weights, and of one token's keys and values, as long as all layers see it; of a rank, where several
+    divide them."""
 
     weights_bytes: int
     kv_token_bytes: int
@@ -36,7 +38,10 @@ class ModelSize(NamedTuple):
         `open_model` does."""
         config, model = open_model(folder, source.implementation, parallel, source.quantization, stage)
         dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
-        layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, stage.size, is_fp8=cache.dtype == "fp8")
+        groups = layer_groups(config, context_length(config, source.max_model_len), cache, stage)
+        is_fp8 = cache.dtype == "fp8"
+        layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, stage.size, is_fp8=is_fp8, groups=groups)
         if config.quantization is not None:
             store_quantized(model, config.quantization, dequantized=device.type == "cpu")
-        return cls(model.weights_bytes(dtype, device), -(-layout.block_bytes // cache.block_size))
+        token_bytes = -(-layout.num_groups * layout.block_bytes // cache.block_size)
+        return cls(model.weights_bytes(dtype, device), token_bytes)

@@ -101,12 +101,15 @@ class _RecordedStep:
         self._columns = columns.per(Per.TOKEN, Per.SEQUENCE)
         self._arrays = {column.name: column.padded(kind.num_rows) for column in self._columns}
         there = {name: torch.from_numpy(array) for name, array in self._arrays.items()}
-        sequences = torch.from_numpy(block_table), there["context_lens"], block_size, there["rows"]
-        slots_of_cache = cache_slots(there["slot_mapping"], block_size)
-        if kind.deterministic:
-            attention = AttentionInputs(slots_of_cache, None, prompts_of_one_token(*sequences))
-        else:
-            attention = AttentionInputs(slots_of_cache, decode_batch(*sequences), None)
+
+        def of_group(table: Tensor, slots: Tensor) -> AttentionInputs:
+            sequences = table, there["context_lens"], block_size, there["rows"]
+            if kind.deterministic:
+                return AttentionInputs(cache_slots(slots, block_size), None, prompts_of_one_token(*sequences))
+            return AttentionInputs(cache_slots(slots, block_size), decode_batch(*sequences), None)
+
+        slots_of_groups = [there[name] for name in columns.slots]
+        attention = AttentionInputs.by_group(columns.group_of, torch.from_numpy(block_table), slots_of_groups, of_group)
         adapters = None
         if kind.adapters:
             slots = TokenSlots(there["adapter_slots"])

@@ -138,7 +138,8 @@ class FlatBatch:
 
     tokens, sequences, draws: the columns of BatchColumns, by name. Draws are in the plan's order; unless the batch
     `is_plain` they have the columns of an ASKING_DRAW too.
-    query_starts [S + 1] int32. block_table [S, M] int32, M just enough for the longest.
+    query_starts [S + 1] int32. block_table [S, M] int32, M just enough for the longest; group by group, where layers
+    have several.
     num_decode: sequences that compute one token. has_pending: some of their ids are PENDING_TOKEN_ID.
     token_starts [S] int64: where each sequence's tokens begin, in the plan's order.
     is_plain: every sequence's `SamplingParams.is_plain`.
@@ -204,7 +205,6 @@ def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBa
     token_ids = planned_ids[places - np.repeat(starts[:-1] - planned_starts[order], query_lens)]
     positions = places - np.repeat(starts[:-1] - computed, query_lens)
     token_row = np.repeat(row, query_lens)
-    blocks = rows.block_table[token_row, positions // block_size].astype(np.int64)
 
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
@@ -216,11 +216,8 @@ def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBa
 
     num_decode = int(is_decode.sum())
     is_plain = not rows["asks_more"][row].any()
-    tokens: dict[str, Array] = {
-        "token_ids": token_ids,
-        "positions": positions,
-        "slot_mapping": blocks * block_size + positions % block_size,
-    }
+    tokens: dict[str, Array] = {"token_ids": token_ids, "positions": positions}
+    tokens |= _slots(rows, token_row, positions, block_size)
     tokens |= rows.gather(Per.TOKEN, token_row)
     sequences: dict[str, Array] = {"rows": row, "context_lens": context_lens.astype(np.int32)}
     draws: dict[str, Array] = {"seeds": seeds, "sample_positions": context_lens[draw_place]}
@@ -233,7 +230,7 @@ def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBa
         sequences=sequences,
         draws=draws,
         query_starts=starts.astype(np.int32),
-        block_table=rows.block_table[row, : -(-int(context_lens.max()) // block_size)],
+        block_table=rows.first_blocks(row, -(-int(context_lens.max()) // block_size)),
         num_decode=num_decode,
         has_pending=bool((token_ids[:num_decode] == PENDING_TOKEN_ID).any()),
         token_starts=starts[place],
@@ -250,19 +247,25 @@ def decode_columns(planned: PlanColumns, rows: SequenceRows, block_size: int) ->
     """The batch's columns, by name, of a plan that `is_decode`; "decode_" before those of sequences. rows: up to date
     with it."""
     row, positions = planned.rows, planned.num_computed_tokens
-    blocks = rows.block_table[row, positions // block_size].astype(np.int64)
-    columns = {
+    columns: dict[str, Array] = {
         "token_ids": planned.token_ids,
         "positions": positions,
-        "slot_mapping": blocks * block_size + positions % block_size,
         "decode_rows": row,
         "decode_context_lens": (positions + 1).astype(np.int32),
         "seeds": planned.seeds,
         "sample_positions": positions + 1,
     }
-    columns |= rows.gather(Per.TOKEN, row) | rows.gather(Per.DRAW, row)
+    columns |= _slots(rows, row, positions, block_size) | rows.gather(Per.TOKEN, row) | rows.gather(Per.DRAW, row)
     columns |= {f"decode_{name}": column for name, column in rows.gather(Per.SEQUENCE, row).items()}
     return columns
+
+
+def _slots(rows: SequenceRows, row: Int64Array, positions: Int64Array, block_size: int) -> dict[str, Array]:
+    """[T] each: in every group of layers, where the token at this position of this row goes."""
+    units, offsets = np.divmod(positions, block_size)
+    return {
+        name: rows.blocks_at(row, units, group) * block_size + offsets for group, name in enumerate(rows.columns.slots)
+    }
 
 
 def adapter_columns(
@@ -294,10 +297,10 @@ def advance(held: Mapping[str, Array], rows: SequenceRows, block_size: int) -> N
     """`held`, of decodes that are all pending, becomes in place the columns of the same decodes one token further.
     rows: up to date with these. The block table is read where a block begins only: elsewhere slots follow
     each other."""
-    for name in ("positions", "slot_mapping", "decode_context_lens", "sample_positions"):
+    for name in ("positions", *rows.columns.slots, "decode_context_lens", "sample_positions"):
         np.add(held[name], 1, out=held[name])
     positions = held["positions"]
     (begins,) = (positions % block_size == 0).nonzero()
     if len(begins):
-        blocks = rows.block_table[held["decode_rows"][begins], positions[begins] // block_size]
-        held["slot_mapping"][begins] = blocks.astype(np.int64) * block_size
+        for name, slots in _slots(rows, held["decode_rows"][begins], positions[begins], block_size).items():
+            held[name][begins] = slots

@@ -34,13 +34,15 @@ NO_CHANGES = TableChanges(np.empty(0, np.int64), np.empty(0, np.int32))
 class SequenceRows:
     """block_table [rows, max_blocks] int32, and the columns that come from sequences, by name. Engine thread.
 
-    The scheduler assigns the rows, from 1 on; row 0 is that of padding. Entries of the block
+    Where layers have several groups, a row has max_blocks entries of the first one, then those of the next. The
+    scheduler assigns the rows, from 1 on; row 0 is that of padding. Entries of the block
     table that change are noted until `take_changes`, for whoever keeps a copy of it.
     """
 
     def __init__(self, num_sequences: int, max_blocks: int, columns: BatchColumns = BATCH_COLUMNS) -> None:
         self.columns = columns
-        self.block_table: Int32Array = np.zeros((num_sequences + 1, max_blocks), dtype=np.int32)
+        self._num_groups, self._max_blocks = len(columns.slots), max_blocks
+        self.block_table: Int32Array = np.zeros((num_sequences + 1, self._num_groups * max_blocks), dtype=np.int32)
         self._columns = {column.name: column.padded(num_sequences + 1) for column in columns if column.of is not None}
         self._gathered = {kind: tuple(c.name for c in columns.per(kind) if c.of is not None) for kind in Per}
         self._changed: list[Int64Array] | None = []  # places; None: too many to note each
@@ -80,7 +82,11 @@ class SequenceRows:
             self._columns[name][rows] = [of(item) for item in scheduled]
 
     def write_blocks(self, rows: Int64Array, indexes: Int64Array, block_ids: Int64Array) -> None:
-        """[C] each: the block table of `rows` has `block_ids` at `indexes`."""
+        """[C] each: the block table of `rows` has `block_ids` at `indexes`, which count the groups' entries of one unit
+        after the other (core/layer_groups.py)."""
+        if self._num_groups > 1:
+            units, groups = np.divmod(indexes, self._num_groups)
+            indexes = groups * self._max_blocks + units
         places = rows * self.block_table.shape[1] + indexes
         self.block_table.reshape(-1)[places] = block_ids
         if self._changed is not None:
@@ -88,6 +94,17 @@ class SequenceRows:
             self._num_changed += len(places)
             if self._num_changed > self.block_table.size:
                 self._changed = None
+
+    def blocks_at(self, rows: Int64Array, units: Int64Array, group: int = 0) -> Int64Array:
+        """[C] each: of these rows, the group's block in these units."""
+        return self.block_table[rows, group * self._max_blocks + units].astype(np.int64)
+
+    def first_blocks(self, rows: Int64Array, num_units: int) -> Int32Array:
+        """[S, groups * num_units]: of these rows, the blocks of the first units, group by group."""
+        if self._num_groups == 1:
+            return self.block_table[rows, :num_units]
+        by_group = self.block_table.reshape(self.num_rows, self._num_groups, self._max_blocks)
+        return by_group[rows, :, :num_units].reshape(len(rows), -1)
 
     def take_changes(self, num_rows: int) -> TableChanges:
         """The changes in the first `num_rows` rows since the last call. Some of the values may be as before."""

@@ -179,7 +179,7 @@ def choose_and_measure(
 def _table_bytes(layout: KvLayout, sizes: StepSizes) -> int:
     """Memory that grows with the sequences, besides their blocks: for each a row of the token counts and two of the
     block table (as many as ModelRunner makes)."""
-    max_blocks = -(-sizes.max_model_len // layout.block_size)
+    max_blocks = -(-sizes.max_model_len // layout.block_size) * layout.num_groups
     return DeviceBlockTable.num_bytes(2 * sizes.max_num_seqs + 1, max_blocks) + TokenCounts.num_bytes(
         sizes.max_num_seqs, sizes.vocab_size
     )

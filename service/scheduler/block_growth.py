@@ -57,9 +57,9 @@ class BlockGrowth:
         for group in batch.unbatched.values():
             live = group.live
             if len(live) == 1:
-                room = len(blocks.table(live[0].sequence_id).block_ids) * blocks.block_size
+                room = blocks.num_tokens_in(len(blocks.table(live[0].sequence_id).block_ids))
                 if _next_end(live[0]) > room and not self.is_moving(group):
-                    shortage.unbatched.append((group, 1))
+                    shortage.unbatched.append((group, blocks.num_groups))
             elif not self.is_moving(group):
                 shortage.unbatched.append((group, blocks.num_blocks_to_append(self._appends(group))))
         return shortage
@@ -88,19 +88,19 @@ class BlockGrowth:
         Returns for how many they have. It writes to no shared block."""
         blocks, table = self._blocks, self._blocks.table(sequence.sequence_id)
         num_more = min(blocks.num_blocks_for(num_tokens) - len(table.block_ids), blocks.pool.num_free)
-        if num_more > 0:
-            with_more = (len(table.block_ids) + num_more) * blocks.block_size
+        if num_more >= blocks.num_groups:
+            with_more = blocks.num_tokens_in(len(table.block_ids) + num_more)
             blocks.append(sequence.sequence_id, with_more, sequence.num_computed_tokens)
-        return len(table.block_ids) * blocks.block_size
+        return blocks.num_tokens_in(len(table.block_ids))
 
     def room_for_chunk(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> int:
         """As `room_for`, of any blocks that can be taken."""
         blocks, table = self._blocks, self._blocks.table(sequence.sequence_id)
         num_more = min(blocks.num_blocks_for(num_tokens) - len(table.block_ids), blocks.num_available)
-        if num_more > 0:
-            with_more = (len(table.block_ids) + num_more) * blocks.block_size
+        if num_more >= blocks.num_groups:
+            with_more = blocks.num_tokens_in(len(table.block_ids) + num_more)
             blocks.append(sequence.sequence_id, with_more, self._write_from(group, sequence))
-        return len(table.block_ids) * blocks.block_size
+        return blocks.num_tokens_in(len(table.block_ids))
 
     def is_moving(self, group: SequenceGroup) -> bool:
         """Whether the group's blocks are on their way out or in."""

@@ -115,7 +115,7 @@ class DecodeBatch:
             num_tokens, table = len(sequence.token_ids), self._blocks.table(sequence.sequence_id)
             columns.append((
                 sequence.sequence_id, table.row, sequence.draw.seed, sequence.max_num_tokens - 1,
-                num_tokens, 1, num_tokens, len(table.block_ids) * self._blocks.block_size,
+                num_tokens, 1, num_tokens, self._blocks.num_tokens_in(len(table.block_ids)),
             ))  # fmt: skip
             del self.unbatched[group.arrival_order]
             self._numbers[group.arrival_order] = number
@@ -125,14 +125,14 @@ class DecodeBatch:
         self._version = next(self._versions)
 
     def shortage(self) -> Int64Array:
-        """Places of the decodes that need a block for their next tokens; one that needs several stands there as
-        often."""
+        """Places of the decodes that need blocks for their next tokens, as often as it needs blocks, side by side."""
         self._drop_left()
         end, room = self._columns[END], self._columns[ROOM]
         places: Int64Array = (end > room).nonzero()[0]
         if not len(places):
             return places
-        return places.repeat(-((room[places] - end[places]) // self._blocks.block_size))
+        num_units = -((room[places] - end[places]) // self._blocks.block_size)
+        return places.repeat(num_units * self._blocks.num_groups)
 
     def advance(self, number: int, shortage: Int64Array) -> tuple[DecodeMembers, ScheduledDecodes] | None:
         """Iteration `number` computes the next tokens of all its members, which are returned; None if there are none.
@@ -219,7 +219,7 @@ class DecodeBatch:
             table = self._blocks.table(sequence.sequence_id)
             assert (column[SEQUENCE_ID], column[ROW]) == (sequence.sequence_id, table.row)
             num_computed = column[END] - column[NUM_NEW]
-            assert column[ROOM] == len(table.block_ids) * self._blocks.block_size
+            assert column[ROOM] == self._blocks.num_tokens_in(len(table.block_ids))
             assert num_computed <= column[ROOM]
             assert num_computed < column[LAST] == sequence.max_num_tokens - 1
             assert len(sequence.token_ids) <= num_computed + 1
@@ -262,8 +262,8 @@ class DecodeBatch:
             self._version = next(self._versions)
 
     def _grow(self, places: Int64Array) -> GrownTables:
-        """One block more for the decode at each place."""
-        columns, block_size = self._columns, self._blocks.block_size
+        """One block more for the decode at each place; with several groups, one for each of them."""
+        columns, block_size, num_groups = self._columns, self._blocks.block_size, self._blocks.num_groups
         sequence_ids = columns[SEQUENCE_ID, places].tolist()
         if self._blocks.window is not None:
             positions = (columns[END, places] - columns[NUM_NEW, places]).tolist()
@@ -271,8 +271,9 @@ class DecodeBatch:
                 self._blocks.forget_unseen(sequence_id, position)
         block_ids = self._blocks.append_each(sequence_ids)
         nth = np.arange(len(places)) - places.searchsorted(places)  # of the decode's
-        grown = GrownTables(places, columns[ROOM, places] // block_size + nth, np.array(block_ids, np.int64))
-        np.add.at(columns[ROOM], places, block_size)
+        starts = columns[ROOM, places] // block_size * num_groups + nth
+        grown = GrownTables(places, starts, np.array(block_ids, np.int64))
+        np.add.at(columns[ROOM], places[::num_groups], block_size)
         return grown
 
 

@@ -30,6 +30,7 @@ def share_prompt(group: SequenceGroup, blocks: BlockManager) -> None:
     for sequence in others:
         if not blocks.has_table(sequence.sequence_id):
             blocks.fork(group.leader.sequence_id, sequence.sequence_id, shared)
+            blocks.forget_unseen(sequence.sequence_id, shared)  # the leader's last chunk may begin long before
             sequence.num_computed_tokens = shared
             sequence.num_cached_blocks = shared // blocks.block_size
 

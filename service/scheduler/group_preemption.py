@@ -92,4 +92,4 @@ class GroupPreemption:
         except Exception:
             logger.exception("the cached blocks of request %s are not known", group.request.request_id)
             return 0
-        return self._blocks.num_also_held_by_others(prefix, len(group.computing)) * self._blocks.block_size
+        return self._blocks.num_tokens_in(self._blocks.num_also_held_by_others(prefix, len(group.computing)))

@@ -157,10 +157,10 @@ class GroupStart:
     def _allocate(self, group: SequenceGroup, prefix: list[int], draft: PlanDraft) -> None:
         """Give the leader blocks for its first chunk; the other choices have tables once they can share its prompt."""
         blocks, leader = self._blocks, group.leader
-        num_cached = len(prefix) * blocks.block_size
+        num_cached = blocks.num_tokens_in(len(prefix))
         blocks.allocate(leader.sequence_id, min(num_cached + draft.budget, leader.num_tokens), prefix)
         leader.num_computed_tokens = num_cached
-        leader.num_cached_blocks = len(prefix)
+        leader.num_cached_blocks = num_cached // blocks.block_size
         draft.tally.prefix_queried_tokens += leader.num_tokens
         draft.tally.prefix_hit_tokens += leader.num_computed_tokens
         share_prompt(group, blocks)

@@ -280,6 +280,7 @@ class IterationScheduler:
 
     def num_cached_tokens(self) -> int:
         """Tokens that the device's used blocks hold, those of a shared block counted once. Adapters' blocks hold none.
+        A token that several groups of layers keep counts for each of them, as their blocks do.
 
         Blocks on their way to the host count as empty.
         """
@@ -291,12 +292,12 @@ class IterationScheduler:
                 if not blocks.has_table(sequence.sequence_id):
                     continue
                 table = blocks.table(sequence.sequence_id)
-                if table.held and table.held[-1] not in last_blocks:  # else forked, and not yet written on
-                    unfilled += len(table.block_ids) * blocks.block_size - sequence.num_computed_tokens
-                    last_blocks.add(table.held[-1])
+                if table.num_held and table.block_ids[-1] not in last_blocks:  # else forked, and not yet written on
+                    unfilled += blocks.num_tokens_in(len(table.block_ids)) - sequence.num_computed_tokens
+                    last_blocks.add(table.block_ids[-1])
         num_used = blocks.pool.num_used - blocks.swap_space.num_departing - blocks.adapter_slots.num_blocks
         num_used -= blocks.arena.num_blocks
-        return max(0, num_used * blocks.block_size - unfilled)
+        return max(0, num_used * blocks.block_size - unfilled * blocks.num_groups)
 
     @property
     def _background_is_in_the_way(self) -> bool:

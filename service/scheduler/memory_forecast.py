@@ -57,8 +57,12 @@ class ForecastAdmission:
         num_promised: int = 0,
     ) -> Fit:
         block_size = blocks.block_size
-        lengths = (pair for other in (*running, group) for pair in self._lengths(other, block_size))
-        peak = peak_num_tokens(lengths, blocks.most_tokens_seen)
+        lengths = [pair for other in (*running, group) for pair in self._lengths(other, block_size)]
+        peak = 0  # a token counts once for each group of layers
+        if blocks.groups.num_full:
+            peak += blocks.groups.num_full * peak_num_tokens(lengths)
+        if blocks.groups.num_windowed:
+            peak += blocks.groups.num_windowed * peak_num_tokens(lengths, blocks.most_tokens_seen)
         slots = blocks.adapter_slots
         of_adapters = slots.num_pinned_blocks + slots.num_blocks_to_pin(group.request.adapter)
         if running and peak > (blocks.pool.num_blocks - of_adapters) * block_size:

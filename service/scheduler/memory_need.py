@@ -6,7 +6,7 @@ from __future__ import annotations
 from service.core.request import Request
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
-from service.kvcache.block_table import num_holes
+from service.kvcache.block_table import HOLE, num_left_behind
 
 
 def num_shared_tokens(request: Request, block_size: int) -> int:
@@ -14,11 +14,11 @@ def num_shared_tokens(request: Request, block_size: int) -> int:
     return request.num_prompt_tokens // block_size * block_size
 
 
-def num_blocks_now(group: SequenceGroup, blocks: BlockManager, num_seen_no_more: int = 0) -> int:
+def num_blocks_now(group: SequenceGroup, blocks: BlockManager, num_left_behind: int = 0) -> int:
     """Blocks that hold every token that the group has now, none of them allocated yet; under a window, the most of them
-    that are held at once. num_seen_no_more: so many of the first nobody needs."""
-    num_each = [blocks.num_blocks_for(sequence.num_tokens) for sequence in group.computing]
-    return _held_by_choices(group.request, num_each, blocks, num_seen_no_more)
+    that are held at once. num_left_behind: units that nobody needs who sees through the window."""
+    num_each = [blocks.num_units_for(sequence.num_tokens) for sequence in group.computing]
+    return _held_by_choices(group.request, num_each, blocks, num_left_behind)
 
 
 def num_blocks_to_start(group: SequenceGroup, prefix: list[int], blocks: BlockManager) -> int:
@@ -31,9 +31,8 @@ def num_blocks_to_start(group: SequenceGroup, prefix: list[int], blocks: BlockMa
     if blocks.swap_space.holds(group.leader.sequence_id):
         num_held = blocks.swap_space.num_blocks_of([s.sequence_id for s in group.computing])
         return of_adapter + min(num_held + len(group.live), num_blocks_at_most(group.request, blocks))
-    first = num_holes(prefix)
-    num_known = len(prefix) - first
-    num_new = max(0, num_blocks_now(group, blocks, first) - num_known)
+    num_known = len(prefix) - prefix.count(HOLE)
+    num_new = max(0, num_blocks_now(group, blocks, num_left_behind(prefix, blocks.groups)) - num_known)
     return of_adapter + num_new + blocks.num_free_among(prefix)
 
 
@@ -42,11 +41,11 @@ def num_blocks_to_come(group: SequenceGroup, blocks: BlockManager) -> int:
     a group that decodes."""
     to_come = 0
     for sequence in group.computing:
-        num_needed = blocks.num_blocks_for(sequence.num_tokens_to_cache)
+        num_needed = blocks.num_units_for(sequence.num_tokens_to_cache)
         if blocks.has_table(sequence.sequence_id):
             table = blocks.table(sequence.sequence_id)
-            if num_needed > len(table.block_ids):
-                to_come += max(0, blocks.most_held(num_needed - table.first) - len(table.held))
+            if num_needed * blocks.num_groups > len(table.block_ids):
+                to_come += max(0, blocks.most_held(num_needed, table.first) - table.num_held)
         else:
             shared = num_shared_tokens(group.request, blocks.block_size) // blocks.block_size
             to_come += blocks.most_held(num_needed - shared)
@@ -56,17 +55,17 @@ def num_blocks_to_come(group: SequenceGroup, blocks: BlockManager) -> int:
 def num_blocks_at_most(request: Request, blocks: BlockManager) -> int:
     """Blocks of the request's own when every choice has run to max_tokens; under a window, the most of them that it
     holds at once. A last token is never cached."""
-    num_each = [blocks.num_blocks_for(request.max_num_tokens - 1)] * request.sampling.num_sequences
+    num_each = [blocks.num_units_for(request.max_num_tokens - 1)] * request.sampling.num_sequences
     return _held_by_choices(request, num_each, blocks)
 
 
-def _held_by_choices(request: Request, num_each: list[int], blocks: BlockManager, num_seen_no_more: int = 0) -> int:
-    """Blocks of choices that have `num_each`, those of the prompt shared, without the first `num_seen_no_more`."""
+def _held_by_choices(request: Request, num_each: list[int], blocks: BlockManager, num_left_behind: int = 0) -> int:
+    """Blocks of choices that fill so many units each, those of the prompt shared."""
     if len(num_each) == 1:
-        return blocks.most_held(num_each[0] - num_seen_no_more)
+        return blocks.most_held(num_each[0], num_left_behind)
     shared = num_shared_tokens(request, blocks.block_size) // blocks.block_size
-    of_prompt = blocks.most_held(max(0, shared - num_seen_no_more))
-    return of_prompt + sum(blocks.most_held(num_blocks - shared) for num_blocks in num_each)
+    of_prompt = blocks.most_held(shared, min(shared, num_left_behind))
+    return of_prompt + sum(blocks.most_held(num_units - shared) for num_units in num_each)
 
 
 def num_blocks_alone(request: Request, blocks: BlockManager) -> int:

@@ -136,6 +136,7 @@ class Settings(
             swap_bytes,
             self.swap_compression,
             self.kv_cache_dtype,
+            by_layer_groups=True,
         )
 
     def policies(self) -> dict[str, str]:

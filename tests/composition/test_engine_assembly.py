@@ -10,6 +10,7 @@ from service.core.clock import MonotonicClock
 from service.core.events import FinalEvent, TokenEvent, one_by_one
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
+from service.core.layer_groups import LayerGroups
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.engine.engine import Engine
@@ -125,7 +126,8 @@ def _logprobs(events: dict[str, list[object]]) -> list[float]:
 def test_where_every_layer_sees_a_window_a_long_answer_holds_no_more_than_that(parts: ModelParts):
     def most_used(windows: tuple[int | None, ...]) -> int:
         config = replace(parts.loaded.model_config, sliding_windows=windows)
-        served = replace(parts, loaded=replace(parts.loaded, model_config=config))
+        groups = LayerGroups.of(windows, parts.loaded.max_model_len)
+        served = replace(parts, loaded=replace(parts.loaded, model_config=config, layer_groups=groups))
         engine, blocks = make_engine(Settings(**SMALL), served, new_recorder(), MonotonicClock(), Sevens())
         sampling, used = SamplingParams(max_tokens=100, temperature=0), [0]
         engine.requests.add(Request("a", PROMPT, sampling, arrival_s=0.0))
@@ -137,4 +139,5 @@ def test_where_every_layer_sees_a_window_a_long_answer_holds_no_more_than_that(p
     num_layers = len(parts.loaded.model_config.sliding_windows)
     assert most_used((None,) * num_layers) == 9
     assert most_used((20,) * num_layers) == 3
-    assert most_used((20,) * (num_layers - 1) + (None,)) == 9, "one layer that sees all needs all"
+    alone = most_used((20,) * (num_layers - 1) + (None,))
+    assert alone == 9 + 3 * (num_layers - 1), "one layer that sees all needs all, and the others do not"

@@ -22,6 +22,7 @@ from service.core.events import (
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan
 from service.core.iteration_result import TokenLogprobs
+from service.core.layer_groups import ALL_SEE_A_WINDOW, ALL_SEE_ALL, TableGroups
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import BeamParams, SamplingParams
 from service.core.sequence import Sequence
@@ -114,13 +115,17 @@ class Harness:
         sink: ListSink | None = None,
         speculation: Speculation | None = None,
         window: int | None = None,
+        groups: TableGroups | None = None,
     ) -> None:
+        """groups: of the layers, if only some of several see the window."""
         self.clock = clock or ManualClock()
-        cache = ChainedPrefixCache(block_size, window=window) if prefix_cache is None else prefix_cache
-        self.window = window
-        seen = None if window is None else AttentionWindow(window, (1 + overlap) * max_num_batched_tokens)
+        groups = groups or (ALL_SEE_ALL if window is None else ALL_SEE_A_WINDOW)
+        if prefix_cache is None:
+            prefix_cache = ChainedPrefixCache(block_size, window=window, groups=groups)
+        cache, self.window = prefix_cache, None if groups.num_full else window
+        seen = None if window is None else AttentionWindow(window, (1 + overlap) * max_num_batched_tokens, groups)
         self.blocks = BlockManager(num_blocks, block_size, cache, num_host_blocks, num_adapter_slots, seen)
-        self.toy = ToyExecutor(num_blocks, block_size, VOCABULARY, transfer_delay, window)
+        self.toy = ToyExecutor(num_blocks, block_size, VOCABULARY, transfer_delay, window, groups)
         self.executor = executor or self.toy
         self.sink = sink or ListSink()
         self.max_num_seqs = max_num_seqs
@@ -337,12 +342,13 @@ class Harness:
                     if block_id == HOLE:
                         continue
                     held = (group.request.prefix_salt, index, sequence)
+                    unit = index // self.blocks.groups.size
                     salt, position, other = holders.setdefault(block_id, held)
                     assert (salt, position) == held[:2]
                     if other is sequence:
                         continue
                     computed = min(self._num_computed(sequence), self._num_computed(other))
-                    end = min((index + 1) * self.blocks.block_size, computed)
+                    end = min((unit + 1) * self.blocks.block_size, computed)
                     pairs = zip(other.token_ids[:end], sequence.token_ids[:end], strict=True)
                     assert all(a == b or PENDING_TOKEN_ID in (a, b) for a, b in pairs)
 
@@ -358,8 +364,14 @@ class Harness:
         if not (isinstance(cache, ChainedPrefixCache) and isinstance(executor, ToyExecutor)):
             return
         arriving = {c.destination: c.source for launched in self.engine._launched for c in launched.plan.copies}
-        for entry in cache._entries.values():
-            held = [cell for block_id in entry.block_ids for cell in executor.block(arriving.get(block_id, block_id))]
+        parts = [
+            (entry, entry.block_ids[group :: len(kind.groups)])
+            for kind in cache._kinds
+            for entry in kind.entries.values()
+            for group in range(len(kind.groups))
+        ]
+        for entry, block_ids in parts:
+            held = [cell for block_id in block_ids for cell in executor.block(arriving.get(block_id, block_id))]
             assert held[0] is not None, "an entry's blocks are computed"
             _, first, *weights = held[0]
             assert first % cache.tokens_per_entry == 0
@@ -402,9 +414,9 @@ class Harness:
             table = self.blocks.table(sequence.sequence_id)
             waits = bool(self.engine._launched) or sequence.top is not None
             assert sequence.num_tokens_to_compute > 0 or waits
-            assert len(table.block_ids) * self.blocks.block_size >= self._num_computed(sequence)
-            if self.blocks.window is not None:
-                assert len(table.held) <= self.blocks.window.most_blocks(self.blocks.block_size), "as was promised"
+            assert self.blocks.num_tokens_in(len(table.block_ids)) >= self._num_computed(sequence)
+            num_units = len(table.block_ids) // self.blocks.groups.size
+            assert len(table.held) <= self.blocks.most_held(num_units), "as was promised"
 
     def _has_table(self, sequence: Sequence) -> bool:
         return self.blocks.has_table(sequence.sequence_id)

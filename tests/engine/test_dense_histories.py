@@ -1,7 +1,8 @@
 """Histories in which memory is always short: requests come at once, with long prompts and several choices, into a cache
 that holds a few of them. So nearly each is preempted, and returns from the host or is computed again.
 
-With and without a window over the tokens, under which blocks go from hand to hand while their sequences run on.
+With and without a window over the tokens, under which blocks go from hand to hand while their sequences run on; and
+with a window that some groups of layers see through, while others see everything.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+from service.core.layer_groups import TableGroups
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.scheduler.speculation import Speculation
@@ -19,13 +21,16 @@ from tests.engine.test_engine import SometimesSwap
 from tests.engine.toy_drafts import ToyDrafts
 
 
-def play(seed: int, window: int | None, num_lanes: int) -> Harness:
+def play(seed: int, window: int | None, num_lanes: int, groups: TableGroups | None) -> Harness:
     chance = random.Random(seed)
     block_size, budget = chance.choice([1, 2, 3, 4]), chance.choice([9, 12, 20])
     seen = AttentionWindow(window or 1, 2 * budget)
-    num_blocks = chance.randint(14, 40) if window is None else seen.most_blocks(block_size) + chance.randint(0, 9)
-    cache = ChainedPrefixCache(block_size, chance.choice([1, 2]), window=window)
-    speculation = Speculation(2, 6, lambda: ToyDrafts(chance, 0.6, VOCABULARY, window=window))
+    num_blocks = chance.randint(14, 40) if window is None else seen.most_units(block_size) + chance.randint(0, 9)
+    if groups is not None:
+        num_blocks = num_blocks * groups.num_windowed + 120 // block_size * groups.num_full
+    cache = ChainedPrefixCache(block_size, chance.choice([1, 2]), window=window, groups=groups)
+    drafted_by = None if groups is not None else window
+    speculation = Speculation(2, 6, lambda: ToyDrafts(chance, 0.6, VOCABULARY, window=drafted_by))
     harness = Harness(
         num_blocks,
         block_size,
@@ -41,6 +46,7 @@ def play(seed: int, window: int | None, num_lanes: int) -> Harness:
         num_lanes=num_lanes,
         speculation=speculation if chance.random() < 0.5 else None,
         window=window,
+        groups=groups,
     )
     beginnings = [tuple(chance.randint(0, 3) for _ in range(60)) for _ in range(2)]
     longest = 100 if window else num_blocks * block_size
@@ -59,12 +65,16 @@ def play(seed: int, window: int | None, num_lanes: int) -> Harness:
     return harness
 
 
-@pytest.mark.parametrize("window", [None, 12, 30])
+@pytest.mark.parametrize(
+    ("window", "groups"), [(None, None), (12, None), (30, None), (12, TableGroups(1, 2)), (7, TableGroups(2, 1))]
+)
 @pytest.mark.parametrize("num_lanes", [1, 2])
-def test_however_short_memory_is_each_gets_its_own_tokens(window: int | None, num_lanes: int):
+def test_however_short_memory_is_each_gets_its_own_tokens(
+    window: int | None, groups: TableGroups | None, num_lanes: int
+):
     recoveries = Counter[str]()
     for seed in range(6):
-        harness = play(1000 * num_lanes + 100 * (window or 0) + seed, window, num_lanes)
+        harness = play(1000 * num_lanes + 100 * (window or 0) + seed, window, num_lanes, groups)
         for request_id, final in harness.finals.items():
             request = harness.requests[request_id]
             assert final.error is None

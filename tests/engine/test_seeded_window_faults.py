@@ -61,8 +61,8 @@ def test_without_a_fault_the_scenario_passes(overlap: bool):
 
 
 def blocks_given_back_one_too_early(patch: Patch) -> None:
-    first_block = AttentionWindow.first_block
-    patch.setattr(AttentionWindow, "first_block", lambda self, *arguments: first_block(self, *arguments) + 1)
+    first_unit = AttentionWindow.first_unit
+    patch.setattr(AttentionWindow, "first_unit", lambda self, *arguments: first_unit(self, *arguments) + 1)
 
 
 def blocks_given_back_that_the_chunk_itself_sees(patch: Patch) -> None:
@@ -82,7 +82,7 @@ def blocks_never_given_back(patch: Patch) -> None:
 def blocks_dropped_but_not_given_back(patch: Patch) -> None:
     def only_dropped(self: BlockManager, sequence_id: int, position: int) -> None:
         assert self.window is not None
-        self.table(sequence_id).drop_before(self.window.first_block(position, self.block_size))
+        self.table(sequence_id).drop_before(self.window.first_unit(position, self.block_size))
 
     patch.setattr(BlockManager, "forget_unseen", only_dropped)
 
@@ -106,10 +106,9 @@ def a_hole_told_as_a_block(patch: Patch) -> None:
 
 
 def a_prefix_of_which_too_little_is_known(patch: Patch) -> None:
-    match_last = ChainedPrefixCache._match_last
-    patch.setattr(
-        ChainedPrefixCache, "_match_last", lambda self, sequence, salt, _: match_last(self, sequence, salt, 2)
-    )
+    match, table = ChainedPrefixCache._last_seen, ChainedPrefixCache._table
+    patch.setattr(ChainedPrefixCache, "_last_seen", lambda self, *arguments: match(self, *arguments[:-1], 2))
+    patch.setattr(ChainedPrefixCache, "_table", lambda self, full, seen, _: table(self, full, seen, 2))
 
 
 def a_prefix_offered_with_its_holes(patch: Patch) -> None:

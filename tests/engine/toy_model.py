@@ -15,6 +15,7 @@ from service.core.adapter import AdapterLoad
 from service.core.embedding import Vector
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledDecodes, ScheduledSequence, Transfer
 from service.core.iteration_result import FinishedTransfer, IterationResult, TokenLogprobs
+from service.core.layer_groups import ALL_SEE_ALL, TableGroups
 from service.core.sampling_params import SamplingParams
 from service.core.training import Arena, Training, TrainingOutcome, TrainingShare
 from tests.engine.late_executor import LateExecutor, LateIteration
@@ -146,14 +147,24 @@ def beam_oracle(
 class ToyExecutor(LateExecutor):
     """Carries plans out on a dictionary of slots, in the order that the plan promises.
 
-    digests: of the weights of adapters, by id.
+    digests: of the weights of adapters, by id. groups: of layers; where some of several see a window, the model's
+    tokens come from those that see everything, and the others are watched: whatever is computed, they hold the same of
+    all that it sees through the window.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, vocabulary: int, transfer_delay: int = 0, window: Window = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocabulary: int,
+        transfer_delay: int = 0,
+        window: Window = None,
+        groups: TableGroups = ALL_SEE_ALL,
     ) -> None:
         super().__init__()
-        self._window = window
+        self._groups = groups
+        self._watched_window = window
+        self._window = None if groups.num_full else window
         self._transfer_delay = transfer_delay
         self._host_slots: dict[int, Cell] = {}
         self._in_flight: list[tuple[int, Transfer]] = []
@@ -270,10 +281,12 @@ class ToyExecutor(LateExecutor):
                 tables[item.row] = [*tables.get(item.row, [])[: item.table_start], *item.block_ids]
             table = tables[item.row]
             end = item.num_computed_tokens + len(item.token_ids)
-            written = table[item.num_computed_tokens // self._block_size : -(-end // self._block_size)]
+            size, num_full = self._groups.size, self._groups.num_full
+            written = table[item.num_computed_tokens // self._block_size * size : -(-end // self._block_size) * size]
             assert on_the_way.isdisjoint(written), "what moves is not written"
-            first = self._first_seen(item.num_computed_tokens + 1) // self._block_size
-            assert arriving.isdisjoint(table[first:]), "what has not arrived is not read"
+            first = max(0, item.num_computed_tokens + 1 - (self._watched_window or end)) // self._block_size
+            read = [b for i, b in enumerate(table) if i % size < num_full or i // size >= first]
+            assert arriving.isdisjoint(read), "what has not arrived is not read"
 
     def block(self, block_id: int) -> list[Cell | None]:
         """What its slots hold."""
@@ -337,7 +350,9 @@ class ToyExecutor(LateExecutor):
             if self._window is not None:
                 before = range(self._first_seen(position + 1), position)
                 held = with_seen(weights, [self._slots.get(self._slot(table, place)) for place in before])
-            self._slots[self._slot(table, position)] = cell_of(token_id, position, held)
+            for group in range(self._groups.size):
+                self._slots[self._slot(table, position, group)] = cell_of(token_id, position, held)
+            self._watch(table, position + 1)
 
     def _load(self, load: AdapterLoad) -> None:
         """Its weights fill its blocks."""
@@ -364,11 +379,21 @@ class ToyExecutor(LateExecutor):
         """What the token before position `end` sees; None: the last one."""
         table = self.tables[item.row]
         end = item.num_computed_tokens + len(item.token_ids) if end is None else end
+        self._watch(table, end)
         return [self._slots[self._slot(table, position)] for position in range(self._first_seen(end), end)]
+
+    def _watch(self, table: list[int], end: int) -> None:
+        """All groups hold what they show the token before `end`."""
+        for group in range(1, self._groups.size):
+            is_full = group < self._groups.num_full
+            for position in range(0 if is_full else max(0, end - (self._watched_window or end)), end):
+                first, other = (self._slots.get(self._slot(table, position, each)) for each in (0, group))
+                assert other == first, "each group of layers holds what its layers see"
 
     def _first_seen(self, end: int) -> int:
         """The first position that the token before `end` sees."""
         return 0 if self._window is None else max(0, end - self._window)
 
-    def _slot(self, table: list[int], position: int) -> int:
-        return table[position // self._block_size] * self._block_size + position % self._block_size
+    def _slot(self, table: list[int], position: int, group: int = 0) -> int:
+        entry = position // self._block_size * self._groups.size + group
+        return table[entry] * self._block_size + position % self._block_size

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.core.iteration_plan import PENDING_TOKEN_ID
+from service.core.layer_groups import TableGroups
 from service.core.sequence import Sequence
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager, Fit
@@ -259,3 +260,56 @@ def test_under_a_window_any_length_fits_once_the_most_that_is_held_does():
     assert windowed(5).longest_sequence is None
     assert windowed(4).longest_sequence == 8
     assert BlockManager(5, 2, NoPrefixCache()).longest_sequence == 10
+
+
+def parted(num_blocks: int = 40, num_host_blocks: int = 0) -> BlockManager:
+    """As `windowed`, of one group of layers that sees everything and two that see 5 tokens."""
+    groups = TableGroups(1, 2)
+    cache = ChainedPrefixCache(2, window=5, groups=groups)
+    return BlockManager(num_blocks, 2, cache, num_host_blocks, window=AttentionWindow(5, 4, groups))
+
+
+def test_of_several_groups_of_layers_those_with_a_window_give_back():
+    blocks = parted(num_host_blocks=40)
+    blocks.allocate(0, 10, [])
+    assert blocks.pool.num_used == 15
+    blocks.forget_unseen(0, 8)
+    assert blocks.pool.num_used == 15 - 2 * 2
+    blocks.fork(0, 1, 9)
+    assert blocks.num_blocks_to_append([(0, 10, 9), (1, 10, 9)]) == 3, "one of both copies the last unit"
+    copies = blocks.append(0, 10, 9)
+    assert [copy.source for copy in copies] == blocks.table(1).block_ids[-3:]
+    assert [copy.destination for copy in copies] == blocks.table(0).block_ids[-3:]
+    blocks.refork({1: 0})
+    assert blocks.table(1).block_ids == blocks.table(0).block_ids
+    blocks.free(1)
+    blocks.swap_space.finish(blocks.swap_out([0]).transfer_id)
+    assert blocks.pool.num_used == 0 and blocks.swap_space.num_used == 11
+    blocks.swap_in([0])
+    table = blocks.table(0)
+    assert [index for index, block_id in enumerate(table.block_ids) if block_id == HOLE] == [1, 2, 4, 5]
+    assert table.first == 2 and blocks.append_each([0, 0, 0]) == table.block_ids[-3:]
+    blocks.check_invariants()
+
+
+def test_of_several_groups_those_that_see_everything_bound_the_longest_sequence():
+    most = AttentionWindow(5, 4).most_units(2)
+    assert parted(3 * most - 1).longest_sequence == 2 * (most - 1)
+    assert parted(3 * most).longest_sequence == 2 * most
+    assert parted(3 * most + 7).longest_sequence == 2 * (most + 7)
+
+
+def test_a_cached_beginning_is_held_whole_by_what_sees_everything():
+    blocks, tokens = parted(), list(range(11))
+    sequence = make_sequence(tokens)
+    blocks.allocate(0, 10, [])
+    blocks.cache_prefix(sequence, "", 10)
+    prefix = blocks.match_prefix(make_sequence(tokens), "")
+    assert [block_id == HOLE for block_id in prefix] == [False, True, True] * 3 + [False] * 6
+    assert blocks.num_also_held_by_others(prefix, 0) == len(prefix)
+    assert blocks.num_also_held_by_others(prefix, 1) == 0
+    blocks.free(0)
+    assert blocks.num_free_among(prefix) == 9
+    blocks.allocate(1, 11, prefix)
+    assert blocks.pool.num_used == 9 + 3
+    blocks.check_invariants()

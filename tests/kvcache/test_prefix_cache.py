@@ -3,8 +3,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.core.layer_groups import TableGroups
 from service.core.sequence import Sequence
 from service.kvcache.block_table import HOLE
+from service.kvcache.kv_events import NoKvEvents
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 
 BLOCK = 4
@@ -57,8 +59,8 @@ def test_the_first_of_two_equal_blocks_stays_the_known_one():
 def test_a_hit_is_believed_only_if_the_tokens_are_equal():
     cache = ChainedPrefixCache(BLOCK)
     cache.insert(make_sequence(list(range(4))), "", [5], 4)
-    (digest,) = cache._entries
-    cache._entries[digest] = cache._entries[digest]._replace(tokens=bytes(16))
+    (digest,) = cache._full.entries
+    cache._full.entries[digest] = cache._full.entries[digest]._replace(tokens=bytes(16))
     assert cache.match(make_sequence(list(range(5))), "") == []
 
 
@@ -135,6 +137,42 @@ def test_holes_are_not_offered_and_what_is_behind_them_is():
     cache.insert(make_sequence(tokens), "", [HOLE, 6, 7], 12)
     assert set(cache.known_blocks()) == {6, 7}
     assert cache.match(make_sequence(tokens), "") == [HOLE, HOLE, 7]
+
+
+def test_where_some_layers_see_a_window_the_others_need_the_whole_beginning():
+    """A query sees 6 tokens in two groups of layers, and everything in one."""
+    cache = ChainedPrefixCache(BLOCK, window=6, groups=TableGroups(1, 2))
+    tokens = list(range(17))
+    cache.insert(make_sequence(tokens), "", [1, 11, 21, 2, 12, 22, 3, 13, 23, 4, 14, 24], 16)
+    whole = [1, HOLE, HOLE, 2, HOLE, HOLE, 3, 13, 23, 4, 14, 24]
+    assert cache.match(make_sequence(tokens), "") == whole
+    cache.forget([11, 22])
+    assert cache.match(make_sequence(tokens), "") == whole
+    cache.forget([24])
+    assert cache.match(make_sequence(tokens), "") == [], "the token behind the third block sees the second, too"
+    cache.insert(make_sequence(tokens), "", [5, 15, 25, 6, 16, 26, 7, 17, 27, 8, 18, 28], 12)
+    assert cache.match(make_sequence(tokens), "") == [1, HOLE, HOLE, 2, 16, 26, 3, 13, 23], "what is known is kept"
+    cache.forget([2])
+    assert cache.match(make_sequence(tokens), "") == [1, 15, 25]
+
+
+def test_events_tell_of_what_sees_everything():
+    told = []
+
+    class Events(NoKvEvents):
+        def stored(self, digest: bytes, parent: bytes | None, tokens: bytes, salt: str) -> None:
+            told.append(digest)
+
+        def removed(self, digest: bytes) -> None:
+            told.remove(digest)
+
+    cache = ChainedPrefixCache(BLOCK, events=Events(), window=6, groups=TableGroups(1, 1))
+    cache.insert(make_sequence(list(range(8))), "", [1, 11, 2, 12], 8)
+    assert len(told) == 2
+    cache.forget([11, 12])
+    assert len(told) == 2 == len(cache)
+    cache.forget([1])
+    assert len(told) == 1 == len(cache)
 
 
 def test_of_entries_of_several_blocks_only_those_are_taken_that_are_seen():

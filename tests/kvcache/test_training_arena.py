@@ -174,7 +174,7 @@ class World:
     def live_prefixes(self) -> set[bytes]:
         """Entries of the prefix cache of which somebody holds all blocks."""
         count = self.blocks.pool.reference_count
-        entries = self.cache._entries.values()
+        entries = self.cache._full.entries.values()
         return {entry.digest for entry in entries if all(count(block_id) for block_id in entry.block_ids)}
 
     def check(self) -> None:

@@ -6,11 +6,15 @@ import pytest
 import torch
 
 from service.core.iteration_plan import PENDING_TOKEN_ID, Sample, ScheduledSequence
+from service.core.layer_groups import LayerGroups
 from service.core.sampling_params import SamplingParams
+from service.runner.batch_columns import BATCH_COLUMNS
+from service.runner.forward_pass import attention_inputs
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize, most_prompts
 from service.runner.selective_batching import decode_columns, grow_tables
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows
+from service.runner.staging import to_device
 from tests.runner.plans import as_decodes, flat, planned
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -81,6 +85,66 @@ def test_decodes_of_the_same_version_advance():
     assert inputs.step.attention.decode.context_lens.tolist() == [4, 7, 0, 0]
     assert inputs.step.sampling.columns["sample_positions"].tolist() == [4, 7, 0, 0]
     assert inputs.step.token_ids.tolist() == [PENDING_TOKEN_ID] * 2 + [0, 0]
+
+
+GROUPS = LayerGroups.of((8, 8, None, 8, 8, None), 100)
+"""One group of two layers that see everything, and two of layers with a window."""
+
+
+def of_group(items, group):
+    """The same items of a model that has this group's layers only."""
+    return [item._replace(table_start=item.table_start // 3, block_ids=item.block_ids[group::3]) for item in items]
+
+
+def test_each_group_of_layers_has_what_a_model_of_its_layers_alone_would_have():
+    """Decodes that are filled in, decodes that advance into other blocks, and prompts: by graphs and without."""
+    assert GROUPS.tables.size == 3
+    chance, columns = random.Random(0), BATCH_COLUMNS.over(GROUPS)
+    rows, alone = SequenceRows(8, 12, columns), [SequenceRows(8, 12) for _ in range(3)]
+    table, size, decode_size = torch.from_numpy(rows.block_table), GraphSize(46, 6), GraphSize(6, 6)
+    mixed, decoding = (GraphInputs(each, table, 4, columns) for each in (size, decode_size))
+    of_alone = [
+        [GraphInputs(each, torch.from_numpy(twin.block_table), 4) for each in (size, decode_size)] for twin in alone
+    ]
+
+    def check(got, wants):
+        for layer, inputs in enumerate(got.by_layer(6)):
+            want = [*wants[GROUPS.group_of[layer]].by_layer(6)][layer]
+            assert inputs.slots.slot_mapping.tolist() == want.slots.slot_mapping.tolist()
+            for ours, theirs in ((inputs.decode, want.decode), (inputs.prefill, want.prefill)):
+                assert (ours is None) == (theirs is None)
+                if ours is not None:
+                    assert torch.equal(ours.block_table, theirs.block_table)
+                    assert torch.equal(ours.context_lens, theirs.context_lens)
+                    assert torch.equal(ours.rows, theirs.rows)
+
+    items = [long_share(chance, 1 + number, length) for number, length in enumerate((1, 9, 1, 4))]
+    batch, batches = flat(items, rows, 4), [flat(of_group(items, g), alone[g], 4) for g in range(3)]
+    there = [to_device(each.arrays(), torch.device("cpu")) for each in (batch, *batches)]
+    plain = [attention_inputs(each, t, 4, only_logits=True) for each, t in zip(batches, there[1:], strict=True)]
+    check(attention_inputs(batch, there[0], 4, columns, only_logits=True), plain)
+    for inputs, filled in ((mixed, batch), *((of_alone[g][0], batches[g]) for g in range(3))):
+        inputs.fill(filled)
+        inputs.fetch()
+    check(mixed.step.attention, [of_alone[g][0].step.attention for g in range(3)])
+    check(mixed.step.attention.afresh(), [of_alone[g][0].step.attention for g in range(3)])
+
+    first = [long_share(chance, row, 1)._replace(token_ids=(PENDING_TOKEN_ID,)) for row in range(1, 5)]
+    pairs = [(decoding, rows, first), *((of_alone[g][1], alone[g], of_group(first, g)) for g in range(3))]
+    for inputs, held, some in pairs:
+        inputs.fill_decodes(decode_columns(planned(some, held), held, 4), version=1)
+    for _ in range(9):
+        for inputs, held, some in pairs:
+            some[:] = [item._replace(num_computed_tokens=item.num_computed_tokens + 1, block_ids=()) for item in some]
+            inputs.advance(as_decodes(some, 1), held, 4, NO_CHANGES)
+            inputs.fetch()
+        check(decoding.step.attention, [of_alone[g][1].step.attention for g in range(3)])
+
+
+def long_share(chance, row, num_tokens):
+    """With room for what comes behind it."""
+    blocks = tuple(chance.sample(range(1, 1000), 36))
+    return share(chance, row, num_tokens)._replace(block_ids=blocks)
 
 
 def share(chance, row, num_tokens, samples=1):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.core.layer_groups import TableGroups
 from service.scheduler.admission import Admission
 from service.scheduler.history import ENOUGH_LENGTHS, History
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission, peak_num_tokens
@@ -77,9 +78,14 @@ def test_short_outputs_in_the_past_let_more_requests_in():
 
 @pytest.mark.parametrize(("num_blocks", "answer"), [(10, "OK"), (9, "LATER")])
 @pytest.mark.parametrize("make", [ReserveAdmission, lambda: ForecastAdmission(History())], ids=["reserve", "forecast"])
-def test_what_fits_to_the_last_block_starts(make: Callable[[], Admission], num_blocks: int, answer: str):
-    """Two requests of 2 + 8 tokens in blocks of 2."""
+@pytest.mark.parametrize("groups", [None, TableGroups(1, 2)], ids=["one group", "three groups"])
+def test_what_fits_to_the_last_block_starts(
+    make: Callable[[], Admission], num_blocks: int, answer: str, groups: TableGroups | None
+):
+    """Two requests of 2 + 8 tokens in blocks of 2; with several groups of layers, in as many blocks of each."""
     harness = Harness(num_blocks, block_size=2)
+    if groups is not None:
+        harness = Harness(num_blocks * groups.size, block_size=2, window=100, groups=groups)
     for seed in range(2):
         harness.engine.requests.add(harness.request((1, 2), 8, seed=seed))
     running, waiting = harness.scheduler.pool.groups()

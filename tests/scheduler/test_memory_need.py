@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from service.core.adapter import Adapter
+from service.core.layer_groups import TableGroups
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
@@ -102,7 +103,7 @@ def test_an_adapter_costs_blocks_as_long_as_nobody_runs_with_it():
 
 def test_under_a_window_a_request_needs_what_it_holds_at_once():
     window = AttentionWindow(20, 12)
-    blocks, most = BlockManager(100, 4, NoPrefixCache(), window=window), window.most_blocks(4)
+    blocks, most = BlockManager(100, 4, NoPrefixCache(), window=window), window.most_units(4)
     assert most == 9
     assert num_blocks_at_most(make_request(10, 3), blocks) == 3
     assert num_blocks_at_most(make_request(1000, 1000), blocks) == most
@@ -119,3 +120,19 @@ def test_a_cached_end_spares_all_that_lies_before_it():
     blocks.allocate(77, 12, prefix=[])
     prefix = [HOLE, *blocks.table(77).block_ids]
     assert num_blocks_to_start(group, prefix, blocks) == 7 - 4
+
+
+def test_of_groups_that_see_everything_all_is_needed_and_of_the_others_a_window():
+    window = AttentionWindow(20, 12, TableGroups(2, 3))
+    blocks, most = BlockManager(10_000, 4, NoPrefixCache(), window=window), window.most_units(4)
+    assert num_blocks_at_most(make_request(10, 3), blocks) == 3 * 5
+    assert num_blocks_at_most(make_request(1000, 1001), blocks) == 500 * 2 + most * 3
+    group = SequenceGroup(make_request(1000, 5), 0)
+    assert num_blocks_now(group, blocks) == 250 * 2 + most * 3
+    blocks.allocate(group.leader.sequence_id, 40, prefix=[])
+    blocks.forget_unseen(group.leader.sequence_id, 40)
+    table = blocks.table(group.leader.sequence_id)
+    assert num_blocks_to_come(group, blocks) == 250 * 2 + most * 3 - len(table.held)
+    prefix = list(table.block_ids)
+    other = SequenceGroup(make_request(1000, 5), 1)
+    assert num_blocks_to_start(other, prefix, blocks) == 250 * 2 + most * 3 - len(table.held)

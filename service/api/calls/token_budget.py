@@ -3,6 +3,7 @@ some 100 bytes each until the answer is written."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from service.api.calls.validation import CheckedCall
@@ -15,12 +16,18 @@ def kv_room(snapshot: EngineSnapshot, num_prompt_tokens: int, n: int, adapter: A
     """Tokens that each of n choices can generate if the request, with its adapter, has the whole KV cache to itself; at
     least 1.
 
-    The choices share the prompt's full blocks, and a last token is never cached.
+    The choices share the prompt's full blocks, and a last token is never cached. What several choices give back behind
+    a window is not counted on.
     """
+    of_adapter = 0 if adapter is None else adapter.num_blocks
+    if n == 1:
+        if snapshot.longest_sequence is None:
+            return sys.maxsize
+        return max(1, snapshot.longest_sequence - of_adapter * snapshot.block_size - num_prompt_tokens + 1)
     shared = num_prompt_tokens // snapshot.block_size
-    num_blocks = snapshot.total_blocks - (0 if adapter is None else adapter.num_blocks)
-    blocks_per_choice = shared + (num_blocks - shared) // n
-    return max(1, blocks_per_choice * snapshot.block_size - num_prompt_tokens + 1)
+    num_units = (snapshot.total_blocks - of_adapter) // snapshot.num_layer_groups
+    units_per_choice = shared + (num_units - shared) // n
+    return max(1, units_per_choice * snapshot.block_size - num_prompt_tokens + 1)
 
 
 def max_tokens_for(

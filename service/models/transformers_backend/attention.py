@@ -76,16 +76,15 @@ class PagedStep:
     """One step of one model: its tokens' keys and values go to the cache, its queries look at all that is there."""
 
     def __init__(self, caches: Sequence[LayerCache], inputs: AttentionInputs) -> None:
-        self._caches = iter(caches)
-        self._inputs = inputs
+        self._layers = zip(caches, inputs.of_all_tokens(len(caches)), strict=True)
 
     def attend(self, call: AttentionCall) -> Tensor:
-        cache = next(self._caches)
+        cache, inputs = next(self._layers)
         head_dim, value_dim = call.query.shape[-1], call.value.shape[-1]
         value = call.value if value_dim == head_dim else F.pad(call.value, (0, head_dim - value_dim))
-        reshape_and_cache(_rows(call.key), _rows(value), *cache, self._inputs.slots)
+        reshape_and_cache(_rows(call.key), _rows(value), *cache, inputs.slots)
         query = _rows(call.query)
-        attended = paged_attention(query, cache, self._inputs, call.scale, call.window, call.softcap, sinks=call.sinks)
+        attended = paged_attention(query, cache, inputs, call.scale, call.window, call.softcap, sinks=call.sinks)
         return attended.view(1, *query.shape)[..., :value_dim]
 
 

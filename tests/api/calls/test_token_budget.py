@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from service.api.calls.token_budget import kv_room, max_tokens_for
 from service.core.adapter import Adapter
+from service.core.layer_groups import TableGroups
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.stats import EngineSnapshot
 from service.errors import ContextLengthExceeded
+from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.admission import fits_ever
@@ -65,11 +67,30 @@ def test_the_room_is_the_most_that_the_engine_accepts(
 ) -> None:
     blocks = BlockManager(total, block_size, NoPrefixCache())
     adapter = Adapter("poet", 1, of_adapter, "ab") if of_adapter else None
-    room = kv_room(EngineSnapshot(total_blocks=total, block_size=block_size), prompt, n, adapter)
+    room = kv_room(
+        EngineSnapshot(total_blocks=total, block_size=block_size, longest_sequence=total * block_size),
+        prompt,
+        n,
+        adapter,
+    )
 
     def fits(max_tokens: int) -> bool:
         request = Request("r", (0,) * prompt, SamplingParams(max_tokens=max_tokens, n=n), 0.0, adapter=adapter)
         return fits_ever(request, blocks, max_num_seqs=64)
+
+    assert not fits(room + 1)
+    assert fits(room) or not fits(1)
+
+
+@given(st.integers(1, 90), st.integers(40, 90), st.sampled_from([1, 2, 4]))
+def test_where_some_layers_see_a_window_the_room_is_what_the_engine_accepts(prompt: int, total: int, block_size: int):
+    window = AttentionWindow(9, 8, TableGroups(1, 2))
+    blocks = BlockManager(total, block_size, NoPrefixCache(), window=window)
+    snapshot = EngineSnapshot(total_blocks=total, longest_sequence=blocks.longest_sequence, num_layer_groups=3)
+    room = kv_room(snapshot, prompt, 1)
+
+    def fits(max_tokens: int) -> bool:
+        return fits_ever(Request("r", (0,) * prompt, SamplingParams(max_tokens=max_tokens), 0.0), blocks, 64)
 
     assert not fits(room + 1)
     assert fits(room) or not fits(1)
