@@ -238,8 +238,9 @@ class BlockManager:
         The caller has checked `num_available`. The sequences share nothing that they write.
         """
         block_ids = self._take_blocks(len(sequence_ids))
+        tables = self._tables
         for sequence_id, block_id in zip(sequence_ids, block_ids, strict=True):
-            self._tables[sequence_id].append(block_id)
+            tables[sequence_id].block_ids.append(block_id)  # of blocks of one token all, each iteration
         return block_ids
 
     def load_adapter(self, adapter: Adapter) -> AdapterLoad | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 
 class BlockPool:
@@ -50,9 +51,10 @@ class BlockPool:
 
     def allocate_many(self, count: int) -> list[int]:
         """`count` blocks at once, in the order of `allocate`."""
-        pop, counts = self._free.popitem, self._reference_counts
-        block_ids = [pop(last=False)[0] for _ in range(count)]
+        free, counts = self._free, self._reference_counts
+        block_ids = list(islice(free, count))
         for block_id in block_ids:
+            del free[block_id]
             counts[block_id] = 1
         return block_ids
 
