@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from service.core.layer_groups import ALL_SEE_A_WINDOW, TableGroups
 from service.kvcache import prefix_cache
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager
-from service.kvcache.block_table import BlockTable
+from service.kvcache.block_table import HOLE, BlockTable
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.group_start import GroupStart
@@ -21,20 +22,21 @@ from tests.engine.test_engine import SometimesSwap
 Patch = pytest.MonkeyPatch
 
 
-def scenario(overlap: bool) -> None:
+def scenario(overlap: bool, groups: TableGroups = ALL_SEE_A_WINDOW) -> None:
     """Answers several windows long, choices, beams and prompts that begin alike, in caches that hold some windows."""
     recoveries = Counter[str]()
     for num_blocks in (46, 48, 50):
         harness = Harness(
-            num_blocks,
+            num_blocks * groups.num_windowed + 45 * groups.num_full,
             block_size=2,
             max_num_seqs=7,
             max_num_batched_tokens=8,
             preemption=SometimesSwap(0.3),
-            num_host_blocks=40,
+            num_host_blocks=40 * groups.size,
             transfer_delay=1,
             overlap=overlap,
             window=17,
+            groups=groups,
         )
         prompt = tuple(i % 7 for i in range(30))
         for number in range(5):
@@ -144,6 +146,51 @@ def test_a_fault_is_caught(fault: Callable[[Patch], None], overlap: bool, monkey
     fault(monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError)):
         scenario(overlap)
+
+
+PARTED = TableGroups(1, 2)
+
+
+def test_without_a_fault_the_scenario_passes_for_groups_of_layers():
+    scenario(overlap=False, groups=PARTED)
+
+
+def a_group_given_back_that_sees_everything(patch: Patch) -> None:
+    def of_all_groups(self: BlockManager, sequence_id: int, position: int) -> None:
+        forget_unseen(self, sequence_id, position)
+        table = self.table(sequence_id)
+        if table.first and table.block_ids[0] != HOLE:
+            self.pool.release(table.block_ids[0])
+            table.block_ids[0] = HOLE
+
+    forget_unseen = BlockManager.forget_unseen
+    patch.setattr(BlockManager, "forget_unseen", of_all_groups)
+
+
+def groups_whose_entries_change_places(patch: Patch) -> None:
+    def swapped(self: BlockManager, sequence_ids: list[int]) -> list[int]:
+        block_ids = append_each(self, sequence_ids)
+        return [*block_ids[1:], *block_ids[:1]]
+
+    append_each = BlockManager.append_each
+    patch.setattr(BlockManager, "append_each", swapped)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        blocks_given_back_one_too_early,
+        blocks_never_given_back,
+        holes_forgotten_on_the_host,
+        a_prefix_of_which_too_little_is_known,
+        a_group_given_back_that_sees_everything,
+        groups_whose_entries_change_places,
+    ],
+)
+def test_a_fault_of_groups_of_layers_is_caught(fault: Callable[[Patch], None], monkeypatch: Patch):
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, LookupError, ValueError)):
+        scenario(overlap=False, groups=PARTED)
 
 
 def choices_scenario() -> None:
