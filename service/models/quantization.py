@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -290,7 +291,9 @@ def _matches(linear: str, target: str) -> bool:
     return target == "Linear" or f".{target}." in f".{linear}."
 
 
-def _refuse_unknown(written: Mapping[str, object], known: set[str], facts: set[str], place: str = "") -> None:
+def _refuse_unknown(
+    written: Mapping[str, object], known: AbstractSet[str], facts: AbstractSet[str], place: str = ""
+) -> None:
     """Fields that say something, but mean nothing here. facts: what was known while the checkpoint was made."""
     for name, value in written.items():
         means_nothing = value is None or value is False or value in ("", [], {})
