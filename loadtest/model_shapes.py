@@ -11,6 +11,8 @@ _NUM_SPECIAL_IDS = 300
 """At most; in these vocabularies they are the highest ids, or the first three."""
 
 LLAMA_8B = "llama-8b"
+LLAMA_8B_W4A16 = "llama-8b-w4a16"
+"""As llm-compressor writes it: int4 in groups of 128."""
 QWEN3_06B = "qwen3-0.6b"
 QWEN3_30B_A3B = "qwen3-30b-a3b"
 GPT_OSS_20B = "gpt-oss-20b"

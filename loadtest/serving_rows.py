@@ -6,7 +6,7 @@ vLLM is 0.24.0 at its defaults on one H200; limits are computed from bytes and o
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loadtest.model_shapes import LLAMA_8B, QWEN3_06B
+from loadtest.model_shapes import LLAMA_8B, LLAMA_8B_W4A16, QWEN3_06B
 
 SEED = 0
 """Of arrivals, and of lengths where a row says nothing else."""
@@ -53,7 +53,7 @@ class Row:
     prompts_of: str = ""
 
 
-def _decode(batch: int, vllm: float, goal: float, limit: float | None = None, *more: Target) -> Row:
+def _decode(batch: int, vllm: float | None, goal: float | None, limit: float | None = None, *more: Target) -> Row:
     tpot = Target("TPOT, ms", "median_tpot_ms", vllm, goal, limit)
     return Row(f"decode-{batch}", f"decode-{batch}", batch, (tpot, *more))
 
@@ -113,6 +113,11 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
         ),
         Row("orca at 70/s", "orca", 1000, _ORCA_AT_70, 70.0),
         Row("orca at 70/s again", "orca", 1000, _ORCA_AT_70, 70.0, prompts_of="orca at 70/s"),
+    ),
+    LLAMA_8B_W4A16: (
+        _decode(1, None, 2.2, 1.1),
+        _decode(64, None, None),
+        _decode(256, None, None),
     ),
     QWEN3_06B: (
         _decode(1, 1.62, 1.1),

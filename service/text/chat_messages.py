@@ -151,6 +151,8 @@ def _check_content(message: ChatMessage, where: str) -> None:
     for index, part in enumerate(content):
         param = f"{where}.content[{index}]"
         if part.type != "text":
-            raise UnsupportedParameter(f"{param}.type: only parts of type 'text' are supported.", param=f"{param}.type")
+            raise UnsupportedParameter(
+                f"{param}.type: only parts of type 'text' are supported, not {part.type!r}.", param=f"{param}.type"
+            )
         if part.text is None:
             raise InvalidRequest(f"{param}.text is required.", param=f"{param}.text")
