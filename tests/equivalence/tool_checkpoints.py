@@ -163,15 +163,21 @@ def _by_autoawq(plain: Path, there: Path) -> None:
     words = AutoTokenizer.from_pretrained(plain)
     model.quantize(words, quant_config=how, calib_data=_texts(), max_calib_seq_len=128)
     model.save_quantized(str(there))
+    words.save_pretrained(there)
 
 
 def _by_gptqmodel(plain: Path, there: Path) -> None:
-    os.cpu_count = lambda: 4  # type: ignore[method-assign] - with two it does not start
+    _let_gptqmodel_start()
     from gptqmodel import GPTQModel, QuantizeConfig
 
     model = GPTQModel.load(str(plain), QuantizeConfig(bits=4, group_size=32, desc_act=False), device="cpu")
     model.quantize(_texts(), batch_size=1)
     model.save(str(there))
+
+
+def _let_gptqmodel_start() -> None:
+    """It wants more than one worker, and takes half as many as there are processors."""
+    setattr(os, "cpu_count", lambda: 4)  # noqa: B010 - a type checker refuses the assignment
 
 
 def _decompressed(folder: Path) -> dict[str, torch.Tensor]:
@@ -185,7 +191,7 @@ def _decompressed(folder: Path) -> dict[str, torch.Tensor]:
 
 def _dequantized(folder: Path) -> dict[str, torch.Tensor]:
     """By GPTQModel's modules, which keep inputs before outputs."""
-    os.cpu_count = lambda: 4  # type: ignore[method-assign]
+    _let_gptqmodel_start()
     from gptqmodel import BACKEND, GPTQModel
 
     method = json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"]
