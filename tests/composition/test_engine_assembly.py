@@ -127,7 +127,8 @@ def test_where_every_layer_sees_a_window_a_long_answer_holds_no_more_than_that(p
     def most_used(windows: tuple[int | None, ...]) -> int:
         config = replace(parts.loaded.model_config, sliding_windows=windows)
         groups = LayerGroups.of(windows, parts.loaded.max_model_len)
-        served = replace(parts, loaded=replace(parts.loaded, model_config=config, layer_groups=groups))
+        enough = replace(parts.loaded, model_config=config, layer_groups=groups, num_blocks=60)
+        served = replace(parts, loaded=enough)
         engine, blocks = make_engine(Settings(**SMALL), served, new_recorder(), MonotonicClock(), Sevens())
         sampling, used = SamplingParams(max_tokens=100, temperature=0), [0]
         engine.requests.add(Request("a", PROMPT, sampling, arrival_s=0.0))
