@@ -28,6 +28,7 @@ from torch import Tensor
 from kernels.dependent_launch import start_dependents, wait_for_inputs
 from kernels.linear_add_norm import DeferredNorm
 from kernels.optional_triton import tl, triton
+from kernels.pairwise_sum import pairwise_sum
 from kernels.quantized_weight import Weight, dense
 from kernels.silu_and_mul import silu_and_mul_reference
 from kernels.skinny_linear import (
@@ -52,17 +53,6 @@ def norm_linear_reference(
 ) -> Tensor:
     projected = F.linear(normed.divided(), dense(weight), bias)
     return silu_and_mul_reference(projected) if gated else projected
-
-
-@triton.jit
-@no_type_check
-def summed_strips(ptrs, stride, num_strips, mask):
-    """A row's squares, from the first strip's to the last's, whatever layout a kernel's tensors have. By four loads of
-    16 strips each, as a rule."""
-    total = tl.load(ptrs, mask=mask, other=0.0)
-    for strip in tl.range(1, num_strips, loop_unroll_factor=16, num_stages=1):
-        total += tl.load(ptrs + strip * stride, mask=mask, other=0.0)
-    return total
 
 
 @triton.jit
@@ -138,8 +128,7 @@ def _norm_linear_kernel(
     zeros_ptrs = scale_ptrs(zeros_ptr, weight_row, size, GROUP)
     x_ptrs = tile_ptrs(weighted_ptr, row, size, WIDTH)
     wait_for_inputs(PDL)
-    if not ORDERED:
-        squares = tl.load(square_ptrs, mask=is_square, other=0.0)
+    squares = tl.load(square_ptrs, mask=is_square, other=0.0)
     acc = skinny_product(
         weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, size, FORM, GROUP, HAS_ZEROS, SPLITS,
         NUM_STAGES,
@@ -149,10 +138,7 @@ def _norm_linear_kernel(
             return
         acc = merged_parts(partial_ptr, weight_row, is_feature, num_features, BLOCK_M, BLOCK_N, SPLITS)
     acc = scaled(acc, scales_ptrs, is_feature, FORM, GROUP)
-    if ORDERED:
-        row_squares = summed_strips(squares_ptr + row, squares_stride_part, num_parts, is_row)
-    else:
-        row_squares = tl.sum(squares, 0)
+    row_squares = pairwise_sum(squares) if ORDERED else tl.sum(squares, 0)
     bias = tl.zeros([BLOCK_N], tl.float32)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + weight_row, mask=is_feature, other=0.0).to(tl.float32)

@@ -18,8 +18,8 @@ interpreter takes fp32 instead, as it cannot multiply bf16. The references are d
 
 The order is: K is cut into parts, by the weight's shape alone. Within a part the matrix unit adds 16 products at a time
 to an fp32 sum, from the first input to the last. The parts' sums are added from the first part to the last, then the
-bias, and that is rounded once. A norm's squares are added pair by pair within each 64 features
-(kernels/pairwise_sum.py), and these sums from the first to the last.
+bias, and that is rounded once. A norm's squares are added pair by pair, of each 64 features first
+(kernels/pairwise_sum.py).
 
 Few rows are computed by programs of one part each, of which the last to come adds (kernels/skinny_linear.py): a decode
 is the reading of the weight, for which there must be enough of them. Of many rows a program computes a tile, one part
@@ -39,15 +39,9 @@ from torch import Tensor
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm_reference, linear_add_norm_triton
-from kernels.norm_linear import (
-    divided_product,
-    gated_product,
-    norm_linear_reference,
-    norm_linear_triton,
-    summed_strips,
-)
+from kernels.norm_linear import divided_product, gated_product, norm_linear_reference, norm_linear_triton
 from kernels.optional_triton import TensorDescriptor, tl, triton
-from kernels.pairwise_sum import pairwise_sums
+from kernels.pairwise_sum import pairwise_sum, pairwise_sums
 from kernels.skinny_linear import FEW_ROWS, SkinnyConfig, skinny_linear_triton
 from kernels.skinny_linear import MAX_ROWS as MOST_FEW_ROWS
 
@@ -180,6 +174,7 @@ def _ordered_linear_kernel(
     DIVIDED: tl.constexpr,
     GATED: tl.constexpr,
     ADD_NORM: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -242,8 +237,10 @@ def _ordered_linear_kernel(
     if HAS_BIAS:
         bias = tl.load(bias_ptr + weight_row, mask=is_feature, other=0.0).to(tl.float32)
     if DIVIDED:
-        squares = summed_strips(squares_ptr + row, squares_stride, num_strips, is_row)
-        total = divided_product(total, squares[:, None], bias[None, :], size, eps, HAS_BIAS)
+        strip = tl.arange(0, BLOCK_S)
+        square_ptrs = squares_ptr + strip[:, None] * squares_stride + row[None, :]
+        squares = tl.load(square_ptrs, mask=(strip < num_strips)[:, None] & is_row[None, :], other=0.0)
+        total = divided_product(total, pairwise_sum(squares)[:, None], bias[None, :], size, eps, HAS_BIAS)
     elif HAS_BIAS:
         total += bias[None, :]
     if GATED:
@@ -393,6 +390,7 @@ def _launch(
         DIVIDED=squares is not None,
         GATED=gated,
         ADD_NORM=add_norm is not None,
+        BLOCK_S=triton.next_power_of_2(num_strips),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,

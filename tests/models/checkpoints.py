@@ -154,7 +154,8 @@ def _save(model: PreTrainedModel, folder: Path) -> Path:
 
 
 def oracle(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    # Up to transformers 5.17 the default attention leaves out a cap of logits, silently.
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     model.generation_config.eos_token_id = None  # never ends early
     return model
 
