@@ -51,7 +51,8 @@ class GroupPreemption:
         num_tokens, num_blocks = num_computed_tokens(group), self._blocks.num_distinct_blocks(sequence_ids)
         costs = self._ledger.predict(num_tokens, self._num_kept_tokens(group), num_blocks)
         is_whole = len(sequence_ids) == len(group.computing)  # else some have yet to share what is computed
-        has_room = is_whole and num_blocks <= self._blocks.swap_space.num_free
+        # Behind a window of one token there may be none to move.
+        has_room = is_whole and 0 < num_blocks <= self._blocks.swap_space.num_free
         recovery = self._preemption.choose(group, costs) if has_room else Recovery.RECOMPUTE
         self._ledger.preempted(group, recovery, num_tokens, num_blocks, costs, draft.now_s)
         if recovery is Recovery.SWAP:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
+from service.core.layer_groups import TableGroups
 from tests.engine.harness import VOCABULARY
 from tests.engine.late_executor import LateIteration
 from tests.engine.toy_model import ToyExecutor
@@ -32,8 +33,9 @@ class FaultyExecutor(ToyExecutor):
         failing_ids: frozenset[int] = frozenset(),
         vocabulary: int = VOCABULARY,
         window: int | None = None,
+        groups: TableGroups | None = None,
     ) -> None:
-        super().__init__(num_blocks, block_size, vocabulary, transfer_delay, window)
+        super().__init__(num_blocks, block_size, vocabulary, transfer_delay, window, groups)
         self.moving: Callable[[], list[int]] = list
         self.users: Callable[[int], list[int]] = lambda adapter_id: []
         self.holders: Callable[[set[int]], list[int]] = lambda block_ids: []

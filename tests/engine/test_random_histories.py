@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from service.core.events import Outcome
 from service.core.iteration_plan import IterationPlan
+from service.core.layer_groups import TableGroups
 from service.core.request import Request
 from service.errors import ServerError
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
@@ -60,11 +61,14 @@ class History:
         rate = chance.choice([0.0, 0.0, 0.0, 0.01, 0.05])
         waits, launches = (frozenset(i for i in range(1, 1000) if chance.random() < rate) for _ in range(2))
         self.failing_ids = frozenset(range(0, VOCABULARY, 50)) if chance.random() < 0.2 else frozenset[int]()
-        window = random.Random(chance.random()).choice([None, None, 1, 2, 5, 9, 30])
+        apart = random.Random(chance.random())
+        window = apart.choice([None, None, 1, 2, 5, 9, 30])
+        groups = None if window is None else apart.choice([None, None, TableGroups(1, 1), TableGroups(2, 1)])
+        num_blocks *= 1 if groups is None else groups.size
         self.executor = FaultyExecutor(
-            waits, frozenset(), launches, num_blocks, delay, block_size, failing_ids=self.failing_ids, window=window
+            waits, frozenset(), launches, num_blocks, delay, block_size, self.failing_ids, window=window, groups=groups
         )
-        cache = ChainedPrefixCache(block_size, chance.choice([1, 1, 2, 4]), window=window)
+        cache = ChainedPrefixCache(block_size, chance.choice([1, 1, 2, 4]), window=window, groups=groups)
         admission = chance.choice(["on-demand", "on-demand", "reserve", "forecast"])
         self.reserves = admission == "reserve"
         self.harness = Harness(
@@ -87,8 +91,9 @@ class History:
             num_lanes=num_lanes,
             masker=ToyMasker(VOCABULARY),
             training=chance.choice([SlackAtTimes(chance), DeferredBatching(chance.choice([0.0, 0.05, 1.0, inf]))]),
-            speculation=self._speculation(max_num_seqs, budget, window),
+            speculation=self._speculation(max_num_seqs, budget, None if groups else window),
             window=window,
+            groups=groups,
         )
         self.executor.moving = self.harness.blocks.swap_space.moving_sequence_ids
         self.executor.users = self.harness.running_with

@@ -15,7 +15,7 @@ from service.core.adapter import AdapterLoad
 from service.core.embedding import Vector
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledDecodes, ScheduledSequence, Transfer
 from service.core.iteration_result import FinishedTransfer, IterationResult, TokenLogprobs
-from service.core.layer_groups import ALL_SEE_ALL, TableGroups
+from service.core.layer_groups import ALL_SEE_A_WINDOW, ALL_SEE_ALL, TableGroups
 from service.core.sampling_params import SamplingParams
 from service.core.training import Arena, Training, TrainingOutcome, TrainingShare
 from tests.engine.late_executor import LateExecutor, LateIteration
@@ -159,12 +159,12 @@ class ToyExecutor(LateExecutor):
         vocabulary: int,
         transfer_delay: int = 0,
         window: Window = None,
-        groups: TableGroups = ALL_SEE_ALL,
+        groups: TableGroups | None = None,
     ) -> None:
         super().__init__()
-        self._groups = groups
+        self._groups = groups or (ALL_SEE_ALL if window is None else ALL_SEE_A_WINDOW)
         self._watched_window = window
-        self._window = None if groups.num_full else window
+        self._window = None if self._groups.num_full else window
         self._transfer_delay = transfer_delay
         self._host_slots: dict[int, Cell] = {}
         self._in_flight: list[tuple[int, Transfer]] = []

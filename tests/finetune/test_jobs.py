@@ -103,7 +103,7 @@ def test_followers_are_told_every_event_once_and_in_order_until_the_job_has_ende
         for task in following:
             told = (await asyncio.wait_for(task, 10))[2:]
             assert told == [*map(str, range(120)), "cancelled"]
-        assert not jobs._watchers
+        assert not jobs._watchers._events
 
     play(tmp_path, scene)
 
