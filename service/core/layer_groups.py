@@ -32,6 +32,11 @@ ALL_SEE_ALL = TableGroups(1, 0)
 ALL_SEE_A_WINDOW = TableGroups(0, 1)
 
 
+def one_group(window: int | None) -> TableGroups:
+    """Of layers that all see through this window, or everything."""
+    return ALL_SEE_ALL if window is None else ALL_SEE_A_WINDOW
+
+
 class LayerGroups(NamedTuple):
     """group_of: of each layer, as the tables have them. layers_each: in a block; of some groups there may be fewer."""
 

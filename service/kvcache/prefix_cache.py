@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from hashlib import sha256
 from typing import NamedTuple, Protocol
 
-from service.core.layer_groups import ALL_SEE_A_WINDOW, ALL_SEE_ALL, TableGroups
+from service.core.layer_groups import TableGroups, one_group
 from service.core.sequence import Sequence
 from service.kvcache.block_table import HOLE
 from service.kvcache.kv_events import KvEvents, NoKvEvents
@@ -124,7 +124,7 @@ class ChainedPrefixCache:
         self.tokens_per_entry = block_size * blocks_per_entry
         self._window = window
         self._events = events or NoKvEvents()
-        self._groups = groups or (ALL_SEE_ALL if window is None else ALL_SEE_A_WINDOW)
+        self._groups = groups or one_group(window)
         num_full, size = self._groups.num_full, self._groups.size
         self._full = _Entries(range(num_full))
         self._windowed = _Entries(range(num_full, size))

@@ -22,7 +22,7 @@ from service.core.events import (
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan
 from service.core.iteration_result import TokenLogprobs
-from service.core.layer_groups import ALL_SEE_A_WINDOW, ALL_SEE_ALL, TableGroups
+from service.core.layer_groups import TableGroups, one_group
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import BeamParams, SamplingParams
 from service.core.sequence import Sequence
@@ -119,7 +119,7 @@ class Harness:
     ) -> None:
         """groups: of the layers, if only some of several see the window."""
         self.clock = clock or ManualClock()
-        groups = groups or (ALL_SEE_ALL if window is None else ALL_SEE_A_WINDOW)
+        groups = groups or one_group(window)
         if prefix_cache is None:
             prefix_cache = ChainedPrefixCache(block_size, window=window, groups=groups)
         cache, self.window = prefix_cache, None if groups.num_full else window

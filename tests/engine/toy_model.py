@@ -15,7 +15,7 @@ from service.core.adapter import AdapterLoad
 from service.core.embedding import Vector
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledDecodes, ScheduledSequence, Transfer
 from service.core.iteration_result import FinishedTransfer, IterationResult, TokenLogprobs
-from service.core.layer_groups import ALL_SEE_A_WINDOW, ALL_SEE_ALL, TableGroups
+from service.core.layer_groups import TableGroups, one_group
 from service.core.sampling_params import SamplingParams
 from service.core.training import Arena, Training, TrainingOutcome, TrainingShare
 from tests.engine.late_executor import LateExecutor, LateIteration
@@ -162,7 +162,7 @@ class ToyExecutor(LateExecutor):
         groups: TableGroups | None = None,
     ) -> None:
         super().__init__()
-        self._groups = groups or (ALL_SEE_ALL if window is None else ALL_SEE_A_WINDOW)
+        self._groups = groups or one_group(window)
         self._watched_window = window
         self._window = None if self._groups.num_full else window
         self._transfer_delay = transfer_delay
