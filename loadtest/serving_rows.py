@@ -6,7 +6,7 @@ vLLM is 0.24.0 at its defaults on one H200; limits are computed from bytes and o
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loadtest.model_shapes import LLAMA_8B, LLAMA_8B_W4A16, QWEN3_06B
+from loadtest.model_shapes import LLAMA_8B, LLAMA_8B_W4A16, LLAMA_31_8B, QWEN3_06B
 
 SEED = 0
 """Of arrivals, and of lengths where a row says nothing else."""
@@ -113,6 +113,13 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
         ),
         Row("orca at 70/s", "orca", 1000, _ORCA_AT_70, 70.0),
         Row("orca at 70/s again", "orca", 1000, _ORCA_AT_70, 70.0, prompts_of="orca at 70/s"),
+    ),
+    LLAMA_31_8B: (
+        _at_once(
+            "long-prompts",
+            100,
+            Target("prompt tokens/s", "input_throughput", 28_600, 30_500, less_is_better=False),
+        ),
     ),
     LLAMA_8B_W4A16: (
         _decode(1, None, 2.2, 1.1),

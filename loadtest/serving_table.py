@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from loadtest.arrivals import AllAtOnce, PoissonArrivals
 from loadtest.metrics import RunLabels, summarize, without_long_arrays
-from loadtest.model_shapes import QWEN3_06B, plain_ids_end, read_shape, shape_folder
+from loadtest.model_shapes import LLAMA_31_8B, QWEN3_06B, plain_ids_end, read_shape, shape_folder
 from loadtest.process_cpu import CpuUse
 from loadtest.prompts import BodyOptions
 from loadtest.random_streams import random_stream
@@ -39,7 +39,10 @@ _CACHED_AT_MOST = 0.01
 _CACHED_AT_LEAST = 0.9
 """Of prompts sent again: a prompt's last tokens fill no block, and one token at least is always computed."""
 
-SERVER_OPTIONS: Mapping[str, tuple[str, ...]] = {QWEN3_06B: ("--max-model-len", "8192")}
+SERVER_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    LLAMA_31_8B: ("--max-model-len", "20k"),
+    QWEN3_06B: ("--max-model-len", "8192"),
+}
 
 
 @contextmanager
@@ -114,6 +117,7 @@ def measure(
     result = summarize(outcome, labels)
     if result["failed"]:
         raise RuntimeError(f"{row.name}: {result['failed']} requests failed: {result['errors_by_kind']}")
+    result["input_throughput"] = result["total_input_tokens"] / result["duration"]
     cached = result["total_cached_tokens"] / result["total_input_tokens"]
     if cached < _CACHED_AT_LEAST if row.prompts_of else cached > _CACHED_AT_MOST:
         raise RuntimeError(f"{row.name}: {cached:.1%} of the prompts' tokens came from the prefix cache")

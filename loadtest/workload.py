@@ -110,6 +110,11 @@ def long() -> Workload:
     return Workload("long", Uniform(4096, 16384), Uniform(64, 512), num_requests=100)
 
 
+def long_prompts() -> Workload:
+    """Prompt processing over a long past: prompt U(4096, 16384), short answers, U(64, 256) (ours)."""
+    return Workload("long-prompts", Uniform(4096, 16384), Uniform(64, 256), num_requests=100)
+
+
 def multi_turn() -> Workload:
     """Conversations of U(2, 8) turns, each prompt the whole history so far, 2 s mean pause between turns
     (ours).
@@ -164,6 +169,7 @@ WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
         "prefill": prefill,
         "1kx1k": one_k_by_one_k,
         "long": long,
+        "long-prompts": long_prompts,
         "multi-turn": multi_turn,
         "shared-prefix": shared_prefix,
         "mixed-priorities": mixed_priorities,

@@ -1,8 +1,11 @@
 import pytest
 
 from loadtest.model_shapes import (
+    GEMMA_3_4B,
+    GPT_OSS_20B,
     LLAMA_2_LAYERS,
     LLAMA_8B,
+    LLAMA_31_8B,
     LLAMA_135M,
     QWEN3_06B,
     kv_bytes_per_token,
@@ -13,7 +16,9 @@ from loadtest.model_shapes import (
 from service.models.model_config import load_model_config
 
 
-@pytest.mark.parametrize("name", [LLAMA_8B, QWEN3_06B, LLAMA_135M, LLAMA_2_LAYERS])
+@pytest.mark.parametrize(
+    "name", [LLAMA_8B, LLAMA_31_8B, QWEN3_06B, GEMMA_3_4B, GPT_OSS_20B, LLAMA_135M, LLAMA_2_LAYERS]
+)
 def test_the_service_reads_the_folder(name: str) -> None:
     assert load_model_config(shape_folder(name)).hidden_size == read_shape(name)["hidden_size"]
 

@@ -1,12 +1,18 @@
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
-from loadtest.model_shapes import LLAMA_8B, read_shape
+from loadtest.model_shapes import LLAMA_8B, read_shape, shape_folder
 from loadtest.serving_rows import ROWS, Target
+from loadtest.serving_table import SERVER_OPTIONS
 from loadtest.workload import draw, named
+from service.models.context_length import context_length
+from service.models.model_config import load_model_config
+from service.settings.token_count import TokenCount
 
 
 def test_rows_name_earlier_ones_as_those_whose_prompts_they_send_again() -> None:
@@ -28,6 +34,18 @@ def test_every_row_can_be_drawn() -> None:
         for row in rows:
             assert named(row.workload)
             assert row.targets
+
+
+def test_the_server_takes_the_longest_request_of_every_row() -> None:
+    for model, rows in ROWS.items():
+        options = dict(pairwise(SERVER_OPTIONS.get(model, ())))
+        wanted = options.get("--max-model-len", str(read_shape(model)["max_position_embeddings"]))
+        longest = context_length(
+            load_model_config(shape_folder(model)), TypeAdapter(TokenCount).validate_python(wanted)
+        )
+        for row in rows:
+            requests = draw(named(row.workload), row.num_requests, row.seed)
+            assert max(request.prompt_len + request.output_len for request in requests) <= longest
 
 
 @pytest.mark.parametrize(("workload", "vllms"), [("orca", 18_500 / 280), ("sharegpt", 25_800 / 85)])

@@ -19,6 +19,7 @@ ROW = Row("some", "fixed-8x5", 4, (Target("TPOT, ms", "median_tpot_ms", 40.0, 30
 def test_a_row_measures_what_the_server_does(stub_url: str) -> None:
     result = measure(stub_url, ROW, VOCAB_SIZE, num_processes=1)
     assert result["completed"] == 4
+    assert result["input_throughput"] == pytest.approx(4 * 8 / result["duration"])
     assert result["median_tpot_ms"] == pytest.approx(ITL_S * 1e3, rel=0.5)
     ((name, title, ours, vllm, goal, limit, verdict),) = lines(ROW.name, ROW.targets, result)
     assert (name, title, vllm, goal, limit, verdict) == ("some", "TPOT, ms", "40", "30", "5", "met")
