@@ -96,7 +96,7 @@ class EngineSystem:
         self._max_num_seqs = policies.max_num_seqs or pool.max_num_seqs
         self._executor = PlannedEnds(pool.executor)
         cache = ChainedPrefixCache(pool.block_size) if policies.prefix_caching else NoPrefixCache()
-        self._blocks = BlockManager(pool.num_blocks, pool.block_size, cache, pool.num_host_blocks)
+        self._blocks = BlockManager(pool.num_blocks, pool.block_size, cache, pool.num_host_blocks, window=pool.window)
         self._scheduler = IterationScheduler(
             self._blocks,
             SchedulerPolicies(
@@ -238,7 +238,7 @@ def reserve(
     name: str = "ORCA reserve",
 ) -> EngineSystem:
     """ORCA: iteration-level scheduling, and for each request all slots that it may need (Algorithm 1)."""
-    blocks = BlockManager(pool.num_blocks, pool.block_size, NoPrefixCache())
+    blocks = BlockManager(pool.num_blocks, pool.block_size, NoPrefixCache(), window=pool.window)
 
     def held_tokens(running: Sequence[SequenceGroup]) -> int:
         return sum(num_blocks_at_most(group.request, blocks) for group in running) * pool.block_size

@@ -6,6 +6,8 @@ from itertools import count
 
 from loadtest.offline.work_clock import WorkClock
 from service.engine.ports import Executor, TrainingExecutor
+from service.kvcache.attention_window import AttentionWindow
+from service.kvcache.cache_room import CacheRoom
 from service.prediction.iteration_time import PaddedSize
 
 
@@ -19,7 +21,8 @@ class KvPool:
     num_spare_blocks: the executor's blocks after `num_blocks`, which no request gets.
     overlap: whether an iteration is launched while another runs. padded_size: as `IterationTime` takes it. trainings:
     the executor's, where it takes any. num_lanes: batches in flight, of other requests each: as many as the executor
-    has stages. versions: of decodes, which no two systems may count alike: the executor knows decodes by them.
+    has stages. window: what sequences give back of it where layers of a model see a window. versions: of decodes, which
+    no two systems may count alike: the executor knows decodes by them.
     """
 
     executor: Executor
@@ -36,9 +39,10 @@ class KvPool:
     padded_size: PaddedSize | None = None
     trainings: TrainingExecutor | None = None
     num_lanes: int = 1
+    window: AttentionWindow | None = None
     versions: Iterator[int] = field(default_factory=lambda: count(1), compare=False)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that fit."""
-        return self.num_blocks * self.block_size
+        """Tokens that fit, of sequences that have given nothing back."""
+        return CacheRoom(self.num_blocks, self.block_size, self.window).num_tokens

@@ -72,7 +72,8 @@ def _load_target(settings: Settings) -> BenchTarget:
         pass
     loaded, block_size = parts.loaded, settings.block_size
     itemsize = 2 if loaded.dtype == "bfloat16" else 4
-    kv_token_bytes = loaded.block_bytes // block_size
+    num_groups = loaded.layer_groups.tables.size
+    kv_token_bytes = num_groups * loaded.block_bytes // block_size
     return BenchTarget(
         engine=engine,
         costs=ModelCosts.of(loaded.model_config, loaded.memory.weights_bytes, kv_token_bytes, itemsize),
@@ -80,7 +81,7 @@ def _load_target(settings: Settings) -> BenchTarget:
         vocab_size=loaded.model_config.vocab_size,
         max_model_len=loaded.max_model_len,
         max_num_seqs=parts.scheduler.max_num_seqs,
-        kv_tokens=loaded.num_blocks * block_size,
+        kv_tokens=loaded.num_blocks // num_groups * block_size,
         is_gpu=loaded.device != "cpu",
         facts={
             "model": settings.public_model_name(),

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.capacity.replica_profile import Divisible, ReplicaProfile
+from service.kvcache.attention_window import AttentionWindow
+from service.kvcache.cache_room import CacheRoom
 from service.prediction.workload import Workload
 
 ALL_REDUCES_A_LAYER = 2
@@ -39,12 +41,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """iteration_s: seconds of what it computes. kv_tokens: that it can hold. is_measured: else derived, with figures
-    that are assumed."""
+    """iteration_s: seconds of what it computes. room: of its KV cache. is_measured: else derived, with figures that are
+    assumed."""
 
     layout: Layout
     iteration_s: Callable[[Workload], float]
-    kv_tokens: int
+    room: CacheRoom
     is_measured: bool
 
 
@@ -60,16 +62,27 @@ def lane_of(profile: ReplicaProfile, layout: Layout, all_reduce_s: float = ALL_R
 
     measured = Layout(profile.tensor_parallel_size, profile.pipeline_parallel_size)
     if layout == measured:
-        return Lane(layout, measured_s, profile.kv_tokens // layout.pipeline_parallel_size, is_measured=True)
+        room = _room(profile, profile.kv_tokens // layout.pipeline_parallel_size, layout)
+        return Lane(layout, measured_s, room, is_measured=True)
     if profile.divisible is None or measured.num_gpus > 1:
         raise ValueError(f"{layout}: {profile.name} says {measured} only; give a profile that was measured so")
-    kv_tokens = _kv_tokens(profile.divisible, layout)
-    if kv_tokens < profile.max_model_len:
+    room = _room(profile, max(0, _kv_tokens(profile.divisible, layout)), layout)
+    longest = room.longest_sequence
+    if longest is not None and longest < profile.max_model_len:
         raise ValueError(
-            f"{layout}: does not fit: room for {max(0, kv_tokens)} tokens beside the weights, and a request may have "
+            f"{layout}: does not fit: room for {longest} tokens beside the weights, and a request may have "
             f"{profile.max_model_len}"
         )
-    return Lane(layout, _divided(measured_s, profile.divisible, layout, all_reduce_s), kv_tokens, is_measured=False)
+    return Lane(layout, _divided(measured_s, profile.divisible, layout, all_reduce_s), room, is_measured=False)
+
+
+def _room(profile: ReplicaProfile, kv_tokens: int, layout: Layout) -> CacheRoom:
+    """As the service has it: with stages all layers are one group, which gives something back if all see a window."""
+    of, window = profile.windowed, None
+    if of is not None and (layout.pipeline_parallel_size == 1 or not of.num_full_groups):
+        window = AttentionWindow(of.window_tokens, profile.max_num_batched_tokens, of.groups)
+    num_units = kv_tokens // profile.block_size
+    return CacheRoom(num_units * (1 if window is None else window.groups.size), profile.block_size, window)
 
 
 def _kv_tokens(of: Divisible, layout: Layout) -> int:

@@ -21,7 +21,14 @@ from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, on_de
 from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.predictor_judge import RecordingTime
 from loadtest.capacity.lane import Layout, lane_of
-from loadtest.capacity.replica_profile import Divisible, ReplicaProfile, Timing, read_profile, write_profile
+from loadtest.capacity.replica_profile import (
+    Divisible,
+    ReplicaProfile,
+    Timing,
+    WindowedLayers,
+    read_profile,
+    write_profile,
+)
 from loadtest.capacity.simulation import SEED, Seen, chunk_budget, requests_of, simulate
 from loadtest.offline.replay import offline_requests, replay
 from loadtest.offline.serving_system import ReplayOutcome
@@ -34,6 +41,7 @@ from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.ports import Executor, PendingIteration
 from service.errors import ConfigError, ModelLoadError
+from service.kvcache.attention_window import AttentionWindow
 from service.prediction.calibration import calibrate
 from service.prediction.workload import Workload
 
@@ -91,8 +99,16 @@ def measured_profile(loaded: Measured, requests: Sequence[TraceRequest], name: s
         max_num_batched_tokens=pool.max_num_batched_tokens,
         cuts_prompts=loaded.is_gpu,
         divisible=loaded.divisible,
+        windowed=_windowed(pool.window),
         timings=tuple(Timing.of(workload, taken_s) for workload, taken_s in timings),
     )
+
+
+def _windowed(window: AttentionWindow | None) -> WindowedLayers | None:
+    if window is None:
+        return None
+    num_full, num_windowed = window.groups
+    return WindowedLayers(window_tokens=window.num_tokens, num_full_groups=num_full, num_windowed_groups=num_windowed)
 
 
 def comparison(
@@ -150,6 +166,7 @@ def _probed(pool: KvPool) -> list[tuple[Workload, float]]:
             max_model_len=pool.max_model_len,
             max_num_seqs=pool.max_num_seqs,
             vocab_size=pool.vocab_size,
+            num_layer_groups=1 if pool.window is None else pool.window.groups.size,
         )
     return recording.recorded
 
@@ -209,11 +226,14 @@ def _loaded(args: argparse.Namespace) -> Measured:
         max_model_len=args.max_model_len,
         seed=SEED,
     )
-    cache = CacheConfig(BLOCK_SIZE, MEMORY_UTILIZATION, args.kv_cache_memory)
+    cache = CacheConfig(BLOCK_SIZE, MEMORY_UTILIZATION, args.kv_cache_memory, by_layer_groups=True)
     loaded = load_executor(source, folder, cache, args.max_num_seqs, args.max_num_batched_tokens)
     while loaded.idle_work.do_some():
         pass
-    is_gpu = loaded.device != "cpu"
+    is_gpu, memory, config = loaded.device != "cpu", loaded.memory, loaded.model_config
+    most_new = (2 if is_gpu else 1) * args.max_num_batched_tokens
+    windows, groups = config.sliding_windows, loaded.layer_groups
+    window = AttentionWindow.of_layers(groups, windows, loaded.max_model_len, most_new)
     pool = KvPool(
         loaded.runner,
         WorkClock(time.process_time if args.cpu_seconds else time.perf_counter),
@@ -222,15 +242,15 @@ def _loaded(args: argparse.Namespace) -> Measured:
         loaded.max_model_len,
         args.max_num_seqs,
         args.max_num_batched_tokens,
-        loaded.model_config.vocab_size,
+        config.vocab_size,
         padded_size=loaded.runner.padded_size,
         overlap=is_gpu,
+        window=window,
     )
-    memory, config = loaded.memory, loaded.model_config
     divisible = Divisible(
         memory_bytes=memory.weights_bytes + memory.kv_cache_bytes,
         weights_bytes=memory.weights_bytes,
-        kv_token_bytes=loaded.block_bytes // BLOCK_SIZE,
+        kv_token_bytes=groups.tables.size * loaded.block_bytes // BLOCK_SIZE,
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
         undivided_s=UNDIVIDED_S,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from service.core.layer_groups import TableGroups
 from service.prediction.iteration_time import MIN_OBSERVED, IterationTime
 from service.prediction.workload import Workload
 
@@ -68,10 +69,24 @@ class Divisible(_Strict):
     undivided_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+class WindowedLayers(_Strict):
+    """Where some or all layers see a sliding window of so many tokens: how many groups of layers keep all tokens, and
+    how many only those in the window (service/core/layer_groups.py)."""
+
+    window_tokens: Positive
+    num_full_groups: Count
+    num_windowed_groups: Positive
+
+    @property
+    def groups(self) -> TableGroups:
+        return TableGroups(self.num_full_groups, self.num_windowed_groups)
+
+
 class ReplicaProfile(_Strict):
     """One replica, of tensor_parallel_size x pipeline_parallel_size GPUs (or a CPU).
 
-    source: where the figures are from. kv_tokens: that its KV cache holds. cuts_prompts: as on a GPU, prompts beside
+    source: where the figures are from. kv_tokens: that its KV cache holds, of sequences that have given nothing back.
+    windowed: None if none ever does. cuts_prompts: as on a GPU, prompts beside
     decodes are computed in pieces. request_s: of a request, what neither waits nor computes on the device: HTTP, text
     to ids, the first frame. divisible: None if nothing may be derived for other layouts.
     """
@@ -88,6 +103,7 @@ class ReplicaProfile(_Strict):
     cuts_prompts: bool
     request_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     divisible: Divisible | None = None
+    windowed: WindowedLayers | None = None
     timings: Annotated[tuple[Timing, ...], Field(min_length=MIN_OBSERVED)]
 
     def law(self) -> IterationTime:

@@ -75,6 +75,13 @@ def simulate(
     profile: ReplicaProfile, lane: Lane, requests: Sequence[TraceRequest], request_rate: float | None = None
 ) -> Seen:
     """Poisson arrivals at so many requests a second, or all at once."""
+    return Seen.of(replayed(profile, lane, requests, request_rate), profile.request_s)
+
+
+def replayed(
+    profile: ReplicaProfile, lane: Lane, requests: Sequence[TraceRequest], request_rate: float | None = None
+) -> ReplayOutcome:
+    """What `simulate` sees it in."""
     if request_rate is not None:
         arrivals = PoissonArrivals(request_rate).arrival_times(len(requests), random_stream(SEED, "arrivals"))
         requests = with_arrivals(requests, arrivals.tolist())
@@ -82,17 +89,17 @@ def simulate(
     pool = KvPool(
         device,
         device.clock(),
-        lane.kv_tokens // profile.block_size,
+        lane.room.num_blocks,
         profile.block_size,
         profile.max_model_len,
         profile.max_num_seqs,
         profile.max_num_batched_tokens,
         _VOCAB_SIZE,
+        window=lane.room.window,
     )
     budget = chunk_budget(profile.max_num_batched_tokens, cuts_prompts=profile.cuts_prompts)
     policies = EnginePolicies(on_demand(pool), chunk_budget=budget)
-    outcome = replay(EngineSystem(profile.name, pool, policies), offline_requests(requests, _VOCAB_SIZE))
-    return Seen.of(outcome, profile.request_s)
+    return replay(EngineSystem(profile.name, pool, policies), offline_requests(requests, _VOCAB_SIZE))
 
 
 def _plan_s(lane: Lane, plan: IterationPlan) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from service.composition.cache_window import attention_window, overlaps
 from service.composition.kv_events import make_kv_events
 from service.composition.model_parts import ModelParts
 from service.composition.policies import (
@@ -45,12 +46,14 @@ def make_engine(
     at_end: what is to be undone then; without it nobody is told what the prefix cache holds."""
     loaded, config = parts.loaded, parts.scheduler
     recorder.record_host_block_bytes(loaded.host_block_bytes)
-    overlap = settings.overlap
-    if overlap is None:
-        overlap = loaded.device != "cpu"  # on a CPU the iteration itself holds the cores
-    most_new = (2 if overlap else 1) * config.max_num_batched_tokens
-    windows = loaded.model_config.sliding_windows
-    window = AttentionWindow.of_layers(loaded.layer_groups, windows, loaded.max_model_len, most_new)
+    window = attention_window(
+        settings,
+        loaded.model_config,
+        loaded.layer_groups,
+        loaded.max_model_len,
+        config.max_num_batched_tokens,
+        is_gpu=loaded.device != "cpu",
+    )
     blocks = _make_blocks(settings, loaded.num_blocks, loaded.num_host_blocks, window, at_end)
     history = History()
     policies = SchedulerPolicies(
@@ -84,7 +87,7 @@ def make_engine(
         stand_in or parts.executor,
         recorder,
         clock,
-        overlap=overlap,
+        overlap=overlaps(settings, is_gpu=loaded.device != "cpu"),
         masker=masker,
         idle_work=loaded.idle_work,
         trainings=loaded.runner.trainings if stand_in is None else None,

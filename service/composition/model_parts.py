@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from service.composition.cache_window import attention_window
 from service.composition.ranks import ONE_RANK, Ranks
 from service.composition.scheduler_defaults import NUM_SEQS, default_budget, default_num_seqs, default_waiting_tokens
 from service.config import SchedulerConfig
@@ -19,7 +20,7 @@ from service.core.iteration_result import IterationResult
 from service.distributed.rank_task import RankTask
 from service.engine.ports import Executor
 from service.errors import ConfigError
-from service.kvcache.attention_window import AttentionWindow
+from service.kvcache.cache_room import CacheRoom
 from service.metrics.recorder import Recorder
 from service.models.model_folder import resolve_model_folder, resolve_tokenizer_folder
 from service.models.pooling_config import load_embedder_config
@@ -90,7 +91,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
     if is_gpu:
         planned = Planned(parallel.tensor_size), PlannedStage(parallel.num_stages)
         size = ModelSize.of(source, folder, device, cache, *planned)
-        num_seqs = default_num_seqs(device_bytes, *size, cache)
+        num_seqs = default_num_seqs(device_bytes, size.weights_bytes, size.kv_token_bytes, cache)
     scheduler = settings.scheduler_config(
         num_seqs,
         default_budget(device_bytes, is_gpu=is_gpu),
@@ -132,7 +133,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
     for phase, seconds in loaded.phases.items():
         recorder.record_startup(phase, seconds)
     logger.info("loaded, seconds: %s", ", ".join(f"{phase} {s:.1f}" for phase, s in loaded.phases.items()))
-    _log_sizes(loaded, scheduler, settings.block_size)
+    _log_sizes(loaded, scheduler, settings)
     if source.load_format == "dummy" and not (text_folder / "tokenizer.json").is_file():
         tokenizer = dummy_tokenizer(loaded.model_config.vocab_size)
     else:
@@ -204,12 +205,11 @@ def _make_cost(
     return PreemptionCost(iteration_time, swap_time, min(scheduler.max_num_batched_tokens, USUAL_TOKENS))
 
 
-def _log_sizes(loaded: LoadedModel, scheduler: SchedulerConfig, block_size: int) -> None:
-    groups, windows, longest = loaded.layer_groups, loaded.model_config.sliding_windows, loaded.max_model_len
-    num_tokens = loaded.num_blocks // groups.tables.size * block_size
-    window = AttentionWindow.of_layers(groups, windows, longest, scheduler.max_num_batched_tokens)
-    num_units = -(-longest // block_size)
-    num_blocks_each = num_units if window is None else window.most_held(num_units, block_size)
+def _log_sizes(loaded: LoadedModel, scheduler: SchedulerConfig, settings: Settings) -> None:
+    groups, longest = loaded.layer_groups, loaded.max_model_len
+    sizes, is_gpu = (groups, longest, scheduler.max_num_batched_tokens), loaded.device != "cpu"
+    window = attention_window(settings, loaded.model_config, *sizes, is_gpu=is_gpu)
+    room = CacheRoom(loaded.num_blocks, settings.block_size, window)
     if window is not None:
         logger.info(
             "KV cache by %d groups of at most %d layers: %d groups keep all tokens, %d a window of %d",
@@ -228,11 +228,11 @@ def _log_sizes(loaded: LoadedModel, scheduler: SchedulerConfig, block_size: int)
         loaded.device,
         loaded.dtype,
         loaded.num_threads,
-        num_tokens,
+        room.num_tokens,
         loaded.num_blocks,
-        block_size,
+        settings.block_size,
         loaded.num_blocks * loaded.block_bytes / 2**20,
-        loaded.num_blocks // num_blocks_each,
+        room.num_sequences(longest),
         longest,
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,

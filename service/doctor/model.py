@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from service.composition.cache_window import attention_window
+from service.composition.scheduler_defaults import NUM_SEQS, default_budget
 from service.composition.start_checks import check_model_source
 from service.doctor.finding import Finding, fault, ok, warning
 from service.errors import ConfigError
-from service.models.context_length import context_length
+from service.kvcache.cache_room import CacheRoom
 from service.models.implementation import choose_implementation
 from service.models.model_config import ModelConfig, load_model_config, read_config
 from service.models.model_folder import local_folder
@@ -60,22 +62,25 @@ def _hub_model(model: str, revision: str | None) -> Finding:
 
 class Room(NamedTuple):
     """weights_bytes, kv_token_bytes: of the model. free_bytes: of the device, before it is loaded. kv_bytes: what is
-    left for the KV cache, by the settings; less than what a start measures, since activations and graphs come off."""
+    left for the KV cache, by the settings; more than what a start measures, since activations and graphs come off.
+    cache: what it has room for, counted as a start counts it. max_model_len: tokens of the full context."""
 
     device: str
     weights_bytes: int
     kv_token_bytes: int
     free_bytes: int
     kv_bytes: int
+    cache: CacheRoom
+    max_model_len: int
 
 
-def room_for(settings: Settings, folder: Path) -> Room:
-    """Raises ModelLoadError."""
+def room_for(settings: Settings, folder: Path, config: ModelConfig) -> Room:
+    """config: of the model in the folder. Raises ModelLoadError."""
     import torch
 
     from service.layers.pipeline_stage import PlannedStage
     from service.layers.tensor_parallel import Planned
-    from service.runner.device import choose_device
+    from service.runner.device import choose_device, memory_bytes
     from service.runner.memory_profile import cpu_memory, profile_cpu
     from service.runner.model_size import ModelSize
 
@@ -91,26 +96,35 @@ def room_for(settings: Settings, folder: Path) -> Room:
     else:
         free = cpu_memory()[1]
         kv_bytes = profile_cpu(size.weights_bytes, cache.memory_bytes).kv_cache_bytes
-    return Room(device.type, size.weights_bytes, size.kv_token_bytes, free, kv_bytes)
+    is_gpu = device.type == "cuda"
+    scheduler = settings.scheduler_config(NUM_SEQS, default_budget(memory_bytes(device), is_gpu=is_gpu), 1)
+    sizes = size.groups, size.max_model_len, scheduler.max_num_batched_tokens
+    window = attention_window(settings, config, *sizes, is_gpu=is_gpu)
+    blocks = CacheRoom(max(0, kv_bytes) // size.block_bytes, cache.block_size, window)
+    return Room(device.type, size.weights_bytes, size.kv_token_bytes, free, kv_bytes, blocks, size.max_model_len)
 
 
 def _check_room(settings: Settings, folder: Path, config: ModelConfig) -> Iterator[Finding]:
-    room = room_for(settings, folder)
+    room = room_for(settings, folder, config)
     weights = f"weights take {room.weights_bytes / _GIBIBYTE:.2f} GiB"
     if room.weights_bytes > room.free_bytes:
         found = f"{weights}, and {room.free_bytes / _GIBIBYTE:.2f} GiB of the {room.device}'s memory are free"
         yield fault("weights", found, "free some, or serve a smaller or a quantized model")
         return
     yield ok("weights", f"{weights} of {room.free_bytes / _GIBIBYTE:.2f} GiB that are free")
-    length = context_length(config, settings.max_model_len)
-    tokens = max(0, room.kv_bytes) // room.kv_token_bytes
-    found = f"about {max(0, room.kv_bytes) / _GIBIBYTE:.2f} GiB, {tokens} tokens of {room.kv_token_bytes} bytes:"
-    found += f" {tokens // length} sequences of the full context of {length}"
-    if tokens < settings.block_size:
+    length, cache = room.max_model_len, room.cache
+    found = f"about {max(0, room.kv_bytes) / _GIBIBYTE:.2f} GiB,"
+    found += f" {cache.num_tokens} tokens of {room.kv_token_bytes} bytes:"
+    found += f" {cache.num_sequences(length)} sequences of the full context of {length}"
+    if cache.window is not None:
+        num_seen = sum(window is not None and window < length for window in config.sliding_windows)
+        found += f", of which {num_seen} of {config.num_layers} layers keep the last {cache.window.num_tokens} only"
+    longest = cache.longest_sequence
+    if cache.num_tokens < settings.block_size:
         mend = "raise --gpu-memory-utilization or --kv-cache-memory, or serve a smaller model"
         yield fault("kv cache", found, mend)
-    elif tokens < length:
-        mend = f"the longest request that fits has {tokens} tokens; say so by --max-model-len, or make room"
+    elif longest is not None and longest < length:
+        mend = f"the longest request that fits has {longest} tokens; say so by --max-model-len, or make room"
         yield warning("kv cache", found, mend)
     else:
         yield ok("kv cache", found)

@@ -30,6 +30,10 @@ class AttentionWindow(NamedTuple):
             return None
         return cls(max(each for each in windows if each is not None and each < longest), most_new, groups.tables)
 
+    def of_decodes(self) -> AttentionWindow:
+        """The same for sequences that only decode, one token at a time."""
+        return self._replace(most_new=1)
+
     def first_unit(self, position: int, block_size: int) -> int:
         """The first unit of a table that a query at `position`, or behind it, sees through the window."""
         return max(0, position + 1 - self.num_tokens) // block_size

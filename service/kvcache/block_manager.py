@@ -16,6 +16,7 @@ from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import HOLE, BlockTable, num_left_behind, without_holes
+from service.kvcache.cache_room import CacheRoom
 from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION, cheapest_run
 from service.kvcache.prefix_cache import PrefixCache
 from service.kvcache.swap_space import SwapSpace
@@ -102,14 +103,7 @@ class BlockManager:
     @property
     def longest_sequence(self) -> int | None:
         """Tokens for which there are blocks; None: any number, if all layers see a window."""
-        num_blocks, groups = self.pool.num_blocks, self.groups
-        num_units = num_blocks // self.num_groups
-        if self.window is not None and self.window.most_units(self.block_size) <= num_units:
-            if not groups.num_full:
-                return None
-            of_windows = self.window.most_units(self.block_size) * groups.num_windowed
-            num_units = (num_blocks - of_windows) // groups.num_full
-        return num_units * self.block_size
+        return CacheRoom(self.pool.num_blocks, self.block_size, self.window).longest_sequence
 
     @property
     def num_available(self) -> int:

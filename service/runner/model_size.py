@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from service.config import CacheConfig, ModelSource
+from service.core.layer_groups import LayerGroups
 from service.layers.pipeline_stage import WHOLE, PipelineStage
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.context_length import context_length
@@ -18,11 +19,15 @@ from service.runner.kv_storage import KvLayout, layer_groups
 
 
 class ModelSize(NamedTuple):
-    """Bytes of all weights, and of one token's keys and values, as long as all layers see it; of a rank, where several
-    divide them."""
+    """Bytes of all weights, of one token's keys and values, as long as all layers see it, and of a block, which holds
+    those of one of the groups of layers; of a rank, where several divide them. max_model_len: by the model and the
+    setting."""
 
     weights_bytes: int
     kv_token_bytes: int
+    block_bytes: int
+    groups: LayerGroups
+    max_model_len: int
 
     @classmethod
     def of(
@@ -38,10 +43,12 @@ class ModelSize(NamedTuple):
         `open_model` does."""
         config, model = open_model(folder, source.implementation, parallel, source.quantization, stage)
         dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)
-        groups = layer_groups(config, context_length(config, source.max_model_len), cache, stage)
+        max_model_len = context_length(config, source.max_model_len)
+        groups = layer_groups(config, max_model_len, cache, stage)
         is_fp8 = cache.dtype == "fp8"
         layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, stage.size, is_fp8=is_fp8, groups=groups)
         if config.quantization is not None:
             store_quantized(model, config.quantization, dequantized=device.type == "cpu")
         token_bytes = -(-layout.num_groups * layout.block_bytes // cache.block_size)
-        return cls(model.weights_bytes(dtype, device), token_bytes)
+        weights_bytes = model.weights_bytes(dtype, device)
+        return cls(weights_bytes, token_bytes, layout.block_bytes, groups, max_model_len)

@@ -17,7 +17,7 @@ OURS = {
     "errors": set(),
     "settings": {"config", "errors"},
     "cli": {"composition", "core", "errors", "settings", "main", "process", "chat_client", "doctor"},
-    "doctor": {"composition", "settings", "models", "layers", "runner", "text", "process", *EVERYONE_MAY},
+    "doctor": {"composition", "settings", "models", "layers", "kvcache", "runner", "text", "process", *EVERYONE_MAY},
     "kv_events": EVERYONE_MAY,
     "ray_serve": {"api", "distributed", "settings", *EVERYONE_MAY},
     "__main__": {"cli"},
@@ -76,6 +76,7 @@ OURS = {
         "scheduler",
         "prediction",
         *EVERYONE_MAY,
+        "kvcache",
     },
     "scenarios": {
         "baselines",

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from service.composition.model_parts import load_model_parts
+from service.core.clock import MonotonicClock
 from service.doctor.finding import Finding, Verdict
-from service.doctor.model import check_model, room_for
+from service.doctor.model import check_model, config_of, room_for
 from service.settings.quickstart import QUICKSTART_MODEL
 from service.settings.settings import Settings
+from tests.composition.conftest import new_recorder
 from tests.e2e.server_process import DUMMY_CONFIG, write_dummy_folder
 
 
@@ -28,7 +32,7 @@ def test_what_fits_is_counted_by_the_shapes(tmp_path: Path):
         model=str(write_dummy_folder(tmp_path / "m")), load_format="dummy", device="cpu", dtype="float32",
         kv_cache_memory=1 << 20, max_model_len=512,
     )  # fmt: skip
-    room = room_for(settings, tmp_path / "m")
+    room = room_for(settings, tmp_path / "m", config_of(settings, tmp_path / "m"))
     head_dim = DUMMY_CONFIG["hidden_size"] // DUMMY_CONFIG["num_attention_heads"]
     kv_heads, layers = DUMMY_CONFIG["num_key_value_heads"], DUMMY_CONFIG["num_hidden_layers"]
     assert room.kv_token_bytes == 2 * layers * kv_heads * head_dim * 4
@@ -36,6 +40,34 @@ def test_what_fits_is_counted_by_the_shapes(tmp_path: Path):
     tokens = (1 << 20) // room.kv_token_bytes
     told = f"{tokens} tokens of {room.kv_token_bytes} bytes: {tokens // 512} sequences"
     assert told in by_subject(settings)["kv cache"].found
+
+
+GEMMA = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "num_hidden_layers": 6, "head_dim": 16,
+    "sliding_window": 32, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 1024,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kv_cache_memory", [4 << 20, 1 << 20])
+def test_layers_that_give_blocks_back_are_counted_as_a_start_counts_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kv_cache_memory: int
+):
+    folder = write_dummy_folder(tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps({**DUMMY_CONFIG, **GEMMA}))
+    settings = Settings(
+        model=str(folder), load_format="dummy", device="cpu", dtype="float32", max_num_batched_tokens=128,
+        max_num_seqs=16, kv_cache_memory=kv_cache_memory,
+    )  # fmt: skip
+    with caplog.at_level("INFO"):
+        load_model_parts(settings, new_recorder(), MonotonicClock())
+    (started,) = (record.getMessage() for record in caplog.records if "KV cache: " in record.getMessage())
+    said = by_subject(settings)["kv cache"].found
+    tokens, sequences = re.search(r"(\d+) tokens of \d+ bytes: (\d+) sequences", said).groups()
+    assert f"KV cache: {tokens} tokens in" in started
+    assert f"room for {sequences} sequences of the full context of 1024" in started
+    assert said.endswith("of which 5 of 6 layers keep the last 32 only")
+    if_all_kept_all = int(tokens) // 1024
+    assert int(sequences) > 2 * if_all_kept_all
 
 
 def test_a_cache_too_small_for_a_whole_context_is_a_warning_and_for_a_block_a_fault():

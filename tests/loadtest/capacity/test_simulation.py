@@ -6,11 +6,12 @@ import pytest
 
 from loadtest.arrivals import PoissonArrivals
 from loadtest.capacity.lane import Layout, lane_of
-from loadtest.capacity.replica_profile import read_profile
-from loadtest.capacity.simulation import SEED, Seen, requests_of, simulate
+from loadtest.capacity.replica_profile import WindowedLayers, read_profile
+from loadtest.capacity.simulation import SEED, Seen, replayed, requests_of, simulate
 from loadtest.random_streams import random_stream
 from loadtest.trace import with_arrivals
 from loadtest.workload import draw, named
+from service.kvcache.cache_room import CacheRoom
 from tests.loadtest.capacity.modelled_profile import MAX_MODEL_LEN, modelled_profile, run_on_the_device
 
 WITHIN = 0.15
@@ -49,10 +50,27 @@ def test_scarce_memory_preempts_and_lowers_what_is_completed():
     profile = modelled_profile()
     lane = lane_of(profile, Layout(1, 1))
     requests = requests_of(named("sharegpt"), 60, MAX_MODEL_LEN)
-    scarce = simulate(profile, dataclasses.replace(lane, kv_tokens=MAX_MODEL_LEN + 1024), requests)
+    scarce = simulate(profile, dataclasses.replace(lane, room=CacheRoom((MAX_MODEL_LEN + 1024) // 16, 16)), requests)
     plenty = simulate(profile, lane, requests)
     assert scarce.num_preemptions > plenty.num_preemptions
     assert scarce.requests_per_s < plenty.requests_per_s
+
+
+@pytest.mark.parametrize(("num_full", "num_windowed"), [(1, 5), (2, 5), (1, 1), (0, 1)])
+def test_layers_that_see_a_window_let_more_run_at_once_as_many_as_there_is_said_to_be_room_for(
+    num_full: int, num_windowed: int
+):
+    windowed = WindowedLayers(window_tokens=64, num_full_groups=num_full, num_windowed_groups=num_windowed)
+    profile = modelled_profile().model_copy(update={"kv_tokens": 6 * MAX_MODEL_LEN, "windowed": windowed})
+    lane = lane_of(profile, Layout(1, 1))
+    requests = requests_of(named("fixed-1900x120"), 40, MAX_MODEL_LEN)
+    plain = profile.model_copy(update={"windowed": None})
+    batches = [
+        max(iteration.batch_size for iteration in replayed(of, lane_of(of, Layout(1, 1)), requests).iterations)
+        for of in (plain, profile)
+    ]
+    assert batches[0] == pytest.approx(6, abs=1)
+    assert batches[1] == pytest.approx(min(40, lane.room.num_sequences(1960)), abs=2)
 
 
 def test_what_is_more_than_lengths_or_too_long_is_refused():

@@ -1,0 +1,47 @@
+"""How many tokens and sequences a KV cache has room for, by its blocks alone: what is said before there are any."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from service.core.layer_groups import ALL_SEE_ALL, TableGroups
+from service.kvcache.attention_window import AttentionWindow
+
+
+class CacheRoom(NamedTuple):
+    """num_blocks: of a pool, each of block_size tokens of a group of layers. window: None if nothing is given back."""
+
+    num_blocks: int
+    block_size: int
+    window: AttentionWindow | None = None
+
+    @property
+    def groups(self) -> TableGroups:
+        return ALL_SEE_ALL if self.window is None else self.window.groups
+
+    @property
+    def num_tokens(self) -> int:
+        """Of sequences that have not given anything back yet: short ones, or prompts."""
+        return self.num_blocks // self.groups.size * self.block_size
+
+    @property
+    def longest_sequence(self) -> int | None:
+        """Tokens for which there are blocks; None: any number, if all layers see a window."""
+        num_units = self.num_blocks // self.groups.size
+        if self.window is not None and self.window.most_units(self.block_size) <= num_units:
+            if not self.groups.num_full:
+                return None
+            of_windows = self.window.most_units(self.block_size) * self.groups.num_windowed
+            num_units = (self.num_blocks - of_windows) // self.groups.num_full
+        return num_units * self.block_size
+
+    def num_sequences(self, num_tokens: int) -> int:
+        """That decode at once, when each has come to so many tokens; the last of them has its prompt computed beside
+        the others, which takes more blocks than its decodes do."""
+        num_units = -(-num_tokens // self.block_size)
+        if self.window is None:
+            return self.num_blocks // num_units
+        of_prompt = self.window.most_held(num_units, self.block_size)
+        if of_prompt > self.num_blocks:
+            return 0
+        return 1 + (self.num_blocks - of_prompt) // self.window.of_decodes().most_held(num_units, self.block_size)
