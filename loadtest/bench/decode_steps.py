@@ -3,7 +3,8 @@
 Weights are dummies; FOLDER holds a config.json. For each batch size: prompts of `--prompt-len` tokens, then
 `--num-steps` decode steps, greedy, each launched when the one before has given its ids. A table of milliseconds a step,
 of the host's part of it (the launch), and of the device's part, by replays of the largest context's graph alone; with
-`--profile N`, the N kernels that take longest of the last step. The last line is JSON.
+`--profile N`, the N kernels that take longest of the last step. With `--prompt-tokens M` every step computes a prompt
+of M tokens besides. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Literal
 
 import torch
 
+from loadtest.bench.kernel_profile import kernel_times, print_kernel_times, trace_events
 from service.config import CacheConfig, ModelSource
 from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
@@ -27,6 +29,7 @@ from service.runner.model_runner import ModelRunner
 
 BLOCK_SIZE = 16
 PREFILL_TOKENS = 2048
+_PROFILED_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +45,29 @@ class Result:
 
 
 class DecodePlayer:
-    """`batch` sequences of the same length, each with blocks of its own."""
+    """`batch` sequences of the same length, each with blocks of its own. beside: tokens of a prompt that every step
+    computes with them."""
 
     def __init__(
-        self, runner: ModelRunner, batch: int, prompt_len: int, num_steps: int, params: SamplingParams
+        self,
+        runner: ModelRunner,
+        batch: int,
+        prompt_len: int,
+        num_steps: int,
+        params: SamplingParams,
+        beside: int = 0,
     ) -> None:
         self._runner = runner
         self._params = params
         self._length = prompt_len
+        self._beside = beside
         self._blocks = -(-(prompt_len + num_steps + 64) // BLOCK_SIZE)
-        self._draws = [(Sample(i, i),) for i in range(batch)]
+        self._draws = [(Sample(i, i),) for i in range(batch + 1)]
         self._token_ids: list[int] = [0] * batch
         per_plan = max(1, PREFILL_TOKENS // prompt_len)
         for start in range(0, batch, per_plan):
             ids = range(start, min(start + per_plan, batch))
-            shares = tuple(self._prompt(i) for i in ids)
+            shares = tuple(self._prompt(i, prompt_len) for i in ids)
             self._token_ids[start : ids.stop] = runner.launch(IterationPlan(shares)).wait().token_ids
 
     def plan(self) -> IterationPlan:
@@ -64,8 +75,10 @@ class DecodePlayer:
         position = self._length
         shares = [
             ScheduledSequence(i, i + 1, (token_id,), position, 0, (), self._params, draw)
-            for i, (token_id, draw) in enumerate(zip(self._token_ids, self._draws, strict=True))
+            for i, (token_id, draw) in enumerate(zip(self._token_ids, self._draws, strict=False))
         ]
+        if self._beside:
+            shares.append(self._prompt(len(self._token_ids), self._beside))
         return IterationPlan(tuple(shares))
 
     def step(self) -> tuple[float, float]:
@@ -74,22 +87,25 @@ class DecodePlayer:
         started_s = time.perf_counter()
         pending = self._runner.launch(plan)
         launched_s = time.perf_counter()
-        self._token_ids = list(pending.wait().token_ids)
+        self._token_ids = list(pending.wait().token_ids)[: len(self._token_ids)]
         self._length += 1
         return time.perf_counter() - started_s, launched_s - started_s
 
     def end(self) -> None:
-        self._runner.launch(IterationPlan((), released=tuple(range(1, 1 + len(self._draws))))).wait()
+        rows = len(self._token_ids) + (1 if self._beside else 0)
+        self._runner.launch(IterationPlan((), released=tuple(range(1, 1 + rows)))).wait()
 
-    def _prompt(self, i: int) -> ScheduledSequence:
-        prompt = tuple((7 * i + 11 * k) % 1000 for k in range(self._length))
-        blocks = tuple(range(i * self._blocks, (i + 1) * self._blocks))
+    def _prompt(self, i: int, length: int) -> ScheduledSequence:
+        prompt = tuple((7 * i + 11 * k) % 1000 for k in range(length))
+        blocks = tuple(range(i * self._blocks, i * self._blocks + max(self._blocks, -(-length // BLOCK_SIZE))))
         return ScheduledSequence(i, i + 1, prompt, 0, 0, blocks, self._params, self._draws[i])
 
 
-def measure(runner: ModelRunner, batch: int, prompt_len: int, num_steps: int, temperature: float) -> Result:
+def measure(
+    runner: ModelRunner, batch: int, prompt_len: int, num_steps: int, temperature: float, beside: int = 0
+) -> Result:
     params = SamplingParams(max_tokens=1, temperature=temperature, top_p=0.9 if temperature else 1.0)
-    player = DecodePlayer(runner, batch, prompt_len, num_steps, params)
+    player = DecodePlayer(runner, batch, prompt_len, num_steps, params, beside)
     steps = [player.step() for _ in range(num_steps)]
     device_ms = _device_ms(player, runner) if torch.cuda.is_available() else 0.0
     player.end()
@@ -113,21 +129,18 @@ def _device_ms(player: DecodePlayer, runner: ModelRunner) -> float:
     return statistics.median(times)
 
 
-def print_profile(runner: ModelRunner, batch: int, prompt_len: int, num_rows: int) -> None:
-    """Time by kernel of 5 steps."""
-    player = DecodePlayer(runner, batch, prompt_len, 64, SamplingParams(max_tokens=1, temperature=0.0))
+def print_profile(runner: ModelRunner, batch: int, prompt_len: int, num_rows: int, beside: int = 0) -> None:
+    """Time by kernel and grid."""
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    player = DecodePlayer(runner, batch, prompt_len, 64, params, beside)
     for _ in range(3):
         player.step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(5):
+        for _ in range(_PROFILED_STEPS):
             player.step()
     player.end()
-    events = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
-    total_us = sum(e.self_device_time_total for e in events) / 5
-    print(f"batch {batch}: {total_us:.0f} us of kernels a step; launches a step, us each, us a step:")
-    for event in events[:num_rows]:
-        each_us = event.self_device_time_total / event.count
-        print(f"{event.count / 5:7.1f} {each_us:8.2f} {event.self_device_time_total / 5:9.1f}  {event.key[:90]}")
+    print(f"batch {batch}: ", end="")
+    print_kernel_times(kernel_times(trace_events(profile)), _PROFILED_STEPS, num_rows)
 
 
 def load(
@@ -147,6 +160,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.decode_steps", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--prompt-tokens", type=int, default=0)
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--num-steps", type=int, default=512)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -158,8 +172,8 @@ def main(arguments: list[str]) -> None:
     max_model_len = options.prompt_len + options.num_steps + 128
     loaded = load(
         options.folder,
-        max(options.batch),
-        max_model_len,
+        max(options.batch) + (1 if options.prompt_tokens else 0),
+        max(max_model_len, options.prompt_tokens + 1),
         options.enforce_eager,
         deterministic=options.deterministic,
     )
@@ -167,12 +181,14 @@ def main(arguments: list[str]) -> None:
     results = []
     print(f"{'batch':>6} {'step ms':>9} {'mean':>9} {'launch':>9} {'device':>9}")
     for batch in options.batch:
-        result = measure(loaded.runner, batch, options.prompt_len, options.num_steps, options.temperature)
+        lengths = options.prompt_len, options.num_steps
+        result = measure(loaded.runner, batch, *lengths, options.temperature, options.prompt_tokens)
         times = (result.step_ms, result.mean_step_ms, result.launch_ms, result.device_ms)
         print(f"{batch:6} " + " ".join(f"{ms:9.3f}" for ms in times))
         results.append(asdict(result))
         if options.profile:
-            print_profile(loaded.runner, batch, options.prompt_len + options.num_steps // 2, options.profile)
+            context = options.prompt_len + options.num_steps // 2
+            print_profile(loaded.runner, batch, context, options.profile, options.prompt_tokens)
     print(json.dumps(results))
 
 

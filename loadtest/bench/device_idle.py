@@ -7,19 +7,17 @@ so gaps are told by the kernels around them.
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
+from loadtest.bench.kernel_profile import trace_events
 from loadtest.bench.offline_run import greedy_requests
 from loadtest.bench.report import print_table
 from service.core.events import one_by_one
@@ -95,7 +93,7 @@ def measure_idle(engine: Engine, batch_size: int, input_len: int, num_steps: int
     while engine.has_work:
         engine.step()
     engine.requests.take_events()
-    trace = _trace(profile)
+    trace = trace_events(profile)
     kernels = spans(trace, {"kernel"} if is_gpu else {"cpu_op"})
     copies = spans(trace, {"gpu_memcpy", "gpu_memset"})
     return DeviceIdle(
@@ -198,11 +196,3 @@ def _step_seconds(engine: Engine, num_steps: int) -> list[float]:
         seconds.append(now_s - before_s)
         before_s = now_s
     return seconds
-
-
-def _trace(profile: torch.profiler.profile) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(path))
-        events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
-    return events

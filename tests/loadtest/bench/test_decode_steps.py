@@ -28,3 +28,17 @@ def test_sequences_end_with_their_measurement(tmp_path, monkeypatch):
     result = measure(runner, 4, 20, 3, temperature=0.8)
     assert result.step_ms >= result.launch_ms > 0
     assert not alive
+
+
+def test_a_prompt_beside_each_step(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(FIELDS))
+    runner = load(tmp_path, 5, 128, False).runner
+    sizes, launch = [], runner.launch
+
+    def noting(plan):
+        sizes.append([len(item.token_ids) for item in plan.scheduled])
+        return launch(plan)
+
+    monkeypatch.setattr(runner, "launch", noting)
+    measure(runner, 2, 20, 3, temperature=0.0, beside=21)
+    assert sizes == [[20, 20], *[[1, 1, 21]] * 3, []]
