@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.batch_jobs.batch_output import Answer, BatchOutput, LineResult
+from tests.examples import examples
 
 RESULTS = [
     LineResult(1, "a", Answer(200, "r1", b'{"text":"\xc3\xa9"}')),
@@ -38,7 +39,7 @@ def test_what_was_appended_is_lines_of_openais_shape(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 400), st.integers(0, 400))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_cut_anywhere_what_is_whole_counts_and_the_rest_is_gone(cut_answers: int, cut_errors: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         output = BatchOutput(Path(folder), "ab")

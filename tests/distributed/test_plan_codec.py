@@ -11,9 +11,10 @@ from service.core.sampling_params import SamplingParams
 from service.distributed.plan_codec import BATCHES_REMEMBERED, PlanDecoder, PlanEncoder
 from tests.complexity.growth import MOST_GROWTH, Work, WorstInput, least_growth
 from tests.distributed.plans import Masks, histories, is_same
+from tests.examples import examples
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(histories())
 def test_what_is_decoded_is_what_was_encoded_in_every_field(history: list[IterationPlan]):
     encoder, decoder = PlanEncoder(), PlanDecoder(Masks)

@@ -17,6 +17,7 @@ from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.test_engine import SometimesSwap
 from tests.engine.toy_grammar import ToyMasker
 from tests.engine.toy_model import ToyExecutor
+from tests.examples import examples
 
 EMPTY = IterationPlan(())
 
@@ -35,7 +36,7 @@ class AtOnce:
         return Done(self.results[-1])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(examples(4)))
 def test_ranks_that_are_told_the_same_compute_the_same_whatever_requests_come(seed: int):
     """Choices, beams, grammars, stops, aborts, swapping and recomputation: each token by the oracle of a request alone,
     and every result of rank 1 equal to rank 0's."""

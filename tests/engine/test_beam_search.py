@@ -10,6 +10,7 @@ from service.core.sampling_params import BeamParams, SamplingParams
 from service.engine.beam_search import BeamSearch, Continuation
 from tests.engine.harness import Harness
 from tests.engine.toy_model import beam_oracle, toy_top
+from tests.examples import examples
 
 EOS = 9
 
@@ -70,7 +71,7 @@ def test_the_last_token_finishes_all():
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     width=st.integers(2, 6),
     max_tokens=st.integers(1, 8),

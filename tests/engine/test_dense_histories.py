@@ -19,6 +19,7 @@ from service.scheduler.speculation import Speculation
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.test_engine import SometimesSwap
 from tests.engine.toy_drafts import ToyDrafts
+from tests.examples import examples
 
 
 def play(seed: int, window: int | None, num_lanes: int, groups: TableGroups | None) -> Harness:
@@ -73,7 +74,7 @@ def test_however_short_memory_is_each_gets_its_own_tokens(
     window: int | None, groups: TableGroups | None, num_lanes: int
 ):
     recoveries = Counter[str]()
-    for seed in range(6):
+    for seed in range(examples(6)):
         harness = play(1000 * num_lanes + 100 * (window or 0) + seed, window, num_lanes, groups)
         for request_id, final in harness.finals.items():
             request = harness.requests[request_id]

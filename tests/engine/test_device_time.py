@@ -13,6 +13,7 @@ from service.prediction.workload import Workload
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.late_executor import MaybeDone
 from tests.engine.toy_model import ToyExecutor
+from tests.examples import examples
 from tests.manual_clock import ManualClock
 
 
@@ -59,7 +60,7 @@ def test_iterations_whose_end_was_not_seen_teach_nothing(overlap: bool, wait_s: 
     clock = ManualClock()
     harness = Harness(executor=SlowDevice(clock, wait_s, done=done), overlap=overlap, clock=clock)
     assert harness.add(harness.request((1, 2, 3), 200))
-    for seed in range(20):
+    for seed in range(examples(20)):
         harness.add(harness.request(tuple(range(seed, seed + 6)), 6, seed=seed))
     harness.run()
     harness.cost.iteration_time.fit()

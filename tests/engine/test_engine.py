@@ -17,6 +17,7 @@ from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.toy_grammar import ToyGrammar, ToyMasker
 from tests.engine.toy_model import ToyExecutor
+from tests.examples import examples
 
 STOPS = frozenset(range(0, 1000, 9))
 
@@ -103,7 +104,7 @@ def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, 
             harness.step()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     operations=st.lists(operations, max_size=60),
     num_blocks=st.integers(2, 24),
@@ -170,7 +171,7 @@ def test_every_request_gets_its_oracle_tokens_whatever_else_happens(
 
 def test_a_preempted_request_goes_on_with_the_same_tokens_and_is_counted():
     harness = Harness(num_blocks=6, block_size=2, max_num_batched_tokens=32)
-    for seed in range(3):
+    for seed in range(examples(3)):
         assert harness.add(harness.request((1, 2, 3), 8, seed=seed))
     harness.run()
     for request_id in harness.requests:
@@ -195,7 +196,7 @@ def test_choices_share_the_prompt_and_are_copied_on_write():
         harness.check_against_oracle("request-0", choice)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     requests=st.lists(st.tuples(prompts, st.integers(1, 12), st.integers(1, 3)), min_size=1, max_size=8),
     num_blocks=st.integers(8, 30),
@@ -224,7 +225,7 @@ def test_blocks_that_are_on_their_way_come_back_also_when_nobody_is_left():
         num_host_blocks=12,
         transfer_delay=3,
     )
-    for seed in range(4):
+    for seed in range(examples(4)):
         harness.add(harness.request((1, 2, 3), 8, seed=seed))
     while not any(plan.transfers for plan in harness.toy.plans):
         harness.step()
@@ -266,7 +267,7 @@ def test_what_a_failed_plan_was_to_release_is_released_by_the_next():
 faults = st.frozensets(st.integers(1, 30), max_size=3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     operations=st.lists(operations, max_size=40),
     num_blocks=st.integers(4, 24),
@@ -391,7 +392,7 @@ def test_a_snapshot_counts_the_requests_that_are_on_the_host():
     harness = Harness(
         num_blocks=11, block_size=2, max_num_batched_tokens=32, preemption=SometimesSwap(1.0), num_host_blocks=12
     )
-    for seed in range(4):
+    for seed in range(examples(4)):
         harness.add(harness.request((1, 2, 3), 8, seed=seed))
     seen = set()
     while harness.engine.has_work:

@@ -22,6 +22,7 @@ from service.structured.reasoning_matcher import ReasoningGrammar
 from service.structured.token_bitmask import TokenBitmask
 from tests.engine.harness import Harness
 from tests.engine.toy_model import ToyExecutor
+from tests.examples import examples
 from tests.structured.tiny_grammars import END_ID, TOKENIZER, ids, regex, schema
 
 SIZE = TOKENIZER.num_tokens
@@ -104,7 +105,7 @@ _CHECKS = {
 
 
 @given(schemas=st.lists(SCHEMAS, min_size=1, max_size=3), n=st.integers(1, 3), seed=st.integers(0, 99), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_ends_by_itself_parses(schemas: list[dict[str, Any]], n: int, seed: int, data: st.DataObject) -> None:
     """Few blocks: requests preempt each other, and come back by recomputation or from the host."""
     swaps = data.draw(st.booleans())
@@ -248,7 +249,7 @@ def test_masks_are_begun_before_the_executor_launches_and_awaited_by_it() -> Non
     overlap=st.booleans(),
     swaps=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_who_may_think_so_long_thinks_no_longer_and_as_alone(
     budgets: list[int | None], n: int, overlap: bool, swaps: bool
 ) -> None:

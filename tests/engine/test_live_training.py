@@ -17,6 +17,7 @@ from tests.engine.harness import Harness
 from tests.engine.scripted_training import NotingListener, ScriptedTraining, TrainingToy
 from tests.engine.test_async_engine import collect
 from tests.engine.test_async_engine import run as run_async
+from tests.examples import examples
 from tests.manual_clock import ManualClock
 from tests.scheduler.test_interleaved_training import KnownTime
 
@@ -159,7 +160,7 @@ def test_an_executor_that_fails_with_layer_steps_ends_the_training_and_no_reques
     play.harness.check_against_oracle("request-0")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32), overlap=st.booleans(), is_interleaved=st.booleans())
 def test_a_training_that_fails_anywhere_ends_and_no_request_notices(seed: int, overlap: bool, is_interleaved: bool):
     chance = random.Random(seed)

@@ -30,6 +30,7 @@ from tests.engine.test_engine import SometimesSwap
 from tests.engine.toy_drafts import ToyDrafts
 from tests.engine.toy_grammar import ToyGrammar, ToyMasker
 from tests.engine.toy_training import STEP_S, ToyListener, ToyTraining, number_after
+from tests.examples import examples
 
 MOST_STEPS = 20_000
 
@@ -252,7 +253,7 @@ class History:
 KINDS = ("choices", "beams", "grammar", "grammar", "logprobs", "prompt logprobs", "no tokens", "ids on the host")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     seed=st.integers(0, 2**32), longest_run=st.sampled_from([1, 2, 3, 8, 32]), num_lanes=st.sampled_from([1, 1, 2, 3])
 )

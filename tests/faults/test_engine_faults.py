@@ -13,7 +13,8 @@ from tests.faults.fault_sites import FaultSite
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_scene_has_what_it_is_for(overlap: bool):
     scene = EngineScene(overlap)
-    ending, sink = play_undisturbed(scene), scene.harness.sink
+    ending, _ = play_undisturbed(scene, ENGINE_SITES[0])
+    sink = scene.harness.sink
     assert ending.tokens[CANARY, 0] == ending.tokens[FIRST, 0]
     assert {kept.recovery for stats, _, _ in sink.requests for kept in stats.preemptions} == {"swap", "recompute"}
     assert sum(stats.num_cached_tokens for stats, _, _ in sink.requests) > 0

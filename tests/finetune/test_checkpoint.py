@@ -20,6 +20,7 @@ from service.finetune.checkpoint import CheckpointFault, read_checkpoint, write_
 from service.finetune.job_faults import job_error
 from service.finetune.training_state import ParameterLayout, TrainingState
 from service.lora.adapter_folder import AdapterSite
+from tests.examples import examples
 
 SITES = {"model.layers.0.q_proj": AdapterSite(6, 4), "model.layers.0.down_proj": AdapterSite(10, 6)}
 LAYOUT = ParameterLayout(SITES, 2)
@@ -78,7 +79,7 @@ def test_one_of_something_else_is_refused(path: Path, layout: ParameterLayout, b
         read_checkpoint(path, layout, belongs_to)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
 @given(choice=st.data())
 def test_no_damage_is_overlooked(path: Path, choice: st.DataObject):
     """Cut, longer, or any byte another one."""

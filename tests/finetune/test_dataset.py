@@ -15,6 +15,7 @@ from service.finetune.dataset_line import MAX_LINE_BYTES, DatasetError
 from service.finetune.training_text import ModelText
 from service.settings.quickstart import QUICKSTART_MODEL
 from service.text.chat_prompt import encode_chat
+from tests.examples import examples
 from tests.finetune.model_texts import LLAMA_2, OPENS_REASONING, SMOLLM2, all_models, model_text
 
 MODELS = all_models()
@@ -66,7 +67,7 @@ def a_chat(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(a_chat())
 def test_what_is_learned_is_each_turn_of_weight_1_behind_the_prompt_that_asks_for_it(
     tmp_path_factory: pytest.TempPathFactory, name: str, made: dict[str, Any]

@@ -20,6 +20,7 @@ from service.finetune.packing import packed
 from service.finetune.training_state import TrainingState
 from service.models.causal_lm import CausalLM
 from tests.equivalence.hf_model import SMALL
+from tests.examples import examples
 from tests.finetune.peft_training import PeftTraining
 from tests.finetune.served import completed, lora_training, random_examples, served_model
 
@@ -102,7 +103,7 @@ def test_how_examples_are_packed_changes_nothing(llama: CausalLM):
     assert losses[2] == pytest.approx(losses[0], rel=1e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["memory", "resume"])), max_size=12))
 def test_interrupted_is_bit_equal_to_undisturbed(
     llama: CausalLM, undisturbed: Undisturbed, interruptions: list[tuple[int, str]]

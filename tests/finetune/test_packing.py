@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from service.finetune.dataset import Example
 from service.finetune.packing import NOT_TRAINED, MicroBatch, OptimizerStep, TrainingData, packed, training_order
+from tests.examples import examples
 
 LONGEST = 24
 
@@ -122,7 +123,7 @@ def test_the_order_is_the_one_that_jobs_on_disk_were_begun_with():
     assert training_order(7, 3, 10).tolist() == [2, 4, 7, 3, 5, 1, 8, 9, 0, 6]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(some_examples, st.integers(LONGEST, 3 * LONGEST))
 def test_packing_wastes_less_than_half(examples: list[Example], num_tokens: int):
     """First fit opens another only when the sequence fits in none: two that are half empty cannot be."""

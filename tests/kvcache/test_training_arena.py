@@ -15,6 +15,7 @@ from service.kvcache.block_manager import BlockManager, Fit
 from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.kvcache.training_arena import TrainingArena
+from tests.examples import examples
 
 Patch = pytest.MonkeyPatch
 
@@ -223,7 +224,7 @@ class World:
         assert self.blocks.pool.num_used == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_whoever_is_moved_finds_all_again_and_no_block_is_lost(seed: int):
     world = World(random.Random(seed))
@@ -232,7 +233,7 @@ def test_whoever_is_moved_finds_all_again_and_no_block_is_lost(seed: int):
 
 
 def test_the_worlds_do_move_blocks():
-    worlds = [World(random.Random(seed)) for seed in range(20)]
+    worlds = [World(random.Random(seed)) for seed in range(examples(20))]
     for world in worlds:
         world.play(80)
     assert sum(world.num_moved for world in worlds) > 50
@@ -285,7 +286,7 @@ def a_block_lent_and_free(patch: Patch) -> None:
 def test_a_fault_is_caught(fault, monkeypatch: Patch):
     fault(monkeypatch)
     with pytest.raises((AssertionError, LookupError, TypeError)):
-        for seed in range(60):
+        for seed in range(examples(60)):
             world = World(random.Random(seed))
             world.play(80)
             world.close()

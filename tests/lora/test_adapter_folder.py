@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from service.errors import AdapterError
 from service.lora.adapter_folder import AdapterWeights, read_adapter
 from tests.equivalence.hf_model import CONFIGS
+from tests.examples import examples
 from tests.lora.peft_adapters import (
     base_model,
     matrices_of,
@@ -55,7 +56,7 @@ def refusal(folder: Path, **changes) -> str:
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(6)))
 def test_what_peft_saves_is_read_as_peft_computes_with_it(family: str, seed: int, tmp_path: Path):
     model = base_model(family)
     sites = sites_of(model)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save, save_file
 
 from service.errors import AdapterError
 from service.lora.tensor_file import DTYPES, opened_tensors, write_tensors
+from tests.examples import examples
 
 LIMITS = (4096, 1 << 20)
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
@@ -39,7 +40,7 @@ def entry(shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(examples(10)))
 def test_what_the_library_writes_is_read(tmp_path: Path, seed: int):
     torch.manual_seed(seed)
     shapes = torch.randint(1, 7, (6, 2)).tolist()
@@ -120,7 +121,7 @@ def test_no_file_and_no_permission_name_no_path(tmp_path: Path):
     assert refusal(tmp_path / "a.safetensors") == "a.safetensors: cannot be read: No such file or directory"
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     header=st.dictionaries(
         st.text(), ANY_JSON | st.fixed_dictionaries({"dtype": ANY_JSON, "shape": ANY_JSON, "data_offsets": ANY_JSON})
@@ -135,7 +136,7 @@ def test_any_header_is_read_or_refused(tmp_path: Path, header: dict):
         assert refused.message.startswith("a.safetensors: ")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 10_000), value=st.integers(0, 255))
 def test_any_byte_that_is_changed_is_read_or_refused(tmp_path: Path, place: int, value: int):
     content = bytearray(save({"a": torch.ones(4, 3), "b": torch.zeros(5)}))

@@ -16,6 +16,7 @@ from service.prediction.workload import Workload
 from tests.engine.harness import Harness
 from tests.engine.late_executor import LateIteration
 from tests.engine.toy_model import ToyExecutor
+from tests.examples import examples
 from tests.manual_clock import ManualClock
 
 STEP_S, LAUNCH_S, SPREAD = 5e-3, 8e-4, 0.03
@@ -232,7 +233,7 @@ class TimedDevice(ToyExecutor):
         return super().execute(plan)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(3)))
 def test_who_arrives_while_an_iteration_runs_is_in_the_next_one_and_the_device_does_not_wait(seed: int):
     chance, clock = random.Random(seed), Arrivals()
     device = TimedDevice(clock, chance)

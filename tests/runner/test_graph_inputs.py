@@ -15,6 +15,7 @@ from service.runner.graph_sizes import GraphSize, most_prompts
 from service.runner.selective_batching import decode_columns, grow_tables
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows
 from service.runner.staging import to_device
+from tests.examples import examples
 from tests.runner.plans import as_decodes, flat, planned
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -162,7 +163,7 @@ def test_a_mixed_batch_stands_at_fixed_places_with_padding_behind_it(device):
     table = torch.zeros(rows.block_table.shape, dtype=torch.int32, device=device)
     inputs = GraphInputs(GraphSize(46, 6), table, 4)
     step, address = inputs.step, inputs.step.token_ids.data_ptr()
-    for seed in range(12):
+    for seed in range(examples(12)):
         chance = random.Random(seed)
         lengths = [1] * chance.randint(0, 6) + [chance.randint(2, 12) for _ in range(chance.randint(1, 3))]
         chance.shuffle(lengths)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from service.runner.halving import in_halves
+from tests.examples import examples
 
 
 def limited(largest, calls):
@@ -20,7 +21,7 @@ def limited(largest, calls):
     return compute
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(20)))
 def test_the_parts_are_the_whole_in_order(seed):
     chance = random.Random(seed)
     num, largest = chance.randint(1, 100), chance.randint(1, 100)

@@ -12,6 +12,7 @@ from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, Sample,
 from service.core.sampling_params import SamplingParams
 from service.runner.selective_batching import advance, can_advance, decode_columns, flatten, grow_tables, plan_columns
 from service.runner.sequence_rows import SequenceRows
+from tests.examples import examples
 from tests.runner.plans import as_decodes, flat, planned
 
 
@@ -31,7 +32,7 @@ def random_share(chance, sequence_id, block_size, free):
     )
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(examples(30)))
 def test_a_batch_says_what_its_plan_says(seed):
     chance = random.Random(seed)
     block_size = chance.choice([1, 4, 16])
@@ -117,7 +118,7 @@ def random_decodes(chance, block_size, token_id=None):
         yield decode(row, token_id or chance.randrange(1000), computed, blocks, chance.randrange(2**62), **sampling)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(20)))
 def test_the_rows_say_what_the_flat_batch_says(seed):
     """Which is tested against a slow reading of the plan; only the order differs: it puts long contexts first."""
     chance = random.Random(seed)
@@ -138,7 +139,7 @@ def test_the_rows_say_what_the_flat_batch_says(seed):
         assert got[name].tolist() == column.tolist()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(20)))
 def test_advancing_gives_the_columns_of_the_next_plan(seed):
     """Whether a block comes when its first token does, or before, with others."""
     chance = random.Random(seed)
@@ -201,7 +202,7 @@ def one_further(chance, item):
     return item._replace(token_ids=(-2,), num_computed_tokens=start, table_start=num_blocks, block_ids=new)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(20)))
 def test_columns_say_what_the_plan_says(seed):
     """Decodes first, whether they are columns already or not, and the block tables are those."""
     chance = random.Random(seed)
@@ -251,7 +252,7 @@ def test_a_row_is_another_sequences_once_it_is_scheduled_with_a_whole_table():
     assert rows["top_k"][2] == 5
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(20)))
 def test_the_parts_of_a_plan_are_the_whole(seed):
     """Every token is there once, at its position, wherever sequences are cut."""
     chance = random.Random(seed)

@@ -19,6 +19,7 @@ from service.runner.graph_sizes import GraphSize, graph_sizes
 from service.runner.load import load_executor
 from service.runner.model_runner import ModelRunner
 from tests.distributed.scene import Done
+from tests.examples import examples
 from tests.models.checkpoints import llama, random_prompts
 from tests.runner import uncaptured
 from tests.runner.loading import source
@@ -150,7 +151,7 @@ def check_graphs(first: ModelRunner, last: ModelRunner, whole: ModelRunner) -> l
     """Random lengths, so that the flat batch's order is not the plan's; some steps have prompts, and some draws ask for
     more than a graph gives. Returns how many steps of each stage were replayed."""
     chance, in_turn = random.Random(3), InTurn(first, last)
-    for seed in range(2):
+    for seed in range(examples(2)):
         count, max_seqs, chunk = chance.randint(6, 16), chance.choice([3, 7]), chance.choice([5, 31])
         prompts = [random_prompts(48)[i][: chance.randint(1, 40)] for i in chance.sample(range(48), count)]
         told = [

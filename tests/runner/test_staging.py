@@ -17,6 +17,7 @@ from service.runner.staging import (
     part_of,
     to_device,
 )
+from tests.examples import examples
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ARRAYS = {
@@ -209,7 +210,7 @@ def late(monkeypatch):
     return device
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(examples(10)))
 def test_no_memory_is_written_again_before_its_copies_have_run(seed, late):
     """Whatever is launched, waited for in any order, dropped or left half-way."""
     chance, turns = random.Random(seed), StagingTurns(torch.device("cuda"))

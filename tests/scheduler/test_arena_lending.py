@@ -13,6 +13,7 @@ from service.scheduler.decision_tally import DecisionTally
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.toy_model import ToyExecutor
 from tests.engine.toy_training import ToyListener, ToyTraining
+from tests.examples import examples
 from tests.manual_clock import ManualClock
 
 NUM_BLOCKS, WANTED, STEPS_EACH = 20, 8, 10
@@ -186,7 +187,7 @@ def request_plans(seed: int, num_blocks: int, wanted: int | None) -> tuple[list[
     return [*computed, *preemptions], sum(s.num_arena_returns for s in harness.sink.iterations)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32), num_blocks=st.integers(8, 40), share=st.floats(0.1, 1.0))
 def test_no_request_is_queued_preempted_or_refused_for_a_trainings_memory(seed: int, num_blocks: int, share: float):
     wanted = max(1, int(share * num_blocks))
@@ -194,4 +195,4 @@ def test_no_request_is_queued_preempted_or_refused_for_a_trainings_memory(seed: 
 
 
 def test_these_histories_do_take_it_back():
-    assert sum(request_plans(seed, 16, 12)[1] for seed in range(10)) > 5
+    assert sum(request_plans(seed, 16, 12)[1] for seed in range(examples(10))) > 5

@@ -11,6 +11,7 @@ from service.core.sequence_group import SequenceGroup
 from service.scheduler.preemption import AlwaysSwap
 from service.settings.settings import Settings
 from tests.engine.harness import Harness
+from tests.examples import examples
 
 POLICIES = get_args(Settings.model_fields["scheduling_policy"].annotation)
 """All that there are."""
@@ -97,7 +98,7 @@ def check_turns(harness: Harness, chance: random.Random, most_iterations_a_line:
             assert not is_chat(group) or group.num_preemptions or step <= starts_by[group.request.request_id]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(24, 40),

@@ -19,6 +19,7 @@ from service.scheduler import decode_batch
 from service.scheduler.decode_batch import END, LONGEST_RUN, NUM_NEW, DecodeBatch, DecodeMembers
 from service.scheduler.preemption import AlwaysSwap
 from tests.engine.harness import Harness
+from tests.examples import examples
 
 BLOCK_SIZE = 4
 PENDING = PENDING_TOKEN_ID
@@ -164,7 +165,7 @@ def test_who_watches_for_an_id_is_looked_at():
 
 def test_tokens_are_told_iteration_by_iteration():
     harness = Harness(num_blocks=64)
-    for seed in range(3):
+    for seed in range(examples(3)):
         harness.add(harness.request((1, 2, 3), 12, seed=seed))
     news = []
     while harness.engine.has_work:
@@ -225,7 +226,7 @@ def play(seed: int, *, num_blocks: int, block_size: int, overlap: bool, swap: bo
     return (plans, harness.tokens), num_together
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(8, 40),
@@ -247,7 +248,7 @@ def test_batched_or_one_by_one_the_decisions_are_the_same(
 def test_a_version_lasts_while_the_same_decodes_run():
     """What it says of the plan before is checked by whoever carries it out (tests/engine/toy_model.py)."""
     harness = Harness(num_blocks=64, block_size=4)
-    for seed in range(3):
+    for seed in range(examples(3)):
         harness.add(harness.request((1, 2, 3), 12, seed=seed))
     steady, versions = [], []
     for step in range(11):
@@ -263,7 +264,7 @@ def test_a_version_lasts_while_the_same_decodes_run():
 
 def test_most_decodes_are_in_the_batch():
     harness = Harness(num_blocks=64)
-    for seed in range(4):
+    for seed in range(examples(4)):
         harness.add(harness.request((1, 2, 3), 12, seed=seed))
     harness.add(harness.request((1, 2, 3), 12, n=2))
     harness.step()
@@ -305,7 +306,7 @@ def see(seed: int, *, block_size: int, overlap: bool) -> tuple[object, ...]:
     return dict(harness.tokens), harness.reasons, stats, plans, gaps
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     block_size=st.sampled_from([1, 4]),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from service.core.iteration_plan import IterationPlan
 from service.scheduler.deferred_batching import DeferredBatching
 from service.scheduler.training_turns import PIECE_S
+from tests.examples import examples
 from tests.scheduler.training_play import ITERATION_S, TrainingPlay
 
 arrivals = st.lists(st.floats(0.1, 1.0), min_size=1, max_size=8)
@@ -37,7 +38,7 @@ def test_nothing_of_a_running_batchs_time_is_the_trainings():
     assert DeferredBatching(1.0).slack_s(IterationPlan(())) == 0.0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(arrivals=arrivals, overlap=st.booleans())
 def test_without_a_training_nothing_is_deferred(arrivals: list[float], overlap: bool):
     play = TrainingPlay(DeferredBatching(math.inf), [], overlap=overlap)
@@ -49,7 +50,7 @@ def test_without_a_training_nothing_is_deferred(arrivals: list[float], overlap: 
     assert not any(stats.deferrals for stats in play.harness.sink.iterations)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(arrivals=arrivals, steps=steps, bound_s=st.sampled_from([0.0, 0.05, 0.25, 0.5, 1.0]), overlap=st.booleans())
 def test_with_exact_estimates_nobody_waits_beyond_the_bound_or_the_running_pieces(
     arrivals: list[float], steps: list[float], bound_s: float, overlap: bool
@@ -70,7 +71,7 @@ def test_with_exact_estimates_nobody_waits_beyond_the_bound_or_the_running_piece
     assert play.training.num_done > 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(arrival_s=st.floats(0.2, 1.0), steps=steps, bound_s=st.floats(0.0, 1.0))
 def test_who_finds_the_batch_empty_waits_for_the_iteration_if_that_ends_in_time_else_for_the_piece(
     arrival_s: float, steps: list[float], bound_s: float

@@ -12,6 +12,7 @@ from service.prediction.workload import Workload
 from service.scheduler.interleaved_training import InterleavedTraining
 from service.scheduler.training_turns import TRIED_AGAIN_AFTER_S
 from tests.engine.scripted_training import ScriptedTraining
+from tests.examples import examples
 from tests.scheduler.training_play import ITERATION_S, TrainingPlay
 
 EXACT = 1e-9
@@ -42,7 +43,7 @@ def test_before_the_predictor_knows_anything_there_is_no_slack():
     assert InterleavedTraining(IterationTime(), 0.02).slack_s(decode()) == 0.0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     target_s=st.floats(0.005, 0.1),
     step_s=st.floats(1e-3, 0.03),

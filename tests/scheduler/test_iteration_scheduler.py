@@ -12,6 +12,7 @@ from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.preemption import AlwaysSwap
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import Harness
+from tests.examples import examples
 from tests.scheduler.test_decode_batch import play
 
 
@@ -95,7 +96,7 @@ def most_behind(harness: Harness, chance: random.Random, most_choices: int) -> i
     return behind
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=examples(70), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(18, 60),
@@ -186,7 +187,10 @@ def test_decodes_alone_are_decided_as_they_are_among_others(overlap: bool, monke
         return plan
 
     def histories() -> list[object]:
-        return [play(seed, num_blocks=12, block_size=2, overlap=overlap, swap=seed % 2 == 1)[0] for seed in range(8)]
+        return [
+            play(seed, num_blocks=12, block_size=2, overlap=overlap, swap=seed % 2 == 1)[0]
+            for seed in range(examples(8))
+        ]
 
     monkeypatch.setattr(IterationScheduler, "_schedule_decodes", counted)
     want = histories()

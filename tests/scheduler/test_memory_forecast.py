@@ -11,6 +11,7 @@ from service.scheduler.admission import Admission
 from service.scheduler.history import ENOUGH_LENGTHS, History
 from service.scheduler.memory_forecast import ForecastAdmission, ReserveAdmission, peak_num_tokens
 from tests.engine.harness import Harness
+from tests.examples import examples
 
 
 def simulated_peak(sequences: list[tuple[int, int]]) -> int:
@@ -52,7 +53,7 @@ def test_a_forecast_preempts_less_than_taking_on_demand():
 def mean_batch(admission: str) -> float:
     """With outputs that end far before max_tokens."""
     harness = Harness(num_blocks=24, block_size=2, max_num_seqs=8, max_num_batched_tokens=64, admission=admission)
-    for seed in range(80):
+    for seed in range(examples(80)):
         harness.add(harness.request((1, 2, seed), 24, seed=seed, stops=frozenset(range(0, 1000, 3))))
     harness.run()
     return sum(i.batch_size for i in harness.sink.iterations) / len(harness.sink.iterations)
@@ -86,7 +87,7 @@ def test_what_fits_to_the_last_block_starts(
     harness = Harness(num_blocks, block_size=2)
     if groups is not None:
         harness = Harness(num_blocks * groups.size, block_size=2, window=100, groups=groups)
-    for seed in range(2):
+    for seed in range(examples(2)):
         harness.engine.requests.add(harness.request((1, 2), 8, seed=seed))
     running, waiting = harness.scheduler.pool.groups()
     assert make().fit(waiting, [], harness.blocks, [running]).name == answer
@@ -106,7 +107,7 @@ def test_who_has_left_keeps_its_blocks_until_its_last_iteration_is_over(admissio
 
 def test_what_a_request_has_generated_is_not_to_come_again():
     harness = Harness(num_blocks=7, block_size=2)
-    for seed in range(2):
+    for seed in range(examples(2)):
         harness.engine.requests.add(harness.request((1, 2), 8, seed=seed))
     running, waiting = harness.scheduler.pool.groups()
     running.leader.token_ids.extend([5] * 6)  # 8 tokens now and 2 to come: 14 at the peak
@@ -143,7 +144,7 @@ def test_reserving_never_preempts_whatever_adapters_come_and_go(overlap: bool):
         overlap=overlap,
     )
     adapters = [None, *(harness.adapter(size) for size in (2, 3, 4, 2))]
-    for seed in range(20):
+    for seed in range(examples(20)):
         harness.add(harness.request((1, 2, seed), 8, seed=seed, adapter=adapters[seed * 3 % 5]))
     harness.run()
     assert num_preemptions(harness) == 0

@@ -7,6 +7,7 @@ import pytest
 from service.core.sequence import Sequence
 from service.scheduler import ngram_drafts
 from service.scheduler.ngram_drafts import LONGEST, SHORTEST, NgramDrafts
+from tests.examples import examples
 
 
 def sequence_of(token_ids: list[int]) -> Sequence:
@@ -22,7 +23,7 @@ def by_the_definition(token_ids: list[int], num: int) -> tuple[int, ...]:
     return ()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(6)))
 def test_a_draft_is_what_stood_behind_the_last_place_of_the_last_tokens(seed: int):
     chance = random.Random(seed)
     # Ids that are no characters by themselves (surrogates), and beyond 16 bits.

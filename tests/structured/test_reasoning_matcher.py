@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from service.core.grammar import ThinkingBudget
 from service.structured.grammar_matcher import CompiledGrammar
 from service.structured.reasoning_matcher import ReasoningGrammar, ReasoningMatcher, limited
+from tests.examples import examples
 from tests.structured.tiny_grammars import END_ID, ids, regex
 
 THINK, END_THINK = TOKENS = 400, 401
@@ -55,7 +56,7 @@ def forced(matcher: ReasoningMatcher) -> int | None:
     wanted=st.lists(st.sampled_from([*TOKENS, *ids("xab")]), max_size=24),
     data=st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_more_is_thought_than_the_budget_allows(
     num: int, is_thinking: bool, has_grammar: bool, wanted: list[int], data: st.DataObject
 ) -> None:

@@ -17,6 +17,7 @@ from service.structured.grammar_matcher import CompiledGrammar
 from service.structured.token_bitmask import TokenBitmask
 from service.text.tool_calls import CallDelta, TextDelta, ToolStyle, make_router
 from service.text.tool_grammar import CallableTool, CallRules, call_grammar
+from tests.examples import examples
 from tests.structured.masks import allowed_ids
 from tests.structured.tiny_grammars import END_ID, TOKENIZER, VOCABULARY, fits
 
@@ -96,7 +97,7 @@ def is_legal(name: str, arguments: Any) -> bool:
 
 
 @given(style=st.sampled_from(list(ToolStyle)), parallel=st.booleans(), seed=st.integers(0, 10_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_is_written_under_the_grammar_is_read_as_legal_calls(style: ToolStyle, parallel: bool, seed: int) -> None:
     content, calls = read(style, wander(GRAMMARS[style, parallel], seed))
     assert content == ""

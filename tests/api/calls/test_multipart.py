@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from service.api.calls.multipart import MultipartReader, PartBegin, PartData, PartEnd, boundary_of
 from service.errors import InvalidRequest, RequestError, UnsupportedMediaType
+from tests.examples import examples
 
 BOUNDARY = b"b-7"
 Parts = Sequence[tuple[str, str | None, bytes]]
@@ -69,7 +70,7 @@ def test_however_it_is_cut_every_part_is_what_was_sent(parts: Parts, cuts: list[
 
 
 @given(st.one_of(st.binary(max_size=200), near_boundaries), st.lists(st.integers(0), max_size=8), st.integers(0))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_broken_bodies_are_refused_or_read_and_never_anything_else(body: bytes, cuts: list[int], at: int) -> None:
     whole = body_of([("a", None, b"1"), ("file", "f", b"2")])
     at %= len(whole)

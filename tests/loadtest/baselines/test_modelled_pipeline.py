@@ -8,6 +8,7 @@ from loadtest.baselines.modelled_device import iteration_s
 from loadtest.baselines.modelled_pipeline import ModelledPipeline
 from loadtest.offline.replay import replay
 from service.core.iteration_plan import IterationPlan
+from tests.examples import examples
 from tests.loadtest.baselines.pools import request
 from tests.loadtest.baselines.test_modelled_device import plan
 
@@ -17,7 +18,7 @@ def pipeline_pool(num_stages: int, num_lanes: int) -> KvPool:
     return KvPool(device, device.clock(), 400, 4, 64, 64, 64, vocab_size=1000, num_lanes=num_lanes)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(1, 5), st.lists(st.integers(1, 300), min_size=1, max_size=12))
 def test_a_stage_computes_one_iteration_at_a_time_and_all_of_them_in_order(num_stages, lengths) -> None:
     device = ModelledPipeline(num_stages)

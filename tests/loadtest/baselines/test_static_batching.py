@@ -5,13 +5,14 @@ from hypothesis import strategies as st
 from loadtest.baselines.engine_system import constant_limit, exact_limit, paged
 from loadtest.baselines.static_batching import StaticBatching
 from loadtest.offline.replay import replay
+from tests.examples import examples
 from tests.loadtest.baselines.pools import pool, request
 from tests.loadtest.baselines.test_modelled_pipeline import pipeline_pool
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 8), st.floats(0, 0.2)), min_size=1, max_size=12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(REQUESTS, st.integers(1, 4))
 def test_nobody_joins_a_batch_that_runs_and_all_leave_together(drawn, size) -> None:
     requests = [request(i, prompt, output, at) for i, (prompt, output, at) in enumerate(drawn)]

@@ -12,6 +12,7 @@ from loadtest.quickstart.phrasing import (
     unknown_question,
     vary,
 )
+from tests.examples import examples
 
 
 def test_expand_gives_every_choice() -> None:
@@ -62,7 +63,7 @@ def test_generated_questions_are_filled_in() -> None:
     assert len(set(questions)) > 2000
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(examples(5)))
 def test_dress_keeps_the_question(seed: int) -> None:
     rules = load_corpus().rules
     question = "how do i use the kv cache with openai-python"
@@ -72,6 +73,6 @@ def test_dress_keeps_the_question(seed: int) -> None:
 def test_the_same_seed_varies_in_the_same_way() -> None:
     rules = load_corpus().rules
     question = "how do i start the server"
-    first = [vary(question, rules, random.Random(seed)) for seed in range(30)]
-    assert first == [vary(question, rules, random.Random(seed)) for seed in range(30)]
+    first = [vary(question, rules, random.Random(seed)) for seed in range(examples(30))]
+    assert first == [vary(question, rules, random.Random(seed)) for seed in range(examples(30))]
     assert len(set(first)) > 10
