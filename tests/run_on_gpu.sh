@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests that need a CUDA device, then all the others on that machine. PYTHON chooses the interpreter.
+# The tests that need a CUDA device, then all the others on that machine, and every tile's compiling. PYTHON chooses the interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -7,4 +7,6 @@ python=${PYTHON:-python3}
 gpu=$?
 "$python" -m pytest -p no:cacheprovider tests --deselect tests/core/test_version.py
 rest=$?
-exit $((gpu | rest))
+TEST_EXAMPLES=10 "$python" -m pytest -p no:cacheprovider tests/kernels/test_sm90_compile.py
+compiled=$?
+exit $((gpu | rest | compiled))

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.examples import examples, pairwise, spread
+from tests.examples import each_once, examples, pairwise, spread
 
 
 def test_a_number_is_multiplied_and_never_none():
@@ -31,3 +31,7 @@ def test_any_two_values_meet_in_few_rows_and_all_rows_are_there_when_asked_for(s
     largest = sorted(sizes)[-2:]
     assert len(rows) <= 1.5 * largest[0] * largest[-1]
     assert pairwise(*axes, factor=10) == list(itertools.product(*axes))
+    once = each_once(*axes, factor=1)
+    assert {value for row in once for value in row} == set(itertools.chain(*axes))
+    assert len(once) == max(sizes)
+    assert each_once(*axes, factor=10) == pairwise(*axes, factor=10)

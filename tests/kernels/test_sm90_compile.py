@@ -1,8 +1,12 @@
-"""Kernels as an H100 or H200 would run them, compiled here: matrix units used, nothing spilled."""
+"""Kernels as an H100 or H200 would run them, compiled here: matrix units used, nothing spilled.
+
+Half a second each: a few tiles of each kernel, all of them with TEST_EXAMPLES=10, as tests/run_on_gpu.sh runs them.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 
@@ -28,6 +32,7 @@ from kernels import route_to_experts as routing
 from kernels import skinny_linear as skinny
 from kernels.fp8_cache import Fp8Cache
 from kernels.grouped_product import FP8, INT4, MXFP4, PLAIN, ExpertWeight, grouped_config
+from tests.examples import spread
 from tests.kernels.lora_case import LoraCase, token_slots
 from tests.kernels.quantized_weights import random_weight
 
@@ -74,19 +79,20 @@ def launch_of_decode(monkeypatch, num_seqs, num_heads, num_kv_heads, head_dim, s
     return recorder.launches[0]
 
 
+DECODES = [
+    pytest.param(5, 32, 8, 128, None, False, id="a few"),
+    pytest.param(1, 32, 8, 128, None, False, id="one"),
+    pytest.param(128, 32, 8, 128, None, False, id="many"),
+    pytest.param(192, 32, 8, 128, None, False, id="many more"),
+    pytest.param(1, 8, 4, 256, None, False, id="wide heads"),
+    pytest.param(5, 32, 8, 128, 4096, False, id="a window"),
+    pytest.param(5, 32, 32, 80, None, False, id="heads of 80"),
+    pytest.param(5, 64, 8, 64, 128, True, id="gpt-oss"),
+]
+
+
 @pytest.mark.parametrize(
-    ("num_seqs", "num_heads", "num_kv_heads", "head_dim", "sliding_window", "has_sinks"),
-    [
-        (1, 32, 8, 128, None, False),
-        (5, 32, 8, 128, None, False),
-        (128, 32, 8, 128, None, False),
-        (192, 32, 8, 128, None, False),
-        (1, 8, 4, 256, None, False),
-        (5, 32, 8, 128, 4096, False),
-        (5, 32, 32, 80, None, False),
-        (5, 64, 8, 64, 128, True),
-    ],
-    ids=["one", "a few", "many", "many more", "wide heads", "a window", "heads of 80", "gpt-oss"],
+    ("num_seqs", "num_heads", "num_kv_heads", "head_dim", "sliding_window", "has_sinks"), spread(DECODES, 2)
 )
 def test_decode(num_seqs, num_heads, num_kv_heads, head_dim, sliding_window, has_sinks, monkeypatch, tmp_path):
     launch = launch_of_decode(monkeypatch, num_seqs, num_heads, num_kv_heads, head_dim, sliding_window, has_sinks)
@@ -102,17 +108,18 @@ def test_decode_looks_up_its_item_before_it_waits(monkeypatch, tmp_path):
     assert ptx.index("griddepcontrol.wait") < min(ptx.index("cp.async.cg"), ptx.index("st.global"))
 
 
+PREFILLS = [
+    pytest.param(128, 32, 8, 128, None, False, id="many rows"),
+    pytest.param(16, 32, 8, 128, None, False, id="few rows"),
+    pytest.param(16, 8, 4, 256, None, False, id="wide heads"),
+    pytest.param(128, 32, 32, 80, None, False, id="heads of 80"),
+    pytest.param(16, 32, 8, 128, 4096, False, id="a window"),
+    pytest.param(128, 64, 8, 64, 128, True, id="gpt-oss"),
+]
+
+
 @pytest.mark.parametrize(
-    ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "sliding_window", "has_sinks"),
-    [
-        (16, 32, 8, 128, None, False),
-        (128, 32, 8, 128, None, False),
-        (16, 8, 4, 256, None, False),
-        (128, 32, 32, 80, None, False),
-        (16, 32, 8, 128, 4096, False),
-        (128, 64, 8, 64, 128, True),
-    ],
-    ids=["few rows", "many rows", "wide heads", "heads of 80", "a window", "gpt-oss"],
+    ("num_tokens", "num_heads", "num_kv_heads", "head_dim", "sliding_window", "has_sinks"), spread(PREFILLS, 1)
 )
 def test_prefill(num_tokens, num_heads, num_kv_heads, head_dim, sliding_window, has_sinks, monkeypatch, tmp_path):
     recorder = LaunchRecorder(prefill._paged_attention_prefill_kernel)
@@ -127,7 +134,9 @@ def test_prefill(num_tokens, num_heads, num_kv_heads, head_dim, sliding_window, 
     check(compiled)
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "window"), [(32, 8, 128, None), (14, 2, 64, 4096)])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "window"), spread([(32, 8, 128, None), (14, 2, 64, 4096)], 1)
+)
 def test_ordered_attention(num_heads, num_kv_heads, head_dim, window, monkeypatch, tmp_path):
     """Prompts and decodes by the same instructions; very many decodes by smaller ones, of as many inputs."""
     for module, name in (
@@ -165,7 +174,7 @@ def fp8_cache(num_kv_heads, head_dim):
     return Fp8Cache(elements, exponents.unflatten(1, (16, num_kv_heads)))
 
 
-@pytest.mark.parametrize(("num_seqs", "head_dim"), [(1, 128), (192, 64)])
+@pytest.mark.parametrize(("num_seqs", "head_dim"), spread([(1, 128), (192, 64)], 1))
 def test_decode_of_an_fp8_cache(num_seqs, head_dim, monkeypatch, tmp_path):
     """No conversion goes by the instructions that do a few numbers a clock. A few numbers are spilled: it is the
     fastest all the same (kernels/attention_config.py)."""
@@ -192,8 +201,9 @@ def test_prefill_of_an_fp8_cache(monkeypatch, tmp_path):
     check(compiled)
 
 
-@pytest.mark.parametrize("num_features", [4096, 6144, 28672, 128256])
-@pytest.mark.parametrize("num_rows", [16, 64])
+@pytest.mark.parametrize(
+    ("num_rows", "num_features"), spread(itertools.product([16, 64], [4096, 6144, 28672, 128256]), 1)
+)
 def test_skinny_linear(num_rows, num_features, monkeypatch, tmp_path):
     recorder = LaunchRecorder(skinny._skinny_linear_kernel)
     monkeypatch.setattr(skinny, "_skinny_linear_kernel", recorder)
@@ -203,8 +213,9 @@ def test_skinny_linear(num_rows, num_features, monkeypatch, tmp_path):
     check(compiled)
 
 
-@pytest.mark.parametrize("kind", ["fp8", "fp8 groups", "int4"])
-@pytest.mark.parametrize("num_rows", [16, 64, 256])
+@pytest.mark.parametrize(
+    ("num_rows", "kind"), spread(itertools.product([16, 64, 256], ["fp8", "fp8 groups", "int4"]), 2)
+)
 def test_skinny_linear_of_quantized_weights(num_rows, kind, monkeypatch, tmp_path):
     """No conversion goes by the instructions that do a few numbers a clock."""
     recorder = LaunchRecorder(skinny._skinny_linear_kernel)
@@ -217,7 +228,7 @@ def test_skinny_linear_of_quantized_weights(num_rows, kind, monkeypatch, tmp_pat
     assert "cvt.rn.f16x2.e4m3x2" not in compiled.ptx and "cvt.rn.f32.u8" not in compiled.ptx
 
 
-@pytest.mark.parametrize(("num_rows", "num_features"), [(16, 4096), (64, 4096), (64, 28672), (256, 4096)])
+@pytest.mark.parametrize(("num_rows", "num_features"), spread([(256, 4096), (16, 4096), (64, 4096), (64, 28672)], 1))
 def test_fp8_linear_multiplies_fp8(num_rows, num_features, monkeypatch, tmp_path):
     recorder = LaunchRecorder(fp8_linear._fp8_linear_kernel)
     monkeypatch.setattr(fp8_linear, "_fp8_linear_kernel", recorder)
@@ -240,12 +251,14 @@ def test_gated_linear_copies_by_tiles_and_leaves_room_for_a_second_program(monke
     assert 2 * compiled.shared_bytes <= SHARED_MEMORY_BYTES
 
 
-@pytest.mark.parametrize(("num_features", "size"), [(28672, 4096), (4096, 14336)])
-@pytest.mark.parametrize("num_rows", [65, 256, 8192])
-def test_ordered_linear(num_rows, num_features, size, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("num_rows", "shape"), spread(itertools.product([65, 256, 8192], [(28672, 4096), (4096, 14336)]), 1)
+)
+def test_ordered_linear(num_rows, shape, monkeypatch, tmp_path):
     """Its sums stay in registers, and it multiplies by the instruction of few rows: 64 of one side, 16 inputs."""
     for module, name in ((ordered, "_ordered_linear_kernel"), (skinny, "_skinny_linear_kernel")):
         monkeypatch.setattr(module, name, LaunchRecorder(getattr(module, name)))
+    num_features, size = shape
     weight = torch.empty(num_features, size, dtype=torch.bfloat16)
     for rows in (num_rows, 1):
         x = torch.empty(rows, size, dtype=torch.bfloat16)
@@ -259,7 +272,7 @@ def test_ordered_linear(num_rows, num_features, size, monkeypatch, tmp_path):
     assert "cp.async.bulk.tensor" in compile_for_sm90(with_pdl(many[0]), tmp_path).ptx
 
 
-@pytest.mark.parametrize("num_rows", [256, 8192])
+@pytest.mark.parametrize("num_rows", spread([256, 8192], 1))
 def test_what_is_fused_with_ordered_products(num_rows, monkeypatch, tmp_path):
     """Residual add and norm, then the next product with its gate: nothing is spilled where products are added."""
     recorder = LaunchRecorder(ordered._ordered_linear_kernel)
@@ -275,9 +288,9 @@ def test_what_is_fused_with_ordered_products(num_rows, monkeypatch, tmp_path):
         assert compiled.spills_in_loops == 0 and compiled.shared_bytes <= SHARED_MEMORY_BYTES
 
 
-@pytest.mark.parametrize(("num_features", "size"), [(4096, 14336), (1024, 3072)])
-@pytest.mark.parametrize("num_rows", [16, 64])
-def test_linear_add_norm(num_rows, num_features, size, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("num_rows", "shape"), spread(itertools.product([64, 16], [(4096, 14336), (1024, 3072)]), 1))
+def test_linear_add_norm(num_rows, shape, monkeypatch, tmp_path):
+    num_features, size = shape
     recorder = LaunchRecorder(before._linear_add_norm_kernel)
     monkeypatch.setattr(before, "_linear_add_norm_kernel", recorder)
     shapes = (num_rows, size), (num_features, size), (num_rows, num_features)
@@ -287,9 +300,9 @@ def test_linear_add_norm(num_rows, num_features, size, monkeypatch, tmp_path):
     check(compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path))
 
 
-@pytest.mark.parametrize(("num_features", "gated"), [(6144, False), (28672, True)])
-@pytest.mark.parametrize("num_rows", [16, 64])
-def test_norm_linear(num_rows, num_features, gated, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("num_rows", "shape"), spread(itertools.product([64, 16], [(28672, True), (6144, False)]), 1))
+def test_norm_linear(num_rows, shape, monkeypatch, tmp_path):
+    num_features, gated = shape
     recorder = LaunchRecorder(behind._norm_linear_kernel)
     monkeypatch.setattr(behind, "_norm_linear_kernel", recorder)
     x, weight = (torch.empty(n, 4096, dtype=torch.bfloat16) for n in (num_rows, num_features))
@@ -322,12 +335,13 @@ def lora_launches(num_tokens, size, out_features, monkeypatch):
     return [with_pdl(launch) for recorder in recorders for launch in recorder.launches[:1]]
 
 
-@pytest.mark.parametrize(
-    ("size", "out_features"), [(4096, (4096, 1024, 1024)), (14336, (4096,)), (4096, (14336, 14336))]
-)
-@pytest.mark.parametrize("num_tokens", [64, 2048])
-def test_lora(num_tokens, size, out_features, monkeypatch, tmp_path):
+LORA_SHAPES = [(4096, (4096, 1024, 1024)), (14336, (4096,)), (4096, (14336, 14336))]
+
+
+@pytest.mark.parametrize(("num_tokens", "shape"), spread(itertools.product([64, 2048], LORA_SHAPES), 1))
+def test_lora(num_tokens, shape, monkeypatch, tmp_path):
     """Weights of known alignment are read by 16 bytes at once, the batch's slots before the kernel before has ended."""
+    size, out_features = shape
     launches = lora_launches(num_tokens, size, out_features, monkeypatch)
     compiled_ones = [compile_for_sm90(launch, tmp_path) for launch in launches]
     check(compiled_ones[0])
@@ -358,18 +372,21 @@ def of_experts(num_tokens, num_features, size, form, group=None):
 
 @pytest.mark.parametrize(
     ("num_tokens", "form", "group"),
-    [
-        (1, PLAIN, None),
-        (256, FP8, None),
-        (1024, FP8, None),
-        (256, FP8, 128),
-        (1024, FP8, 128),
-        (256, INT4, 128),
-        (1024, INT4, 128),
-        (256, MXFP4, None),
-        (1024, MXFP4, None),
-        (8192, PLAIN, None),
-    ],
+    spread(
+        [
+            (1, PLAIN, None),
+            (8192, PLAIN, None),
+            (256, FP8, None),
+            (1024, FP8, None),
+            (256, FP8, 128),
+            (1024, FP8, 128),
+            (256, INT4, 128),
+            (1024, INT4, 128),
+            (256, MXFP4, None),
+            (1024, MXFP4, None),
+        ],
+        2,
+    ),
 )
 def test_experts(num_tokens, form, group, monkeypatch, tmp_path):
     for module, name in ((gate_up, "_experts_gate_up_kernel"), (down, "_experts_down_kernel")):
@@ -411,7 +428,7 @@ def test_move_blocks_reads_and_writes_sixteen_bytes_at_once(block_shape, monkeyp
     assert "st.global.v4.b32" in ptx
 
 
-@pytest.mark.parametrize("gradient_scale", [None, 0.5])
+@pytest.mark.parametrize("gradient_scale", spread([0.5, None], 1))
 def test_cross_entropy_reads_sixteen_bytes_at_once_and_spills_nothing(gradient_scale, monkeypatch, tmp_path):
     logits, targets = torch.zeros(4, 128_256, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
     recorder = LaunchRecorder(entropy._cross_entropy_kernel)
