@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from service.config import ApiConfig
 from tests.api.running_server import END_ID, MODEL, RunningServer, Scene, running
 from tests.e2e.strict_client import strict_client
-from tests.examples import examples
+from tests.examples import each_once, examples
 from tests.text import tiny_tokenizers
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "How warm is it in Oslo?"}]
@@ -97,7 +97,7 @@ def test_a_call_that_must_be_made_is_made(
     server: RunningServer, client: OpenAI, choice: Any, parallel: bool, stream: bool
 ) -> None:
     wander(server)
-    for seed in range(examples(3)):
+    for seed in range(examples(2)):
         calls = calls_of(
             client,
             stream=stream,
@@ -139,14 +139,13 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize(("form", "mark"), each_once(FORMS, MARKS))
 def test_a_clients_literal_is_written_whatever_tokens_its_text_is(
     server: RunningServer, client: OpenAI, form: str, mark: str
 ) -> None:
     """Of a special token the text alone: what is no text leaves none."""
     wander(server)
-    for seed in range(examples(2)):
+    for seed in range(examples(1)):
         answer = client.completions.create(
             model=MODEL, prompt="A", extra_body=FORMS[form](mark), seed=seed, max_tokens=400
         )
