@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
+from tests.examples import MARKERS, thinned
 from tests.ranks import Ranks
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -40,6 +41,19 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """`make unit` looks for tests of Triton's interpreter in one folder: to read all would take longer than they do."""
     if item.get_closest_marker("interpret") and not item.nodeid.startswith("tests/kernels/"):
         raise pytest.UsageError(f"{item.nodeid}: tests of Triton's interpreter stand in tests/kernels")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if any("[" in asked for asked in config.args):
+        return  # one combination is asked for by its name
+    items[:], left = thinned(items)
+    if left:
+        config.hook.pytest_deselected(items=left)
 
 
 def pytest_unconfigure() -> None:

@@ -1,15 +1,20 @@
 """How many examples a test looks at: few in `make test`, more with TEST_EXAMPLES=10 (ten times as many).
 
 One law needs few examples each time and many now and then. Whatever draws, counts or crosses examples asks here for how
-many, so that one variable of the environment makes all of them more, in every worker and process.
+many, so that one variable of the environment makes all of them more, in every worker and process. Of a test's
+parameters, markers say how many are looked at: `pairwise`, `each_once` and `some` (`Thinning`).
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
+
+import pytest
 
 Case = TypeVar("Case")
 
@@ -31,29 +36,48 @@ def spread(cases: Iterable[Case], usual: int, factor: float = FACTOR) -> list[Ca
     return [every[index * (len(every) - 1) // (many - 1)] for index in range(many)]
 
 
-def pairwise(*axes: Iterable[Any], factor: float = FACTOR) -> list[tuple[Any, ...]]:
-    """Rows of one value of each axis, in which any two values of two axes meet.
+MARKERS = (
+    "pairwise: of all combinations of its parameters so many that any two values of two parameters meet",
+    "each_once: of all combinations of its parameters so many that each value is in one of them",
+    "some(n): n of its parameters' combinations, other ones than of the next test",
+)
+"""What a test may be marked with. With TEST_EXAMPLES above 1, all combinations, or so many times n."""
 
-    With a factor above 1, all rows that there are. The same rows each time. Three axes of 4, 3 and 2 values are 12 rows
-    instead of 24; four of 4 are 16 to 20 for 256.
+_NUM_MEETING = {"pairwise": 2, "each_once": 1}
+_ELSEWHERE = ("gpu", "interpret", "load", "clients")
+
+
+def thinned(items: Sequence[pytest.Item], factor: float = FACTOR) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Tests to run, and those left out by their markers; the same ones each time."""
+    groups: dict[object, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            where = tuple(name for name in _ELSEWHERE if item.get_closest_marker(name))
+            groups[item.parent, item.originalname, where].append(item)
+    left = {item for group in groups.values() for item in _left_out(group, factor)}
+    return [item for item in items if item not in left], [item for item in items if item in left]
+
+
+def _left_out(group: list[pytest.Function], factor: float) -> list[pytest.Function]:
+    some = group[0].get_closest_marker("some")
+    if some is not None:
+        many, first = examples(some.args[0], factor), zlib.crc32(group[0].originalname.encode()) % len(group)
+        kept = {(first + index * len(group) // many) % len(group) for index in range(many)}
+        return [item for index, item in enumerate(group) if index not in kept]
+    names = [name for name in _NUM_MEETING if group[0].get_closest_marker(name)]
+    if not names or factor > 1:
+        return []
+    rows = [tuple(map(id, item.callspec.params.values())) for item in group]  # equal ones are the same object
+    chosen = set(covering(rows, _NUM_MEETING[names[0]]))
+    return [item for item, row in zip(group, rows, strict=True) if row not in chosen]
+
+
+def covering(every: Sequence[tuple[int, ...]], num_meeting: int) -> list[tuple[int, ...]]:
+    """Of the rows so many that any `num_meeting` values of as many columns that meet in a row do so in one of them.
+
+    Greedy: each time the row, the first of them, in which most meet that have not met.
     """
-    return _rows(axes, 2, factor)
-
-
-def each_once(*axes: Iterable[Any], factor: float = FACTOR) -> list[tuple[Any, ...]]:
-    """Like `pairwise`, but each value is in some row, whatever it meets there: as many rows as the longest axis has."""
-    return _rows(axes, 1, factor)
-
-
-def _rows(axes: Sequence[Iterable[Any]], num_meeting: int, factor: float) -> list[tuple[Any, ...]]:
-    values = [list(axis) for axis in axes]
-    every = list(itertools.product(*[range(len(axis)) for axis in values]))
-    rows = every if factor > 1 else _covering(every, min(num_meeting, len(values)))
-    return [tuple(axis[index] for axis, index in zip(values, row, strict=True)) for row in rows]
-
-
-def _covering(every: list[tuple[int, ...]], num_meeting: int) -> list[tuple[int, ...]]:
-    """Greedy: each time the row, the first of them, in which most meet that have not met."""
+    num_meeting = min(num_meeting, len(every[0]))
     met_in = {row: set(itertools.combinations(enumerate(row), num_meeting)) for row in every}
     missing = set().union(*met_in.values())
     rows = []
@@ -61,4 +85,4 @@ def _covering(every: list[tuple[int, ...]], num_meeting: int) -> list[tuple[int,
         row = max(every, key=lambda row: len(met_in[row] & missing))
         rows.append(row)
         missing -= met_in[row]
-    return sorted(rows)
+    return rows

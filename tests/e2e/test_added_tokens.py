@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from service.config import ApiConfig
 from tests.api.running_server import END_ID, MODEL, RunningServer, Scene, running
 from tests.e2e.strict_client import strict_client
-from tests.examples import each_once, examples
+from tests.examples import examples
 from tests.text import tiny_tokenizers
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "How warm is it in Oslo?"}]
@@ -139,7 +139,9 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("form", "mark"), each_once(FORMS, MARKS))
+@pytest.mark.pairwise
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mark", MARKS)
 def test_a_clients_literal_is_written_whatever_tokens_its_text_is(
     server: RunningServer, client: OpenAI, form: str, mark: str
 ) -> None:
