@@ -144,12 +144,19 @@ def print_profile(runner: ModelRunner, batch: int, prompt_len: int, num_rows: in
 
 
 def load(
-    folder: Path, max_num_seqs: int, max_model_len: int, enforce_eager: bool, *, deterministic: bool = False
+    folder: Path,
+    max_num_seqs: int,
+    max_model_len: int,
+    enforce_eager: bool,
+    *,
+    deterministic: bool = False,
+    quantization: Literal["fp8"] | None = None,
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto",
 ) -> LoadedModel:
     device: Literal["cuda", "cpu"] = "cuda" if torch.cuda.is_available() else "cpu"
     source = ModelSource(str(folder), None, None, None, "dummy", "auto", device, max_model_len, 0)
-    source = replace(source, deterministic=deterministic)
-    cache = CacheConfig(BLOCK_SIZE, 0.9, None)
+    source = replace(source, deterministic=deterministic, quantization=quantization)
+    cache = CacheConfig(BLOCK_SIZE, 0.9, None, dtype=kv_cache_dtype)
     loaded = load_executor(source, folder, cache, max_num_seqs, PREFILL_TOKENS, enforce_eager=enforce_eager)
     while loaded.idle_work.do_some():
         pass
@@ -166,6 +173,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--quantization", choices=["fp8"])
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--profile", type=int, default=0, metavar="N")
     options = parser.parse_args(arguments)
     started_s = time.perf_counter()
@@ -176,6 +185,8 @@ def main(arguments: list[str]) -> None:
         max(max_model_len, options.prompt_tokens + 1),
         options.enforce_eager,
         deterministic=options.deterministic,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
     )
     print(f"loaded in {time.perf_counter() - started_s:.1f} s; {loaded.memory}")
     results = []

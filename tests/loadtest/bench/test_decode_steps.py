@@ -14,6 +14,14 @@ def test_prints_a_row_for_each_batch_and_json_last(tmp_path, capsys):
     assert len(lines) == 5
 
 
+def test_loads_what_it_is_told_to(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(FIELDS))
+    plain = load(tmp_path, 2, 128, False)
+    loaded = load(tmp_path, 2, 128, False, quantization="fp8", kv_cache_dtype="fp8")
+    assert (plain.quantization, loaded.quantization) == (None, "fp8")
+    assert loaded.block_bytes < plain.block_bytes
+
+
 def test_sequences_end_with_their_measurement(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(FIELDS))
     runner = load(tmp_path, 4, 128, False).runner
