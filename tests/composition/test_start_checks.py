@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -59,17 +60,38 @@ def test_a_template_that_is_none_is_refused_before_anything_is_loaded(tmp_path: 
         check_model_source(Settings(chat_template=tmp_path / "broken.jinja").model_source())
 
 
-@pytest.mark.parametrize("kind", ["gguf file", "adapter"])
-def test_the_command_says_so_in_one_line_within_a_second_and_without_torch_or_numpy(kind: str, tmp_path: Path):
-    model = tmp_path / "model.gguf"
-    if kind == "adapter":
-        model = tmp_path
-        (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "some/base"}))
-    else:
-        model.write_bytes(b"GGUF")
-    done = subprocess.run([sys.executable, "-c", SERVE, str(model)], capture_output=True, text=True, cwd=ROOT)
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("gguf file", "model: '{model}' is GGUF, which is llama.cpp's format"),
+        ("adapter", "model: '{model}' is a LoRA adapter; serve 'some/base' with --lora-modules NAME={model}"),
+        ("quantized otherwise", "config.json: quantization_config.quant_method 'bitsandbytes' is not served; known: "),
+        ("no such quantization", "quantization: Input should be 'fp8' (given: 'int3')"),
+        ("too long", "max-model-len: 8000 exceeds the model's own context of 2048"),
+    ],
+)
+def test_the_command_says_so_in_one_line_within_a_second_and_without_torch_or_numpy(
+    kind: str, said: str, tmp_path: Path
+):
+    model, options = tmp_path, list[str]()
+    match kind:
+        case "gguf file":
+            model = tmp_path / "model.gguf"
+            model.write_bytes(b"GGUF")
+        case "adapter":
+            (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "some/base"}))
+        case "quantized otherwise":
+            shutil.copytree(QUICKSTART_MODEL, tmp_path, dirs_exist_ok=True)
+            fields = json.loads((tmp_path / "config.json").read_text())
+            fields["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+            (tmp_path / "config.json").write_text(json.dumps(fields))
+        case "no such quantization":
+            model, options = QUICKSTART_MODEL, ["--quantization", "int3"]
+        case _:
+            model, options = QUICKSTART_MODEL, ["--max-model-len", "8k"]
+    done = subprocess.run([sys.executable, "-c", SERVE, str(model), *options], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.split() == ["2", "False", "True"]
-    assert done.stderr.startswith("headrace serve: model: ")
+    assert done.stderr.startswith(f"headrace serve: {said.format(model=model)}")
     assert done.stderr.count("\n") == 1
 
 
