@@ -23,6 +23,7 @@ SAMPLE = (
     "Pythia, GPT-NeoX",  # names of its own, heads interleaved in one matrix
     "DeepSeek V3, R1",  # latent attention: values narrower than keys; experts by matrices of their own; a buffer
     "Granite 3 MoE",  # experts in one tensor
+    "Granite 4 Micro",  # a class of hybrids, without any such layer
     "Gemma 3 (with vision)",  # its text part
     "Qwen2.5-VL",
 )

@@ -33,8 +33,10 @@ def check_config(config: PreTrainedConfig) -> None:
 
 
 def check_modules(model: PreTrainedModel) -> None:
+    """Of a configuration that passes `check_config`: where it names its layers' kinds, all of them attend. So a class
+    of hybrids is served where its checkpoint has no other layers (Granite 4 Micro)."""
     name = type(model).__name__
-    if model._is_stateful:
+    if model._is_stateful and not getattr(model.config.get_text_config(), "layer_types", None):
         raise ModelLoadError(f"config.json: {name} is not served: its layers keep a state besides keys and values")
     for path, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.RNNBase):
