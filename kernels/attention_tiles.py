@@ -3,6 +3,10 @@
 Parts of kernels/paged_attention_prefill.py, whose contract and letters hold here, and of
 kernels/ordered_attention_decode.py. A row's bits depend on its own query, on its keys and values, and on where tiles
 begin: neither on the other rows, nor on tiles of which it sees nothing.
+
+Where they are to be the same in every layout of a tile, a row's total of weights is kept in eight parts: of each 32
+keys those whose position has the same last four bits but the lowest. As matrix units lay out their results, each part
+is one thread's, and all its sums are of two numbers.
 """
 
 from __future__ import annotations
@@ -16,11 +20,27 @@ from kernels.optional_triton import tl, triton
 
 @triton.jit
 @no_type_check
+def total_parts(weights):
+    """[M, N] -> [M, 2, 4]. N is 32 or 64."""
+    BLOCK_M: tl.constexpr = weights.shape[0]
+    parts = tl.reshape(weights, [BLOCK_M, weights.shape[1] // 32, 2, 2, 4, 2])
+    return tl.sum(tl.sum(tl.sum(parts, 5), 2), 1)
+
+
+@triton.jit
+@no_type_check
+def total_of_parts(parts):
+    """[M, 2, 4] -> [M]."""
+    return tl.sum(tl.sum(tl.sum(tl.reshape(parts, [parts.shape[0], 2, 2, 2]), 3), 2), 1)
+
+
+@triton.jit
+@no_type_check
 def attend_tile(
     query,  # [BLOCK_M, BLOCK_D]
-    position,  # [BLOCK_M]: of each row's token
+    position,  # [BLOCK_M]: of each row's token; [1]: all rows are one token's
     highest,
-    total,
+    total,  # [BLOCK_M], or [BLOCK_M, 2, 4] in parts
     acc,
     tile_begin,
     kv_first,
@@ -105,7 +125,10 @@ def attend_tile(
         known = tl.where(higher > float("-inf"), higher, 0)
     decay = tl.exp2(highest - known)
     weights = tl.exp2(scores * factor - known[:, None])
-    total = total * decay + tl.sum(weights, 1)
+    if len(total.shape) == 1:
+        total = total * decay + tl.sum(weights, 1)
+    else:
+        total = tl.fma(total, tl.broadcast_to(decay[:, None, None], total.shape), total_parts(weights))
     if IS_FP8:
         weights *= scale_of(value_exponent)[None, :]
     acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from kernels.attention_config import num_multiprocessors
-from kernels.attention_tiles import attend_tile, join_split
-from kernels.dependent_launch import dependent_launch, wait_for_inputs
+from kernels.attention_tiles import attend_tile, join_split, total_of_parts
+from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.paged_tensors import check_paged_tensors
 
@@ -109,9 +109,11 @@ def _ordered_attention_decode_kernel(
     PDL: tl.constexpr,
 ):
     """Program (kv head, sequence, i): every so many-th split from the i-th on. ALONE: there is one for all splits."""
-    wait_for_inputs(PDL)
+    start_dependents(PDL)
     kv_head, seq = tl.program_id(0), tl.program_id(1)
     context_len = tl.load(context_lens_ptr + seq)
+    table_row_ptr = block_table_ptr + tl.load(rows_ptr + seq) * table_stride
+    wait_for_inputs(PDL)
     if context_len == 0:
         return
     kv_first, kv_begin = 0, 0
@@ -120,7 +122,6 @@ def _ordered_attention_decode_kernel(
         kv_begin = kv_first // BLOCK_KV * BLOCK_KV
     first_split = kv_begin // SPLIT
     num_splits = tl.cdiv(context_len, SPLIT) - first_split
-    table_row_ptr = block_table_ptr + tl.load(rows_ptr + seq) * table_stride
 
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
     row = tl.arange(0, BLOCK_M)
@@ -129,21 +130,22 @@ def _ordered_attention_decode_kernel(
     is_row = (row < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     row_offset = head[:, None] * HEAD_DIM + dim[None, :]
     query = tl.load(query_ptr + seq.to(tl.int64) * query_stride_seq + row_offset, mask=is_row, other=0.0)
-    position = tl.zeros([BLOCK_M], tl.int32) + (context_len - 1)
+    position = tl.zeros([1], tl.int32) + (context_len - 1)
     out_row_ptr = out_ptr + seq.to(tl.int64) * (num_heads * HEAD_DIM)
 
     for split in range(tl.program_id(2), num_splits, tl.num_programs(2)):
         begin = tl.maximum((first_split + split) * SPLIT, kv_begin)
         end = tl.minimum((first_split + split + 1) * SPLIT, context_len)
         highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
+        parts = tl.zeros([BLOCK_M, 2, 4], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         for tile_begin in tl.range(begin, end, BLOCK_KV, num_stages=NUM_STAGES):
-            highest, total, acc = attend_tile(
-                query, position, highest, total, acc, tile_begin, kv_first, context_len, table_row_ptr, key_cache_ptr,
+            highest, parts, acc = attend_tile(
+                query, position, highest, parts, acc, tile_begin, kv_first, context_len, table_row_ptr, key_cache_ptr,
                 value_cache_ptr, key_cache_ptr, value_cache_ptr, kv_head, block_rows, score_scale, NUM_KV_HEADS,
                 HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, False, BLOCK_D, BLOCK_KV, True, True,
             )  # fmt: skip
+        total = total_of_parts(parts)
         place = (seq.to(tl.int64) * most_splits + (0 if ALONE else split)) * num_heads
         softmax_ptrs, partial_ptrs = softmax_ptr + (place + head) * 2, partial_ptr + place * HEAD_DIM + row_offset
         of_head = row < GROUP

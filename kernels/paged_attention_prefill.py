@@ -48,7 +48,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.attention_config import PrefillConfig, num_multiprocessors, ordered_prefill_config, prefill_config
-from kernels.attention_tiles import attend_tiles, join_split
+from kernels.attention_tiles import attend_tiles, join_split, total_of_parts
 from kernels.cpu_loops import loops_for
 from kernels.dense_attention import dense_attention
 from kernels.fp8_cache import Cache, elements_of, exponents_of
@@ -245,7 +245,7 @@ def _paged_attention_prefill_kernel(
         for split_begin in range(kv_begin // SPLIT * SPLIT, kv_end, SPLIT):
             split_end = tl.minimum(split_begin + SPLIT, kv_end)
             part_highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-            part_total = tl.zeros([BLOCK_M], tl.float32)
+            part_total = tl.zeros([BLOCK_M, 2, 4], tl.float32)
             part_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
             part_highest, part_total, part_acc = attend_tiles(
                 query, position, part_highest, part_total, part_acc,
@@ -255,7 +255,8 @@ def _paged_attention_prefill_kernel(
                 score_scale, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, SOFTCAP, IS_FP8, BLOCK_D, BLOCK_KV,
                 NUM_STAGES, MAY_SEE_NOTHING=True,
             )  # fmt: skip
-            highest, total, acc = join_split(highest, total, acc, part_highest, part_total, part_acc)
+            split_total = total_of_parts(part_total)
+            highest, total, acc = join_split(highest, total, acc, part_highest, split_total, part_acc)
 
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + head).to(tl.float32)

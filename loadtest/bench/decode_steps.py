@@ -3,8 +3,8 @@
 Weights are dummies; FOLDER holds a config.json. For each batch size: prompts of `--prompt-len` tokens, then
 `--num-steps` decode steps, greedy, each launched when the one before has given its ids. A table of milliseconds a step,
 of the host's part of it (the launch), and of the device's part, by replays of the largest context's graph alone; with
-`--profile N`, the N kernels that take longest of the last step. With `--prompt-tokens M` every step computes a prompt
-of M tokens besides. The last line is JSON.
+`--profile N`, the N kernels that take longest of the last step. With `--prompt-tokens M ...` every step computes a
+prompt of M tokens besides, 0 for none. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -167,7 +168,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.decode_steps", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
-    parser.add_argument("--prompt-tokens", type=int, default=0)
+    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[0])
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--num-steps", type=int, default=512)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -181,8 +182,8 @@ def main(arguments: list[str]) -> None:
     max_model_len = options.prompt_len + options.num_steps + 128
     loaded = load(
         options.folder,
-        max(options.batch) + (1 if options.prompt_tokens else 0),
-        max(max_model_len, options.prompt_tokens + 1),
+        max(options.batch) + (1 if any(options.prompt_tokens) else 0),
+        max(max_model_len, max(options.prompt_tokens) + 1),
         options.enforce_eager,
         deterministic=options.deterministic,
         quantization=options.quantization,
@@ -191,15 +192,15 @@ def main(arguments: list[str]) -> None:
     print(f"loaded in {time.perf_counter() - started_s:.1f} s; {loaded.memory}")
     results = []
     print(f"{'batch':>6} {'step ms':>9} {'mean':>9} {'launch':>9} {'device':>9}")
-    for batch in options.batch:
+    for batch, beside in product(options.batch, options.prompt_tokens):
         lengths = options.prompt_len, options.num_steps
-        result = measure(loaded.runner, batch, *lengths, options.temperature, options.prompt_tokens)
+        result = measure(loaded.runner, batch, *lengths, options.temperature, beside)
         times = (result.step_ms, result.mean_step_ms, result.launch_ms, result.device_ms)
-        print(f"{batch:6} " + " ".join(f"{ms:9.3f}" for ms in times))
-        results.append(asdict(result))
+        print(f"{batch:6} " + " ".join(f"{ms:9.3f}" for ms in times) + (f" beside {beside}" if beside else ""))
+        results.append({**asdict(result), "prompt_tokens": beside})
         if options.profile:
             context = options.prompt_len + options.num_steps // 2
-            print_profile(loaded.runner, batch, context, options.profile, options.prompt_tokens)
+            print_profile(loaded.runner, batch, context, options.profile, beside)
     print(json.dumps(results))
 
 

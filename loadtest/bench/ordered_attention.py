@@ -19,14 +19,19 @@ from kernels.ordered_attention_decode import OrderedDecodeConfig, ordered_attent
 from kernels.paged_attention_decode import decode_batch, paged_attention_decode_triton
 from kernels.replay_timing import seconds_by_replay
 
-SEQUENCES_AND_CONTEXT = ((1, 384), (1, 8192), (64, 384), (256, 384), (64, 2048))
-SPLIT_LENS = 256, 512
+SEQUENCES_AND_CONTEXT = ((1, 384), (1, 8192), (8, 384), (64, 384), (256, 384), (64, 2048))
+SPLIT_LENS = (512,)
 CONFIGS = [
     OrderedDecodeConfig(),
-    OrderedDecodeConfig(num_stages=4),
-    OrderedDecodeConfig(16, num_warps=1, num_stages=3),
+    OrderedDecodeConfig(num_stages=7),
+    OrderedDecodeConfig(num_stages=9),
+    OrderedDecodeConfig(16, num_warps=2, num_stages=4),
+    OrderedDecodeConfig(16, num_warps=2, num_stages=5),
+    OrderedDecodeConfig(16, num_warps=2, num_stages=7),
+    OrderedDecodeConfig(16, num_warps=2, num_stages=9),
+    OrderedDecodeConfig(16, num_warps=2, num_stages=4, programs_per_sm=8),
     OrderedDecodeConfig(16, num_warps=1, num_stages=4),
-    OrderedDecodeConfig(16, num_warps=1, num_stages=4, programs_per_sm=16),
+    OrderedDecodeConfig(16, num_warps=1, num_stages=5),
 ]
 _NUM_HEADS, _NUM_KV_HEADS, _HEAD_DIM, _BLOCK_SIZE, _TABLE_TOKENS = 32, 8, 128, 16, 8192
 _LAYERS, _ROUNDS = 6, 3

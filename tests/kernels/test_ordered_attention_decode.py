@@ -123,7 +123,7 @@ def test_a_tokens_bits_tell_neither_how_it_was_computed_nor_beside_what(
     )  # fmt: skip
     places = many.context_lens.long() - 1
     assert torch.equal(decode(lane, many, whole[places], 512, sliding_window=window), expected[places])
-    for config in (OrderedDecodeConfig(), OrderedDecodeConfig(16, num_warps=1, num_stages=4)):
+    for config in (OrderedDecodeConfig(), *(OrderedDecodeConfig(16, warps, num_stages=4) for warps in (1, 2))):
         if num_heads // num_kv_heads <= config.block_m:
             got = decode(lane, case, whole[last], 512, sliding_window=window, config=config)
             assert torch.equal(got, expected[last]), config
