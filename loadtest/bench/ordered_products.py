@@ -24,7 +24,13 @@ from torch import Tensor
 from kernels.compile_ahead import compile_ahead
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.norm_linear import norm_linear
-from kernels.ordered_linear import TileConfig, ordered_add_norm_triton, ordered_linear_triton, tile_config
+from kernels.ordered_linear import (
+    TileConfig,
+    num_parts,
+    ordered_add_norm_triton,
+    ordered_linear_triton,
+    tile_config,
+)
 from kernels.replay_timing import seconds_by_replay
 from kernels.rms_norm import add_rms_norm
 from kernels.silu_and_mul import silu_and_mul
@@ -122,7 +128,7 @@ def _usual(shape: str, rows: int) -> dict[str, Way]:
 def _ordered(shape: str, rows: int, num_features: int, size: int) -> dict[str, Way]:
     chosen = None if rows <= MAX_ROWS else tile_config(rows, num_features, size)
     ways: dict[str, Way] = {f"chosen: {_name(chosen)}": partial(_by_tiles, shape=shape, config=chosen)}
-    for config in _tiles(rows):
+    for config in _tiles(rows, has_parts=num_parts(num_features, size) > 1):
         if config != chosen:
             ways[_name(config)] = partial(_by_tiles, shape=shape, config=config)
     return ways
@@ -132,30 +138,35 @@ def _name(config: TileConfig | None) -> str:
     if config is None:
         return "few"
     tile = f"{config.block_m} x {config.block_n} x {config.block_k}"
-    parts = ", by parts" if config.by_parts else ""
-    return f"{tile}, {config.num_warps} warps, {config.num_stages} stages{parts}"
+    parts = ", by parts" if config.by_parts else ", parts at once" if config.at_once else ""
+    left = ", weight left" if config.weight_left else ""
+    return f"{tile}, {config.num_warps} warps, {config.num_stages} stages{parts}{left}"
 
 
-def _tiles(rows: int) -> Iterator[TileConfig]:
+def _tiles(rows: int, has_parts: bool) -> Iterator[TileConfig]:
     if rows <= MAX_ROWS:
         yield TileConfig(64, 64, 128, num_warps=4, num_stages=4)
         return
-    yield TileConfig(128, 128, 64, num_warps=4, num_stages=3)
-    yield TileConfig(128, 128, 64, num_warps=8, num_stages=4)
-    yield TileConfig(128, 128, 128, num_warps=8, num_stages=3)
-    yield TileConfig(128, 256, 64, num_warps=8, num_stages=4)
+    yield TileConfig(128, 128, 64, num_warps=8, num_stages=6)
+    yield TileConfig(256, 128, 64, num_warps=8, num_stages=4, weight_left=True)
+    yield TileConfig(256, 64, 64, num_warps=4, num_stages=5, weight_left=True)
+    yield TileConfig(256, 64, 64, num_warps=4, num_stages=2, weight_left=True)
+    if has_parts:
+        yield TileConfig(128, 128, 64, num_warps=8, num_stages=3, at_once=True)
+        yield TileConfig(64, 128, 64, num_warps=4, num_stages=3, at_once=True)
+    else:
+        yield TileConfig(128, 128, 64, num_warps=4, num_stages=3)
+        yield TileConfig(128, 256, 64, num_warps=8, num_stages=4)
     if rows <= 1024:
-        yield TileConfig(64, 128, 64, num_warps=4, num_stages=4)
-        yield TileConfig(64, 128, 64, num_warps=4, num_stages=6)
-        yield TileConfig(64, 128, 128, num_warps=4, num_stages=4)
-        yield TileConfig(128, 64, 64, num_warps=4, num_stages=6)
+        yield TileConfig(64, 128, 64, num_warps=4, num_stages=3)
+        yield TileConfig(128, 64, 64, num_warps=4, num_stages=3, weight_left=True)
         yield TileConfig(256, 64, 64, num_warps=8, num_stages=5)
-        yield TileConfig(128, 128, 64, num_warps=8, num_stages=6)
-        yield TileConfig(128, 128, 64, num_warps=8, num_stages=6, by_parts=True)
-        yield TileConfig(128, 128, 128, num_warps=8, num_stages=3, by_parts=True)
-        yield TileConfig(128, 128, 64, num_warps=4, num_stages=3, by_parts=True)
-        yield TileConfig(64, 128, 64, num_warps=4, num_stages=6, by_parts=True)
-        yield TileConfig(64, 256, 64, num_warps=8, num_stages=5, by_parts=True)
+        if has_parts:
+            yield TileConfig(128, 128, 64, num_warps=8, num_stages=6, by_parts=True)
+            yield TileConfig(64, 128, 64, num_warps=4, num_stages=6, by_parts=True)
+            yield TileConfig(64, 128, 64, num_warps=4, num_stages=3, by_parts=True)
+            yield TileConfig(256, 64, 64, num_warps=4, num_stages=5, by_parts=True, weight_left=True)
+            yield TileConfig(128, 64, 64, num_warps=4, num_stages=6, by_parts=True, weight_left=True)
 
 
 def _by_cublas(operands: Operands, weight: Tensor, shape: str) -> Tensor:

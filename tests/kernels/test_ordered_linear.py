@@ -23,6 +23,9 @@ TILES = [
     TileConfig(128, 256, 64, num_warps=8, num_stages=3),
     TileConfig(64, 128, 64, num_warps=4, num_stages=3, by_parts=True),
     TileConfig(128, 128, 64, num_warps=4, num_stages=3, by_parts=True),
+    TileConfig(128, 128, 64, num_warps=8, num_stages=3, at_once=True),
+    TileConfig(256, 64, 64, num_warps=4, num_stages=5, weight_left=True),
+    TileConfig(256, 64, 64, num_warps=4, num_stages=5, by_parts=True, weight_left=True),
 ]
 
 
