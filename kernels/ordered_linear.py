@@ -30,7 +30,7 @@ tests/kernels/test_ordered_linear.py holds it on the GPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, no_type_check
 
 import torch
@@ -41,6 +41,7 @@ from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm_reference, linear_add_norm_triton
 from kernels.norm_linear import divided_product, gated_product, norm_linear_reference, norm_linear_triton
 from kernels.optional_triton import TensorDescriptor, tl, triton
+from kernels.ordered_tiles import TileConfig, num_parts, tile_config
 from kernels.pairwise_sum import pairwise_sum, pairwise_sums
 from kernels.skinny_linear import FEW_ROWS, SkinnyConfig, skinny_linear_triton
 from kernels.skinny_linear import MAX_ROWS as MOST_FEW_ROWS
@@ -48,68 +49,9 @@ from kernels.skinny_linear import MAX_ROWS as MOST_FEW_ROWS
 _PART_BORDER = 128
 """Parts of K begin at multiples of it."""
 _TILES_IN_A_GROUP = 8
-_MOST_ROWS_BY_PARTS = 256
-"""`arrivals` has a place for each tile of 64 x 128 then, but for features that fill no tile."""
 _ALIGNMENT_BYTES = 16
-_MULTIPROCESSORS = 132
-"""Of the GPU that tiles were measured on."""
 _STRIP = 64
 """Features whose squares are summed first: a strip of few rows' programs."""
-
-
-@dataclass(frozen=True, slots=True)
-class TileConfig:
-    """A program's tile: block_m rows by block_n features. by_parts: it computes one part of K, and the last to come
-    adds; else one after the other, or two parts `at_once` where they are of one length. weight_left: of the matrix
-    unit, 64 features for each warp group of 4 warps instead of 64 rows."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    by_parts: bool = False
-    at_once: bool = False
-    weight_left: bool = False
-
-
-def num_parts(num_features: int, size: int) -> int:
-    """Of K. So many that few rows, which have a program for each part of 64 features, keep a GPU's multiprocessors
-    busy."""
-    if size < 2048:
-        return 1
-    if num_features <= 2048:
-        return 4
-    return 2 if num_features <= 4608 else 1
-
-
-def tile_config(num_rows: int, num_features: int, size: int) -> TileConfig:
-    """Best of 14 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us with what is fused, beside cuBLAS's and
-    the kernels around it:
-
-    rows        256             512             2048 (the product alone)
-    qkv         28.6 (22.0)     45.6 (36.1)     140 (131)
-    output      23.5 (23.1)     30.3 (29.6)     108 (87)
-    gate_up     103 (102)       179 (168)       638 (601)
-    down        52.6 (52.3)     83.7 (83.4)     333 (291)
-
-    Two programs of 4 warps on a multiprocessor overlap one's end with the other's products, and take 1.84 times as long
-    as one of 8 warps that has it for itself: that one is better where it leaves fewer multiprocessors idle at the end.
-    Where K is in parts, 128 x 128 sums twice take 8 warps. Tiles of 256 rows or features take 10 to 30 % more, but of
-    few features.
-    """
-    num_tiles = -(-num_rows // 128) * -(-num_features // 128)
-    one_for_itself = TileConfig(128, 128, 64, num_warps=8, num_stages=6)
-    if num_parts(num_features, size) > 1:
-        if num_tiles < 64:
-            return TileConfig(64, 128, 64, num_warps=4, num_stages=6, by_parts=True)
-        return replace(one_for_itself, by_parts=num_rows <= _MOST_ROWS_BY_PARTS)
-    if num_tiles < _MULTIPROCESSORS:
-        if num_rows > 128:
-            return TileConfig(256, 64, 64, num_warps=8, num_stages=5)
-        return TileConfig(64, 128, 64, num_warps=4, num_stages=4)
-    turns, turns_of_two = -(-num_tiles // _MULTIPROCESSORS), -(-num_tiles // (2 * _MULTIPROCESSORS))
-    return one_for_itself if turns < 1.84 * turns_of_two else TileConfig(128, 128, 64, num_warps=4, num_stages=3)
 
 
 def ordered_linear_reference(

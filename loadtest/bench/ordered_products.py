@@ -24,13 +24,8 @@ from torch import Tensor
 from kernels.compile_ahead import compile_ahead
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.norm_linear import norm_linear
-from kernels.ordered_linear import (
-    TileConfig,
-    num_parts,
-    ordered_add_norm_triton,
-    ordered_linear_triton,
-    tile_config,
-)
+from kernels.ordered_linear import ordered_add_norm_triton, ordered_linear_triton
+from kernels.ordered_tiles import TileConfig, num_parts, tile_config
 from kernels.replay_timing import seconds_by_replay
 from kernels.rms_norm import add_rms_norm
 from kernels.silu_and_mul import silu_and_mul

@@ -4,14 +4,8 @@ import pytest
 import torch
 
 from kernels.linear_add_norm import DeferredNorm
-from kernels.ordered_linear import (
-    TileConfig,
-    num_parts,
-    ordered_add_norm,
-    ordered_add_norm_triton,
-    ordered_linear,
-    ordered_linear_triton,
-)
+from kernels.ordered_linear import ordered_add_norm, ordered_add_norm_triton, ordered_linear, ordered_linear_triton
+from kernels.ordered_tiles import TileConfig
 from kernels.skinny_linear import new_arrivals
 from tests.kernels.lanes import GPU, LANES
 from tests.kernels.tolerances import assert_close
@@ -130,16 +124,6 @@ def test_tiles_at_the_edges_leave_the_rest_alone(lane):
     x, weight = random(lane, 130, 64), random(lane, 72, 64, scale=0.1)
     for config in TILES:
         assert_close(ordered_linear_triton(x, weight, config=config), naive(x, weight))
-
-
-def test_parts_depend_on_the_weight_alone():
-    assert [num_parts(*shape) for shape in ((6144, 4096), (4096, 4096), (4096, 14336), (1024, 3072), (1024, 1024))] == [
-        1,
-        2,
-        2,
-        4,
-        1,
-    ]
 
 
 SHAPES = [(6144, 4096), (4096, 4096), (4096, 14336), (28672, 4096), (1024, 3072), (128256, 2048), (4104, 2056)]
