@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 _MOST_ROWS_BY_PARTS = 256
-"""Of kernels/ordered_linear.py `arrivals` has a place for each tile of 64 x 128 then, but for features that fill no tile."""
+"""`arrivals` (kernels/ordered_linear.py) has a place for each tile of 64 x 128 then, but for odd features."""
 _MULTIPROCESSORS = 132
 """Of the GPU that tiles were measured on."""
 
