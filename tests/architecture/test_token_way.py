@@ -6,10 +6,11 @@ import math
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import httpx
 import pytest
@@ -26,6 +27,10 @@ from tests.runner.loading import load
 
 ROOT = Path(__file__).parents[2]
 MOST_FILES = {"GPU": 32, "CPU": 35}
+MOST_LINES = {"GPU": 7_200, "CPU": 7_300}
+"""Of these files, whole."""
+MOST_LINES_RUN = 700
+"""Of these lines, those that run for a token, on a CPU."""
 BESIDE = (
     "service/metrics/",
     "service/prediction/",
@@ -47,32 +52,50 @@ OFTEN = 5
 
 class Way:
     """Files below service/ of which functions run, or values are made, in steady iterations, in threads that begin
-    within `watching`. iteration: the number of the present one."""
+    within `watching`, and of these functions the lines that run. iteration: the number of the present one."""
 
     def __init__(self) -> None:
         self.iteration = 0
         self._seen: defaultdict[str, set[int]] = defaultdict(set)
+        self._lines: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
 
     def files(self) -> set[str]:
         """What is passed again and again: not what comes by the clock, as a look at idle work does."""
-        return {name for name, iterations in self._seen.items() if len(iterations) >= OFTEN}
+        names = {name for name, iterations in self._seen.items() if len(iterations) >= OFTEN}
+        return {name for name in names if not name.startswith(BESIDE)}
+
+    def num_lines(self) -> int:
+        """Of these files those that run as often."""
+        files = self.files()
+        return sum(name in files and len(seen) >= OFTEN for (name, _), seen in self._lines.items())
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        threading.setprofile(self._note)
+        threading.settrace(self._note)
         try:
             yield
         finally:
-            threading.setprofile(None)
+            threading.settrace(None)  # type: ignore[arg-type]  # as its documentation says
 
-    def _note(self, frame: FrameType, event: str, _: object) -> None:
-        if self.iteration in STEADY and event == "call":
-            name = frame.f_code.co_filename
-            if name == "<string>":  # made by a NamedTuple or dataclass
-                made = frame.f_locals.get("_cls") or type(frame.f_locals.get("self"))
-                name = f"{ROOT}/{made.__module__.replace('.', '/')}.py"
-            if name.startswith(f"{ROOT}/service/"):
-                self._seen[name.removeprefix(f"{ROOT}/")].add(self.iteration)
+    def _note(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        name = frame.f_code.co_filename
+        if name == "<string>":  # made by a NamedTuple or dataclass
+            made = frame.f_locals.get("_cls") or type(frame.f_locals.get("self"))
+            name = f"{ROOT}/{made.__module__.replace('.', '/')}.py"
+        if not name.startswith(f"{ROOT}/service/"):
+            return None
+        name = name.removeprefix(f"{ROOT}/")
+        if self.iteration in STEADY:
+            self._seen[name].add(self.iteration)
+        if name.startswith(BESIDE) or frame.f_code.co_filename == "<string>":
+            return None
+
+        def note_line(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+            if event == "line" and self.iteration in STEADY:
+                self._lines[name, frame.f_lineno].add(self.iteration)
+            return note_line
+
+        return note_line
 
 
 def documented(*kinds: str) -> set[str]:
@@ -85,7 +108,7 @@ def documented(*kinds: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def passed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def way(tmp_path_factory: pytest.TempPathFactory) -> Way:
     if cpu_loops() is None:
         pytest.skip("this machine runs no compiled loops")
     with pytest.MonkeyPatch.context() as patch:
@@ -93,10 +116,10 @@ def passed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         loaded = load(llama(tmp_path_factory.mktemp("model"), head_dim=32), "bfloat16", block_size=4, max_num_seqs=4)
         patch.setattr(engine_loop, "SNAPSHOT_EVERY_S", math.inf)
         patch.setattr(engine_loop, "CATCH_UP_EVERY_S", math.inf)
-        return _files_passed(loaded.runner)
+        return _way_of_a_token(loaded.runner)
 
 
-def _files_passed(runner: ModelRunner) -> set[str]:
+def _way_of_a_token(runner: ModelRunner) -> Way:
     way = Way()
     server = RunningServer(Scene(num_blocks=64, finds_prefixes=True))
 
@@ -114,13 +137,25 @@ def _files_passed(runner: ModelRunner) -> set[str]:
             server.stop()
     assert text.endswith("data: [DONE]\n\n")
     assert way.iteration >= STEADY.stop
-    return {name for name in way.files() if not name.startswith(BESIDE)}
+    return way
 
 
-def test_the_table_names_the_files_that_a_token_passes(passed: set[str]):
+def num_lines(files: set[str]) -> int:
+    return sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in files)
+
+
+def test_the_table_names_the_files_that_a_token_passes(way: Way):
+    passed = way.files()
     assert sorted(passed - documented("CPU")) == [], "passed, and not in the table"
     assert sorted(documented("CPU") - passed) == [], "in the table, and not passed"
 
 
 def test_a_reader_meets_few_files():
     assert {kind: len(documented(kind)) for kind in MOST_FILES} == MOST_FILES
+
+
+def test_a_reader_meets_few_lines(way: Way):
+    lines = {kind: num_lines(documented(kind)) for kind in MOST_FILES}
+    print(f"a token passes files of {lines} lines, and on a CPU runs {way.num_lines()} of them")
+    assert all(lines[kind] <= most for kind, most in MOST_LINES.items()), lines
+    assert way.num_lines() <= MOST_LINES_RUN
