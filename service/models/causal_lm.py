@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from service.layers.rotary import RotaryEmbedding
 from service.layers.shard import Shard
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.layers.weight_storage import Destination, WeightStorage
+from service.models.block import Block
 
 
 class CausalLM(Layer, ABC):
@@ -67,9 +68,23 @@ class CausalLM(Layer, ABC):
         """hidden [N, hidden_size]: rows of what `forward` returned. Returns [N, vocab_size], or of one rank of several
         those of its own ids (`OutputHead.ids`), and padding behind them."""
 
-    @abstractmethod
+    def named_blocks(self) -> Iterator[tuple[str, Block]]:
+        """This stage's, each behind what stands before its tensors' names in a checkpoint."""
+        for number, block in enumerate(self.blocks, self.first_layer):
+            assert isinstance(block, Block)
+            yield f"{self.layer_prefix}{number}.", block
+
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
         """Of each block the linears, which is what adapters change, by their names in a checkpoint."""
+        return [[linear.below(prefix) for linear in block.linears()] for prefix, block in self.named_blocks()]
+
+    def block_tensors(self) -> dict[str, Destination]:
+        """`checkpoint_tensors` of the blocks."""
+        return {
+            prefix + name: tensor
+            for prefix, block in self.named_blocks()
+            for name, tensor in block.checkpoint_tensors().items()
+        }
 
     def mixtures(self) -> Sequence[tuple[str, MixtureOfExperts]]:
         """The mixtures of experts, and what stands before their names in a checkpoint."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kernels.reshape_and_cache import CacheSlots
 from kernels.rotary_and_cache import rotary_and_cache
 from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.linear import Product
+from service.layers.mixture_of_experts import ExpertNames
 from service.layers.offset_rms_norm import OffsetRMSNorm, ResidualOffsetRMSNorm
 from service.layers.rotary import RotaryEmbedding
 from service.layers.weight_storage import Destination
@@ -53,8 +54,8 @@ class GemmaAttention(LlamaAttention):
 class GemmaBlock(LlamaBlock):
     """As LlamaBlock; with sandwich norms the stream gets what they make of attention and MLP."""
 
-    def __init__(self, config: ModelConfig, attention: GemmaAttention) -> None:
-        super().__init__(config, attention, None)
+    def __init__(self, config: ModelConfig, attention: LlamaAttention, experts: ExpertNames | None) -> None:
+        super().__init__(config, attention, experts)
         size, eps = config.hidden_size, config.norm_eps
         self.attention_norm, self.mlp_norm = ResidualOffsetRMSNorm(size, eps), ResidualOffsetRMSNorm(size, eps)
         has_more = _facts(config).has_sandwich_norms
@@ -89,9 +90,8 @@ class GemmaBlock(LlamaBlock):
 
 class Gemma(Llama):
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config, GemmaAttention)
+        super().__init__(config, GemmaAttention, block=GemmaBlock)
         facts = _facts(config)
-        self.blocks = nn.ModuleList(GemmaBlock(config, GemmaAttention(config, i)) for i in range(config.num_layers))
         self.norm = ResidualOffsetRMSNorm(config.hidden_size, config.norm_eps)
         self.local_rotary = None if facts.local_rope is None else RotaryEmbedding(facts.local_rope)
         self._is_local = tuple(window is not None for window in config.sliding_windows)

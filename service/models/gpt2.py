@@ -8,19 +8,19 @@ from torch import Tensor, nn
 
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead, PositionEmbedding, TokenEmbedding
-from service.layers.layer import Layer
 from service.layers.layer_norm import ResidualLayerNorm
 from service.layers.linear import NamedLinear, linear_tensors
 from service.layers.mlp import Mlp
 from service.layers.pipeline_stage import is_first, is_last
 from service.layers.shard import Shard
 from service.layers.weight_storage import Destination, QuantizedRows
+from service.models.block import Block
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
 from service.models.multi_head_attention import MultiHeadAttention
 
 
-class Gpt2Block(Layer):
+class Gpt2Block(Block):
     """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -92,13 +92,6 @@ class Gpt2(CausalLM):
         like = blocks[0].attention_norm.weight
         return self.sums_can_be_ordered and all(block.attention.is_row_invariant(like) for block in blocks)
 
-    def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
-        blocks = [block for block in self.blocks if isinstance(block, Gpt2Block)]
-        return [
-            [each.below(f"transformer.h.{i}.") for each in block.linears()]
-            for i, block in enumerate(blocks, self.first_layer)
-        ]
-
     def checkpoint_tensors(self) -> dict[str, Destination]:
         table: dict[str, Destination] = {}
         if self.has_embedding:
@@ -107,10 +100,7 @@ class Gpt2(CausalLM):
             table["transformer.wpe.weight"] = self.positions.weight.detach()
         if is_last(self.stage):
             table |= {**self.norm.checkpoint_tensors("transformer.ln_f"), **self.head.checkpoint_tensors()}
-        for i, block in enumerate(self.blocks, self.first_layer):
-            assert isinstance(block, Gpt2Block)
-            table |= {f"transformer.h.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
-        return table
+        return table | self.block_tensors()
 
     def checkpoint_shards(self) -> dict[str, Shard]:
         shards = super().checkpoint_shards()

@@ -30,6 +30,7 @@ from service.layers.shard import Shard
 from service.layers.tensor_parallel import TensorParallel
 from service.layers.weight_storage import Destination
 from service.models.attention_shard import shard_attention
+from service.models.block import Block
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
 
@@ -88,7 +89,7 @@ class LlamaAttention(Layer):
         return {}
 
 
-class LlamaBlock(Layer):
+class LlamaBlock(Block):
     """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it.
 
     experts: their names, where the layer has a mixture of them; None: it has an MLP.
@@ -155,14 +156,15 @@ class LlamaBlock(Layer):
 
 
 class Llama(CausalLM):
-    """attention: makes one layer's; architectures that differ in it alone are this class. experts: the names of those
-    that config.json speaks of."""
+    """attention, block: make one layer's; architectures that differ in these alone are this class. experts: the names
+    of those that config.json speaks of."""
 
     def __init__(
         self,
         config: ModelConfig,
         attention: Callable[[ModelConfig, int], LlamaAttention] = LlamaAttention,
         experts: ExpertNames = USUAL_NAMES,
+        block: Callable[[ModelConfig, LlamaAttention, ExpertNames | None], LlamaBlock] = LlamaBlock,
     ) -> None:
         super().__init__()
         self.hidden_size = config.hidden_size
@@ -171,8 +173,7 @@ class Llama(CausalLM):
         self.rotary = RotaryEmbedding(config.rope)
         has_experts = config.experts.layers if config.experts is not None else (False,) * config.num_layers
         self.blocks = nn.ModuleList(
-            LlamaBlock(config, attention(config, i), experts if has_experts[i] else None)
-            for i in range(config.num_layers)
+            block(config, attention(config, i), experts if has_experts[i] else None) for i in range(config.num_layers)
         )
         self.norm = ResidualRMSNorm(config.hidden_size, config.norm_eps)
         tied = self.embedding if config.tie_word_embeddings else None
@@ -239,17 +240,10 @@ class Llama(CausalLM):
         """A checkpoint of the model without its head, as embedders are, has no prefix."""
         return "model."
 
-    def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
-        blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
-        return [
-            [each.below(f"model.layers.{i}.") for each in block.linears()]
-            for i, block in enumerate(blocks, self.first_layer)
-        ]
-
     def mixtures(self) -> Sequence[tuple[str, MixtureOfExperts]]:
         return [
-            (f"model.layers.{i}.", block.mlp)
-            for i, block in enumerate(self.blocks, self.first_layer)
+            (prefix, block.mlp)
+            for prefix, block in self.named_blocks()
             if isinstance(block, LlamaBlock) and isinstance(block.mlp, MixtureOfExperts)
         ]
 
@@ -259,18 +253,15 @@ class Llama(CausalLM):
             table |= self.embedding.checkpoint_tensors(self.embedding_name)
         if is_last(self.stage):
             table |= {"model.norm.weight": self.norm.weight.detach(), **self.head.checkpoint_tensors()}
-        for i, block in enumerate(self.blocks, self.first_layer):
-            assert isinstance(block, LlamaBlock)
-            table |= {f"model.layers.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
-        return table
+        return table | self.block_tensors()
 
     def checkpoint_shards(self) -> dict[str, Shard]:
         shards = super().checkpoint_shards()
-        for i, block in enumerate(self.blocks, self.first_layer):
+        for prefix, block in self.named_blocks():
             if self.parallel.size > 1 and isinstance(block, LlamaBlock):
                 experts = block.mlp.checkpoint_shards() if isinstance(block.mlp, MixtureOfExperts) else {}
                 of_block = block.attention.norm_shards() | experts
-                shards |= {f"model.layers.{i}.{name}": shard for name, shard in of_block.items()}
+                shards |= {prefix + name: shard for name, shard in of_block.items()}
         return shards
 
     def checkpoint_places(self, stored: Collection[str]) -> dict[str, Destination]:

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead, PositionEmbedding, TokenEmbedding
-from service.layers.layer import Layer
 from service.layers.layer_norm import ResidualLayerNorm
 from service.layers.linear import Linear, NamedLinear, linear_tensors
 from service.layers.mlp import Mlp
 from service.layers.pipeline_stage import is_first, is_last
 from service.layers.weight_storage import Destination
+from service.models.block import Block
 from service.models.causal_lm import CausalLM
 from service.models.model_config import ModelConfig
 from service.models.multi_head_attention import MultiHeadAttention
@@ -21,7 +21,7 @@ from service.models.multi_head_attention import MultiHeadAttention
 _POSITION_OFFSET = 2
 
 
-class OptBlock(Layer):
+class OptBlock(Block):
     """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it.
 
     Where norms come last, x is the stream itself and there is no residual.
@@ -114,14 +114,6 @@ class Opt(CausalLM):
         like = blocks[0].attention_norm.weight
         return self.sums_can_be_ordered and all(block.attention.is_row_invariant(like) for block in blocks)
 
-    def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
-        blocks = [block for block in self.blocks if isinstance(block, OptBlock)]
-        prefix = "model.decoder.layers"
-        return [
-            [each.below(f"{prefix}.{i}.") for each in block.linears()]
-            for i, block in enumerate(blocks, self.first_layer)
-        ]
-
     def checkpoint_tensors(self) -> dict[str, Destination]:
         table: dict[str, Destination] = {}
         if self.has_embedding:
@@ -136,10 +128,7 @@ class Opt(CausalLM):
             if self.norm is not None:
                 table |= self.norm.checkpoint_tensors("model.decoder.final_layer_norm")
             table |= self.head.checkpoint_tensors()
-        for i, block in enumerate(self.blocks, self.first_layer):
-            assert isinstance(block, OptBlock)
-            table |= {f"model.decoder.layers.{i}.{name}": part for name, part in block.checkpoint_tensors().items()}
-        return table
+        return table | self.block_tensors()
 
     @property
     def ends(self) -> tuple[Sequence[str], Sequence[str]]:
