@@ -136,11 +136,11 @@ def measure(num_seqs: int, context: int, block_size: int, *, caching: bool) -> C
     while any(group.num_output_tokens == 0 for group in engine.scheduler.pool.groups()):
         engine.step()
     prefill_s = time.thread_time() - started_s
-    engine.requests.take_events()
+    engine.requests.events.take()
     sink.iterations.clear()
     for _ in range(NUM_OUTPUT_TOKENS - 20):
         engine.step()
-        engine.requests.take_events()
+        engine.requests.events.take()
     decide = [stats.schedule_s for stats in sink.iterations if stats.batch_size == num_seqs]
     applied = [stats.apply_s for stats in sink.iterations if stats.batch_size == num_seqs]
     gc.unfreeze()
@@ -162,7 +162,7 @@ def measure_traffic(num_seqs: int, make_policy: MakePolicy, num_iterations: int)
             engine.requests.add(Request(f"r{num_added}", prompt, params, time.thread_time(), client=client))
             num_added += 1
         engine.step()
-        engine.requests.take_events()
+        engine.requests.events.take()
     full = [stats for stats in sink.iterations[300:] if stats.batch_size > 0.9 * num_seqs]
     decide, applied = (statistics.median(getattr(s, name) for s in full) for name in ("schedule_s", "apply_s"))
     return 1e3 * decide, 1e3 * applied

@@ -135,7 +135,7 @@ def _turn(engine: Engine, prompts: list[tuple[int, ...]], max_tokens: int) -> Tu
     first_s = first_cpu_s = 0.0
     while engine.has_work:
         engine.step()
-        for request_id, event in one_by_one(engine.requests.take_events()):
+        for request_id, event in one_by_one(engine.requests.events.take()):
             if isinstance(event, FinalEvent):
                 stats[request_id] = event.stats
             elif isinstance(event, int | TokenEvent):

@@ -163,7 +163,7 @@ class EngineSystem:
         num_before = len(self.log.iterations)
         self._engine.step()
         self._batch_size = self.log.iterations[-1].batch_size if len(self.log.iterations) > num_before else 0
-        for request_id, event in one_by_one(self._engine.requests.take_events()):
+        for request_id, event in one_by_one(self._engine.requests.events.take()):
             if isinstance(event, FinalEvent):
                 if event.outcome is not Outcome.FINISHED:
                     raise RuntimeError(f"{self.name}: request {request_id} {event.outcome}: {event.error}")

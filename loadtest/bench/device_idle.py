@@ -80,7 +80,7 @@ def measure_idle(engine: Engine, batch_size: int, input_len: int, num_steps: int
     computed = set[str]()
     while len(computed) < batch_size:
         engine.step()
-        computed.update(request_id for request_id, _ in one_by_one(engine.requests.take_events()))
+        computed.update(request_id for request_id, _ in one_by_one(engine.requests.events.take()))
     _step_seconds(engine, _NUM_SETTLING)
     alone_s = _step_seconds(engine, num_steps)
     is_gpu = torch.cuda.is_available()
@@ -92,7 +92,7 @@ def measure_idle(engine: Engine, batch_size: int, input_len: int, num_steps: int
     assert len(engine.requests.request_ids()) == batch_size, "all of them still decode"
     while engine.has_work:
         engine.step()
-    engine.requests.take_events()
+    engine.requests.events.take()
     trace = trace_events(profile)
     kernels = spans(trace, {"kernel"} if is_gpu else {"cpu_op"})
     copies = spans(trace, {"gpu_memcpy", "gpu_memset"})
@@ -191,7 +191,7 @@ def _step_seconds(engine: Engine, num_steps: int) -> list[float]:
     seconds, before_s = [], time.perf_counter()
     for _ in range(num_steps):
         engine.step()
-        engine.requests.take_events()
+        engine.requests.events.take()
         now_s = time.perf_counter()
         seconds.append(now_s - before_s)
         before_s = now_s

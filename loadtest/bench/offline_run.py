@@ -64,7 +64,7 @@ def run_at_once(
 
 
 def _record(run: OfflineRun, engine: Engine, now_s: Callable[[], float]) -> None:
-    events = engine.requests.take_events()
+    events = engine.requests.events.take()
     here_s, num_tokens = now_s(), 0
     for request_id, event in one_by_one(events):
         if not isinstance(event, FinalEvent):

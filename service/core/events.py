@@ -84,6 +84,16 @@ News = Addressed | BatchTokens
 """What crosses to the event loop."""
 
 
+class Outbox(list[News]):
+    """What is still to be sent, in order. Engine thread only."""
+
+    def take(self) -> list[News]:
+        """All of it, once."""
+        taken = list(self)
+        self.clear()
+        return taken
+
+
 def one_by_one(news: Iterable[News]) -> Iterator[Addressed]:
     """The same events, each by itself, in order."""
     for each in news:

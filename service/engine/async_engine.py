@@ -1,4 +1,5 @@
-"""The engine as the event loop sees it. With `engine_loop.py` the only crossing between the two threads."""
+"""The engine as the event loop sees it. The two threads cross in `engine_loop.py`, there, and `stream_pacing.py`, back,
+and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import TypeVar
 from service.config import SchedulerConfig
 from service.core.adapter import Adapter
 from service.core.clock import Clock
-from service.core.events import FinalEvent, News, Outcome
+from service.core.events import FinalEvent, Outcome
 from service.core.request import Request
 from service.core.stats import EngineSnapshot, RequestStats
 from service.core.training import Training, TrainingListener
@@ -34,7 +35,7 @@ from service.engine.engine_loop import (
 )
 from service.engine.live_requests import stats_of_lost
 from service.engine.request_stream import RequestStream
-from service.engine.stream_pacing import FixedInterval, StreamInterval, StreamPacing
+from service.engine.stream_pacing import FixedInterval, StreamDelivery, StreamInterval, StreamPacing
 from service.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -90,7 +91,8 @@ class AsyncEngine:
         self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._num_background = 0
         self._last_other_s = -math.inf
-        self._pacing = StreamPacing(self._streams, stream_interval or FixedInterval(0.0), clock)
+        pacing = StreamPacing(self._streams, stream_interval or FixedInterval(0.0), clock)
+        self._delivery = StreamDelivery(pacing, clock, self._forget, self._die)
         self._finish_times_s: deque[float] = deque(maxlen=64)
         self._accepting = True
         self._given_up = False
@@ -99,7 +101,7 @@ class AsyncEngine:
         self._loop = EngineLoop(
             engine,
             clock,
-            publish=lambda events: self._call_on_loop(self._deliver, events),
+            publish=self._delivery.publish,
             on_death=lambda fault: self._call_on_loop(self._die, fault),
             stalled_after_s=stuck_after_s,
         )
@@ -306,16 +308,9 @@ class AsyncEngine:
         per_request_s = (self._clock.now_s() - times_s[0]) / len(times_s)
         return min(max(per_request_s * self._loop.num_queued().requests, 1.0), MAX_RETRY_AFTER_S)
 
-    def _deliver(self, events: list[News]) -> None:
-        try:
-            self._hand_out(events)
-        except Exception as fault:
-            logger.critical("what the engine tells cannot be handed out", exc_info=fault)
-            self._die(fault)
-
-    def _hand_out(self, events: list[News]) -> None:
-        now_s = self._clock.now_s()
-        for request_id in self._pacing.deliver(events, now_s):
+    def _forget(self, request_ids: Sequence[str], now_s: float) -> None:
+        """They have ended."""
+        for request_id in request_ids:
             del self._streams[request_id]
             if self._requests.pop(request_id).is_background:
                 self._num_background -= 1
@@ -341,7 +336,7 @@ class AsyncEngine:
     def _fail_left(self, error: RequestError) -> None:
         """End the streams that the thread will not end: it is stuck, or died with their requests in its inbox."""
         now_s = self._clock.now_s()
-        self._hand_out(
+        self._delivery.deliver(
             [
                 (request_id, FinalEvent(Outcome.FAILED, stats_of_lost(request, now_s), error))
                 for request_id, request in self._requests.items()

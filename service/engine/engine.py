@@ -88,12 +88,13 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything: some request has not ended, some iteration still runs, blocks of an ended
         request are still being transferred, or there is a training."""
-        return self.has_requests or bool(self._launched) or self.scheduler.training.is_runnable
+        return bool(self._launched) or self.has_requests or self.scheduler.training.is_runnable
 
     @property
     def has_requests(self) -> bool:
         """Whether some request has not ended, or holds blocks that are still being transferred."""
-        return len(self.scheduler.pool) > 0 or self.scheduler.blocks.swap_space.has_transfers
+        pool = self.scheduler.pool
+        return bool(pool.running or pool.waiting) or self.scheduler.blocks.swap_space.has_transfers
 
     @property
     def has_launched(self) -> bool:
@@ -208,7 +209,7 @@ class Engine:
         plan = self.scheduler.schedule()
         for group, fault in self.scheduler.take_refused():
             self.requests.fail_inside(group, fault)
-        if not self.requests.num_constrained:
+        if not self.requests.constrained:
             return plan
         assert self._masker is not None, "who accepts grammars has a masker"
         try:

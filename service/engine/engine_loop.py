@@ -389,7 +389,7 @@ class EngineLoop:
     def _hand_over(self) -> None:
         """Called when this thread is about to wait: the event loop works on the events, and while it does, every launch
         would have to wait for the interpreter."""
-        events = self._engine.requests.take_events()
+        events = self._engine.requests.events.take()
         if events:
             self._publish(events)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from service.core.clock import Clock
-from service.core.events import FinalEvent, News, Outcome
+from service.core.events import FinalEvent, Outbox, Outcome
 from service.core.iteration_plan import IterationPlan
 from service.core.request import FinishReason, Request
 from service.core.sequence import Sequence
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 class LiveRequests:
     """Whatever ends a request ends it through `end_group`, with one final event.
 
-    events: still to be sent, in order. searches: those of requests with beams, by request id. num_failed: how many
-    requests have ended with an error so far.
+    events: of all of them, also of those that have ended. searches: those of requests with beams, by request id.
+    constrained: ids of those with a grammar. num_failed: how many have ended with an error so far.
     """
 
     def __init__(self, scheduler: IterationScheduler, stats_sink: StatsSink, clock: Clock) -> None:
@@ -36,15 +36,10 @@ class LiveRequests:
         self._stats_sink = stats_sink
         self._clock = clock
         self._next_sequence_id = 0
-        self.events: list[News] = []
+        self.events = Outbox()
         self.searches: dict[str, BeamSearch] = {}
         self.num_failed = 0
-        self._constrained: set[str] = set()
-
-    @property
-    def num_constrained(self) -> int:
-        """How many requests have a grammar."""
-        return len(self._constrained)
+        self.constrained: set[str] = set()
 
     def add(self, request: Request) -> None:
         """Accept a request; `api` has validated it."""
@@ -59,7 +54,7 @@ class LiveRequests:
             self._tell_end(request.request_id, stats, Outcome.FAILED, _failed_inside(), ())
             return
         if request.grammar is not None:
-            self._constrained.add(request.request_id)
+            self.constrained.add(request.request_id)
         if search is not None:
             self.searches[request.request_id] = search
         try:
@@ -110,11 +105,6 @@ class LiveRequests:
         """What accepting and ending requests took between two iterations, for the statistics."""
         self._stats_sink.record_commands(seconds)
 
-    def take_events(self) -> list[News]:
-        """Events since the last call, in order."""
-        events, self.events = self.events, []
-        return events
-
     def request_ids(self) -> list[str]:
         """Ids of the requests that have not ended."""
         return [g.request.request_id for g in self._scheduler.pool.groups()]
@@ -163,7 +153,7 @@ class LiveRequests:
         told yet, and it may be called again."""
         self._scheduler.end_group(group)
         request_id = group.request.request_id
-        self._constrained.discard(request_id)
+        self.constrained.discard(request_id)
         self.searches.pop(request_id, None)
         stats = _request_stats(group, self._clock.now_s())
         reasons = tuple(s.finish_reason for s in group.sequences if s.finish_reason is not None)

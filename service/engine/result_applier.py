@@ -46,7 +46,8 @@ class ResultApplier:
         """What the plan, the oldest that runs, computed and drew becomes the requests'. A fault of one request ends
         that request only."""
         groups = self._scheduler.finish_iteration()
-        self._scheduler.finish_transfers(result.finished_transfers)
+        if result.finished_transfers:
+            self._scheduler.finish_transfers(result.finished_transfers)
         self._num_told = len(self._requests.events)
         if plan.training is not None:  # between two tokens of the same requests, perhaps
             return ProcessedTokens(self._result_s)
@@ -102,17 +103,14 @@ class ResultApplier:
         token_ids = result.token_ids[: len(members)]
         looked_at = batch.take(members, token_ids, self._result_s)
         self._tell_all_but(looked_at, members.request_ids, token_ids)
-        num_by_client, num_dropped = members.num_by_client.copy(), 0
+        num_dropped = 0
         for place, group in looked_at.items():
             try:
                 logprobs = result.logprobs[place] if result.logprobs else None
                 if not self._apply_looked_at(group, token_ids[place], logprobs, has_left=place in members.left):
                     num_dropped += 1
-                    num_by_client[group.request.client] -= 1
             except Exception as fault:  # whatever it is, the others get theirs
                 self._requests.fail_inside(group, fault)
-        for client, num_tokens in num_by_client.items():
-            self._scheduler.history.decoded(client, num_tokens)
         tokens.add_decodes(len(members) - num_dropped, self._last_result_s)
 
     def _tell_all_but(self, places: Iterable[int], request_ids: list[str], token_ids: tuple[int, ...]) -> None:

@@ -1,8 +1,11 @@
-"""When the reader of a stream is told that there are events. Event-loop thread only."""
+"""From the engine's thread to the streams: events, and when a stream's reader is told of them. But for `publish`
+event-loop thread only."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -10,6 +13,8 @@ from typing import Protocol
 from service.core.clock import Clock
 from service.core.events import BatchTokens, FinalEvent, News, one_by_one
 from service.engine.request_stream import BatchStreams, RequestStream
+
+logger = logging.getLogger(__name__)
 
 BUSY = 0.5
 """The share of its time that the event loop may have work if every token is told at once. The rest is the engine's
@@ -187,3 +192,43 @@ class StreamPacing:
         self._interval.note(0, len(due), now_s)
         if any(stream.due_s > now_s for stream in waiting):
             self._sweep_in(interval_s)
+
+
+class StreamDelivery:
+    """What the engine's thread tells, handed out on the event loop that runs when this is made.
+
+    on_end(request ids, now): these requests have ended, and their streams know it. on_fault(fault): what was told
+    cannot be handed out.
+    """
+
+    def __init__(
+        self,
+        pacing: StreamPacing,
+        clock: Clock,
+        on_end: Callable[[list[str], float], None],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._pacing = pacing
+        self._clock = clock
+        self._on_end = on_end
+        self._on_fault = on_fault
+        self._event_loop = asyncio.get_running_loop()
+
+    def publish(self, news: list[News]) -> None:
+        """Engine thread. `deliver` it there."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, perhaps just now: nobody listens any more
+            self._event_loop.call_soon_threadsafe(self._deliver_published, news)
+
+    def deliver(self, news: Sequence[News]) -> None:
+        """Hand it out now."""
+        now_s = self._clock.now_s()
+        ended = self._pacing.deliver(news, now_s)
+        if ended:
+            self._on_end(ended, now_s)
+
+    def _deliver_published(self, news: list[News]) -> None:
+        try:
+            self.deliver(news)
+        except Exception as fault:
+            logger.critical("what the engine tells cannot be handed out", exc_info=fault)
+            self._on_fault(fault)

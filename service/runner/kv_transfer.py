@@ -43,14 +43,15 @@ class _UnderWay:
 class KvTransfer:
     """The way between device and host blocks: on a GPU a stream of its own. Engine thread only.
 
-    On a CPU the same calls copy at once.
+    On a CPU the same calls copy at once. under_way: transfers that nobody was told of; others only look whether there
+    are any.
     """
 
     def __init__(self, storage: KvStorage, host_blocks: HostBlocks) -> None:
         self._device_blocks = storage.blocks
         self._host_blocks = host_blocks
         self._stream = _new_stream(storage.blocks.device) if storage.blocks.is_cuda else None
-        self._in_flight: list[_UnderWay] = []
+        self.under_way: list[_UnderWay] = []
 
     def mark(self) -> torch.cuda.Event | None:
         """On a GPU, an event behind all that has been launched so far; None on a CPU, which has computed it."""
@@ -71,7 +72,7 @@ class KvTransfer:
                 for copy in of_one:
                     copy()
                 seconds = time.perf_counter() - started_s
-                self._in_flight.append(_UnderWay(transfer.transfer_id, number == 0, None, None, seconds))
+                self.under_way.append(_UnderWay(transfer.transfer_id, number == 0, None, None, seconds))
             return
         self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
@@ -82,22 +83,20 @@ class KvTransfer:
                     copy()
                 ended = self._stream.record_event(_new_event())
                 is_first = number == 0 and waits_for_launch
-                self._in_flight.append(_UnderWay(transfer.transfer_id, is_first, began, ended))
+                self.under_way.append(_UnderWay(transfer.transfer_id, is_first, began, ended))
                 began = ended
 
     def take_finished(self, wait: bool) -> tuple[FinishedTransfer, ...]:
         """Transfers that have finished since the last call; with `wait`, at least one if any is under way."""
-        if not self._in_flight:
-            return ()
-        if wait and self._in_flight[0].ended is not None:
-            self._in_flight[0].ended.synchronize()
-        done = [under_way for under_way in self._in_flight if under_way.is_done]
-        self._in_flight = [under_way for under_way in self._in_flight if under_way not in done]
-        return tuple(under_way.finished() for under_way in done)
+        if wait and self.under_way and self.under_way[0].ended is not None:
+            self.under_way[0].ended.synchronize()
+        done = [transfer for transfer in self.under_way if transfer.is_done]
+        self.under_way = [transfer for transfer in self.under_way if transfer not in done]
+        return tuple(transfer.finished() for transfer in done)
 
     def abandon(self) -> None:
         """Return once no copy runs any more, and tell of none that were under way: their requests have ended."""
-        self._in_flight.clear()
+        self.under_way.clear()
         if self._stream is not None:
             with suppress(RuntimeError):  # the device's own fault, which its user has already
                 self._stream.synchronize()

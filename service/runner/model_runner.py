@@ -242,7 +242,7 @@ class LaunchedIteration:
         try:
             return IterationResult(
                 () if ids is None else ids.wait(),
-                self._transfer.take_finished(self._awaits_transfer),
+                self._transfer.take_finished(self._awaits_transfer) if self._transfer.under_way else (),
                 () if outputs.logprobs is None else outputs.logprobs.wait(),
                 () if outputs.prompt_logprobs is None else outputs.prompt_logprobs.wait(),
                 () if outputs.pooled is None else outputs.pooled.wait(),

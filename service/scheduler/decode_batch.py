@@ -30,6 +30,7 @@ from service.core.iteration_plan import (
 from service.core.iteration_result import INVALID_TOKEN_ID
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
+from service.scheduler.history import History
 
 LONGEST_RUN = 32
 """Iterations of the same members whose drawn ids are kept as they came, until the sequences' tokens get them."""
@@ -42,13 +43,15 @@ end: position behind them, of the token that it draws. room: tokens that its blo
 
 class DecodeBatch:
     """Engine thread only. Every running group of its lane (lanes.py) is either in the batch or `unbatched` (keyed by
-    order of arrival, in order of start). versions: those that its decodes will have."""
+    order of arrival, in order of start). versions: those that its decodes will have. history: is told of the batch's
+    tokens when they are written to the sequences."""
 
-    def __init__(self, blocks: BlockManager, versions: Iterator[int]) -> None:
+    def __init__(self, blocks: BlockManager, versions: Iterator[int], history: History) -> None:
         self.unbatched: dict[int, SequenceGroup] = {}
         self._blocks = blocks
+        self._history = history
         self._columns: Int64Array = np.empty((8, 0), np.int64)
-        self._members = DecodeMembers()
+        self._members = DecodeMembers(history)
         self._versions = versions
         self._version = 0
         self._numbers: dict[int, int] = {}  # by order of arrival: the members
@@ -176,6 +179,9 @@ class DecodeBatch:
             members.write_kept()
         self._last_result_s = now_s
         looked_at = members.left.copy()
+        for group in looked_at.values():
+            if not group.live:  # what it drew since it ended is dropped
+                self._history.decoded(group.request.client, -1)
         for number in members.detailed:
             place = members.place_of(number)
             assert place is not None
@@ -291,17 +297,20 @@ class DecodeMembers:
     clients are told more of a token than its id. num_by_client: how many are whose.
     """
 
-    __slots__ = ("_rows", "_token_ids", "detailed", "groups", "left", "num_by_client", "numbers", "request_ids")
+    __slots__ = (
+        "_history", "_rows", "_token_ids", "detailed", "groups", "left", "num_by_client", "numbers", "request_ids",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, history: History) -> None:
         self.numbers: list[int] = []
         self.groups: list[SequenceGroup] = []
         self.request_ids: list[str] = []
         self.detailed: list[int] = []
-        self.num_by_client = Counter[str]()
         self.left: dict[int, SequenceGroup] = {}
         self._token_ids: list[list[int]] = []
         self._rows: list[tuple[int, ...]] = []
+        self._history = history
+        self.num_by_client = Counter[str]()
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -349,18 +358,25 @@ class DecodeMembers:
         return len(self._rows)
 
     def write_kept(self) -> None:
-        """The sequences' tokens are up to date from now on, but for ids that are not drawn yet."""
+        """The sequences' tokens are up to date from now on, but for ids that are not drawn yet; so is the history."""
         if self._rows:
+            self._count(len(self._rows))
             _exhaust(map(list.extend, self._token_ids, zip(*self._rows, strict=True)))
             self._rows = []
 
     def write(self, token_ids: tuple[int, ...]) -> None:
         """One id more for each."""
+        self._count(1)
         _exhaust(map(list.append, self._token_ids, token_ids))
+
+    def _count(self, num_tokens: int) -> None:
+        """So many of each."""
+        for client, num_members in self.num_by_client.items():
+            self._history.decoded(client, num_members * num_tokens)
 
     def _copy(self) -> DecodeMembers:
         self.write_kept()
-        copy = DecodeMembers()
+        copy = DecodeMembers(self._history)
         copy.numbers = self.numbers.copy()
         copy.groups = self.groups.copy()
         copy.request_ids = self.request_ids.copy()

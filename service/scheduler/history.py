@@ -36,7 +36,8 @@ class History:
         self._served[client] += COMPUTED_WEIGHT * num_tokens
 
     def decoded(self, client: str, num_tokens: int) -> None:
-        """`num_tokens` tokens were computed, and as many generated."""
+        """`num_tokens` tokens were computed, and as many generated. The decode batch tells of some later, but
+        before anybody is admitted. Negative: of those that were told so many are nobody's."""
         self._served[client] += (COMPUTED_WEIGHT + GENERATED_WEIGHT) * num_tokens
 
     def generated(self, client: str, num_tokens: int) -> None:

@@ -62,7 +62,7 @@ class IterationScheduler:
     ) -> None:
         self.blocks = blocks
         self.pool = RequestPool(policies.scheduling, blocks.tokens_per_prefix_entry, blocks.adapter_slots)
-        self.lanes = Lanes(blocks, num_lanes, versions)
+        self.lanes = Lanes(blocks, num_lanes, history, versions)
         self.ledger = ledger
         self.history = history
         self.training = TrainingTurns(policies.training, ArenaLending(blocks, clock))

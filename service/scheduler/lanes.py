@@ -20,6 +20,7 @@ from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.scheduler.decode_batch import DecodeBatch, DecodeMembers
+from service.scheduler.history import History
 
 
 class LaunchedGroups(NamedTuple):
@@ -91,9 +92,11 @@ class Lanes:
     batch: of the lane that is being decided, or was last.
     """
 
-    def __init__(self, blocks: BlockManager, num_lanes: int, versions: Iterator[int] | None = None) -> None:
+    def __init__(
+        self, blocks: BlockManager, num_lanes: int, history: History, versions: Iterator[int] | None = None
+    ) -> None:
         of_all = versions or count(1)  # a version names the same decodes wherever it is read
-        self._batches = [DecodeBatch(blocks, of_all) for _ in range(num_lanes)]
+        self._batches = [DecodeBatch(blocks, of_all, history) for _ in range(num_lanes)]
         self._turn = 0
         self.batch = self._batches[0]
 

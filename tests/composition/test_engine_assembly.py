@@ -32,7 +32,7 @@ def ids_of(engine: Engine, request_id: str, max_tokens: int = 4) -> tuple[list[i
     events = []
     while engine.has_work:
         engine.step()
-        events += [event for _, event in one_by_one(engine.requests.take_events())]
+        events += [event for _, event in one_by_one(engine.requests.events.take())]
     *tokens, final = events
     assert isinstance(final, FinalEvent)
     return [event.token_id if isinstance(event, TokenEvent) else event for event in tokens], final
@@ -94,7 +94,7 @@ def test_the_tokens_and_logprobs_are_the_same_with_drafts_and_without(parts: Mod
         num_drafted = 0
         while engine.has_work:
             engine.step()
-            for request_id, event in one_by_one(engine.requests.take_events()):
+            for request_id, event in one_by_one(engine.requests.events.take()):
                 if isinstance(event, FinalEvent):
                     events[request_id].append((event.outcome, event.stats.num_output_tokens))
                     num_drafted += event.stats.num_drafted

@@ -257,7 +257,7 @@ class Harness:
         raise AssertionError("the engine does not come to an end")
 
     def collect(self) -> None:
-        self.take_in(one_by_one(self.engine.requests.take_events()))
+        self.take_in(one_by_one(self.engine.requests.events.take()))
 
     def take_in(self, events: Iterable[Addressed]) -> None:
         """Keep what the engine tells."""

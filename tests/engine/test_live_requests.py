@@ -40,7 +40,7 @@ def test_whatever_ends_a_request_ends_it_once_and_frees_what_it_held(num_steps: 
     harness.engine.requests.stop_choice("request-0", 0)
     while harness.engine.has_work:
         harness.engine.step()
-    finals = [event for _, event in one_by_one(harness.engine.requests.take_events()) if isinstance(event, FinalEvent)]
+    finals = [event for _, event in one_by_one(harness.engine.requests.events.take()) if isinstance(event, FinalEvent)]
     assert [final.outcome for final in finals] == [Outcome.ABORTED]
     assert harness.blocks.pool.num_used == 0
     assert harness.engine.requests.request_ids() == []

@@ -94,7 +94,7 @@ def test_only_a_requests_last_token_and_those_of_several_choices_are_told_in_ful
     harness.add(harness.request((1, 2), 3, n=2))
     for _ in range(10):
         harness.engine.step()
-    events = list(one_by_one(harness.engine.requests.take_events()))
+    events = list(one_by_one(harness.engine.requests.events.take()))
     kinds = [type(event) for request_id, event in events if request_id == "request-0"]
     assert kinds == [int, int, int, TokenEvent, FinalEvent]
     assert [type(event) for request_id, event in events if request_id == "request-1"] == [TokenEvent] * 6 + [FinalEvent]

@@ -75,8 +75,8 @@ ON_EVERY_TOKEN = (
 """Called so often that a few calls of different kinds have to do."""
 
 THE_END_OF_A_SERVER = (
-    FaultSite("outbox", f"{_ENGINE}.async_engine:AsyncEngine._call_on_loop", Reach.PROCESS, MemoryError, _BEFORE),
-    FaultSite("deliver", f"{_ENGINE}.async_engine:AsyncEngine._hand_out", Reach.PROCESS, MemoryError, _BEFORE),
+    FaultSite("outbox", f"{_ENGINE}.stream_pacing:StreamDelivery.publish", Reach.PROCESS, MemoryError, _BEFORE),
+    FaultSite("deliver", f"{_ENGINE}.stream_pacing:StreamDelivery.deliver", Reach.PROCESS, MemoryError, _BEFORE),
     FaultSite("pacing", f"{_ENGINE}.stream_pacing:StreamPacing.deliver", Reach.PROCESS, MemoryError, _BEFORE),
     FaultSite("reader", f"{_ENGINE}.request_stream:RequestStream.wake", Reach.PROCESS, MemoryError, _BEFORE),
 )

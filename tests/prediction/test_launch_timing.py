@@ -240,7 +240,7 @@ def test_who_arrives_while_an_iteration_runs_is_in_the_next_one_and_the_device_d
     harness = Harness(4000, max_num_seqs=64, max_num_batched_tokens=256, executor=device, clock=clock, overlap=True)
 
     def wait(event: threading.Event, seconds: float) -> bool:
-        assert not harness.engine.requests.take_events(), "what has happened is told before"
+        assert not harness.engine.requests.events.take(), "what has happened is told before"
         return clock.wait(event, seconds)
 
     loop = EngineLoop(harness.engine, clock, lambda events: None, lambda fault: None, wait)

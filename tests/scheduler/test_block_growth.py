@@ -8,6 +8,7 @@ from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.block_growth import BlockGrowth
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.decode_batch import DecodeBatch
+from service.scheduler.history import History
 from service.scheduler.lanes import Lanes
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.preemption import AlwaysSwap
@@ -17,7 +18,7 @@ from tests.scheduler.test_preemption import run_under_pressure
 
 def lanes_of(batch: DecodeBatch) -> Lanes:
     """One lane, which is the batch's."""
-    lanes = Lanes(batch._blocks, 1)
+    lanes = Lanes(batch._blocks, 1, History())
     lanes.batch = batch
     return lanes
 
@@ -60,7 +61,7 @@ def test_blocks_on_their_way_out_will_be_room():
 
 def test_nobody_is_short_where_nobody_runs():
     blocks = BlockManager(4, 2, NoPrefixCache())
-    assert BlockGrowth(blocks, Lanes(blocks, 1)).shortage().num_blocks == 0
+    assert BlockGrowth(blocks, Lanes(blocks, 1, History())).shortage().num_blocks == 0
 
 
 def test_a_chunk_takes_what_it_wants_or_what_there_is():
@@ -68,7 +69,7 @@ def test_a_chunk_takes_what_it_wants_or_what_there_is():
     group = SequenceGroup(Request("r", (1,) * 40, SamplingParams(3), 0.0), 0)
     blocks.allocate(0, 4, [])
     group.leader.num_computed_tokens = 4
-    growth = BlockGrowth(blocks, Lanes(blocks, 1))
+    growth = BlockGrowth(blocks, Lanes(blocks, 1, History()))
     assert growth.room_for_chunk(group, group.leader, 9) == 12
     assert growth.room_for_chunk(group, group.leader, 10) == 12
     assert growth.room_for_chunk(group, group.leader, 40) == 24

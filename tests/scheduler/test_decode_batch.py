@@ -17,6 +17,7 @@ from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler import decode_batch
 from service.scheduler.decode_batch import END, LONGEST_RUN, NUM_NEW, DecodeBatch, DecodeMembers
+from service.scheduler.history import History
 from service.scheduler.preemption import AlwaysSwap
 from tests.engine.harness import Harness
 from tests.examples import examples
@@ -28,7 +29,7 @@ PENDING = PENDING_TOKEN_ID
 def make_batch(*prompt_lens: int, max_tokens: int = 20) -> tuple[DecodeBatch, list[SequenceGroup]]:
     """Groups whose prompts are computed and whose first tokens are drawn."""
     blocks = BlockManager(80, BLOCK_SIZE, NoPrefixCache())
-    batch, groups = DecodeBatch(blocks, count(1)), []
+    batch, groups = DecodeBatch(blocks, count(1), History()), []
     for number, length in enumerate(prompt_lens):
         group = SequenceGroup(Request(f"r{number}", (1,) * length, SamplingParams(max_tokens), 0.0), number)
         blocks.allocate(number, length, [])
@@ -170,7 +171,7 @@ def test_tokens_are_told_iteration_by_iteration():
     news = []
     while harness.engine.has_work:
         harness.engine.step()
-        news += harness.engine.requests.take_events()
+        news += harness.engine.requests.events.take()
     rows = [each for each in news if isinstance(each, BatchTokens)]
     assert len(rows) > 5
     assert all(row.request_ids is rows[0].request_ids for row in rows)
@@ -331,7 +332,7 @@ def make_group(number: int, client: str = "", num_logprobs: int | None = None) -
 
 def test_a_copy_has_more_or_fewer_and_the_first_keeps_its_own():
     groups = [make_group(0, "a"), make_group(1, "b", num_logprobs=0), make_group(2, "a")]
-    two = DecodeMembers().with_more(groups[:2], 5)
+    two = DecodeMembers(History()).with_more(groups[:2], 5)
     three = two.with_more(groups[2:], 7)
     three.leave(6)
     three.leave(99)
@@ -347,10 +348,27 @@ def test_a_copy_has_more_or_fewer_and_the_first_keeps_its_own():
 
 def test_ids_are_written_to_those_who_have_not_left():
     groups = [make_group(0), make_group(1)]
-    members = DecodeMembers().with_more(groups, 0)
+    members = DecodeMembers(History()).with_more(groups, 0)
     assert [members.keep((10, 20)), members.keep((11, 21))] == [1, 2]
     assert [group.leader.token_ids for group in groups] == [[1], [1]]
     members.write_kept()
     members.leave(0)
     members.write((12, 22))
     assert [group.leader.token_ids for group in groups] == [[1, 10, 11], [1, 20, 21, 22]]
+
+
+def test_the_history_knows_of_all_tokens_once_they_are_written_but_of_none_that_was_dropped():
+    batch, groups = make_batch(2, 2)
+    client, history = groups[0].request.client, batch._history
+    members, _ = advance(batch)
+    advance(batch)
+    of_one = history.served(client)
+    batch.take(members, (7, 7), 0.0)
+    assert history.served(client) == of_one, "a steady iteration touches no counter"
+    batch.write_tokens()
+    of_one = history.served(client) // 2
+    assert of_one > 0
+    batch.stop(groups[0])
+    groups[0].live.clear()  # it has ended
+    batch.take(members, (7, 7), 0.0)
+    assert history.served(client) == 3 * of_one

@@ -14,6 +14,7 @@ from service.engine.engine import Engine
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.decode_batch import DecodeBatch, DecodeMembers
+from service.scheduler.history import History
 from service.scheduler.lanes import Lanes, LaunchedGroups, LaunchedIterations
 from tests.engine.harness import VOCABULARY, Harness, sequence_ids
 from tests.engine.late_executor import LateIteration
@@ -179,8 +180,8 @@ def a_result_lost(patch: Patch) -> None:
 def versions_of_each_lane_alone(patch: Patch) -> None:
     """So an executor takes one lane's decodes for another's."""
 
-    def apart(self: Lanes, blocks: BlockManager, num_lanes: int, versions: object = None) -> None:
-        self._batches = [DecodeBatch(blocks, count(1)) for _ in range(num_lanes)]
+    def apart(self: Lanes, blocks: BlockManager, num_lanes: int, history: History, *_: object) -> None:
+        self._batches = [DecodeBatch(blocks, count(1), history) for _ in range(num_lanes)]
         self._turn, self.batch = 0, self._batches[0]
 
     patch.setattr(Lanes, "__init__", apart)
@@ -230,6 +231,6 @@ def test_with_nothing_running_blocks_are_free_at_once():
 
 def test_the_groups_of_an_iteration_are_in_the_order_of_its_plan():
     together, other = make_group("a"), make_group("b")
-    members = DecodeMembers().with_more([together], 0)
+    members = DecodeMembers(History()).with_more([together], 0)
     assert LaunchedGroups(members, [other]).all() == [together, other]
     assert LaunchedGroups(None, [other]).all() == [other]

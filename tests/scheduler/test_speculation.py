@@ -18,6 +18,7 @@ from service.prediction.recovery_ledger import RecoveryLedger
 from service.prediction.swap_time import SwapTime
 from service.scheduler import speculation
 from service.scheduler.decode_batch import DecodeBatch
+from service.scheduler.history import History
 from service.scheduler.speculation import DraftChoice, Speculation, num_equal
 from tests.engine.toy_grammar import ToyGrammar
 
@@ -59,7 +60,7 @@ class Lane:
         self.ledger = Timed(predicted)
         self.choice = DraftChoice(Speculation(NUM_DRAFTS, most_rows, Sevens), self.ledger)
         self.blocks = BlockManager(1000, 4, NoPrefixCache())
-        self.batch = DecodeBatch(self.blocks, count(1))
+        self.batch = DecodeBatch(self.blocks, count(1), History())
         self.groups = [self.group(i, SamplingParams(100)) for i in range(num_groups)]
         for group in self.groups:
             self.start(group)

@@ -55,7 +55,7 @@ class ChoiceText:
     stop_token_ids: all ids that end a choice and have no text; an output that its grammar ends has its last token's.
     output: of a chat choice that may think or call tools. num_reasoning_tokens: ids that were read while it thought.
     num_tokens: ids that count as output: up to and with the one that ended the choice, by whatever reason.
-    sum_logprobs: of those that came with logprobs.
+    sum_logprobs: of those that came with logprobs. detokenizer: for who reads it while it `is_plain` (`note_plain`).
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ChoiceText:
         self.sum_logprobs = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
-        self._detokenizer = detokenizer
+        self.detokenizer = detokenizer
         self._rules = stops
         self._stop_token_ids = stop_token_ids
         self._stops = StopMatcher(stops.strings, include_stop=stops.include_stop)
@@ -139,18 +139,16 @@ class ChoiceText:
         """Whether there was no piece yet."""
         return self._is_first
 
-    def push_for_text(self, token_ids: Sequence[int]) -> str:
-        """As `push_ids` and `take`, where nobody wants to know the piece's ids: its text."""
-        text = self.push_ids(token_ids)
-        if text:
-            self._unsent.clear()
-        return text
+    def note_plain(self, num_tokens: int, num_characters: int) -> None:
+        """So many tokens went through `detokenizer` past this object while it `is_plain`, and so much text came out."""
+        self.num_tokens += num_tokens
+        self._num_characters += num_characters
 
     def push_ids(self, token_ids: Sequence[int]) -> str:
         """As `push`, where the choice `is_plain`: tokens that are not looked at go all at once."""
         self._unsent += token_ids
         self.num_tokens += len(token_ids)
-        text = self._detokenizer.push(token_ids)
+        text = self.detokenizer.push(token_ids)
         self._num_characters += len(text)
         return text
 
@@ -158,11 +156,11 @@ class ChoiceText:
         is_stop_token = self._is_stop_token(event)
         has_text = not is_stop_token or (self._rules.include_stop and event.token_id in self._rules.token_ids)
         ids = (event.token_id,) if has_text else ()
-        added = self._detokenizer.push(ids)
+        added = self.detokenizer.push(ids)
         self._num_characters += len(added)
         text = added if self.num_tokens <= self._rules.min_tokens else self._stops.push(added)
         if event.finish_reason is not None and self._stops.stop is None:
-            text += self._stops.push(self._detokenizer.flush())
+            text += self._stops.push(self.detokenizer.flush())
             text += self._stops.flush()
         if self._stops.stop is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, self._stops.stop

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 import orjson
 
 from service.api.answers.answer_form import AnswerForm
-from service.api.answers.choice_text import Piece
+from service.api.answers.choice_text import ChoiceText, Piece
 from service.api.answers.generation import Generation
 from service.api.context import ApiContext
 from service.api.error_responses import internal_error
+from service.engine.request_stream import RequestStream
 
 _logger = logging.getLogger(__name__)
 
@@ -28,8 +29,8 @@ class FrameStream:
     end. An error becomes an event; the stream has its end in any case.
 
     A plain stream has one choice, of which nothing but its text is told. Nearly all frames are in the middle of one,
-    where only the text changes: they are made in few steps. Its first frame, its last, and all frames of any other
-    stream are made of pieces: that is the plain twin.
+    where only the text changes: they are made in few steps, of its ids. Its first frame, its last, and all frames of
+    any other stream are made of pieces: that is the plain twin.
     """
 
     def __init__(self, context: ApiContext, generation: Generation, form: AnswerForm) -> None:
@@ -38,6 +39,7 @@ class FrameStream:
         self._generation = generation
         self._form = form
         self._before, self._after = form.around_text or (b"", b"")
+        self._plain: _PlainText | None = None
         self._writing: asyncio.Future[bytes] | None = None
         self._reader: Callable[[], None] | None = None
         self._has_begun = False
@@ -63,6 +65,7 @@ class FrameStream:
 
     def close(self, reason: str) -> None:
         self.is_done, self._reader = True, None  # a generation that is aborted here has not come to its end
+        self._leave_plain()
         if self._writing is not None:
             self._writing.cancel()
         self._times.detokenize += self._generation.text_s
@@ -73,7 +76,12 @@ class FrameStream:
         """The frame of all tokens that have come, empty if they say nothing yet. None, and nothing is taken, if they
         are to be made pieces of."""
         began_s = time.perf_counter()
-        text = self._generation.take_plain_text()
+        if self._plain is None:
+            choice = self._generation.plain_choice()
+            if choice is None:
+                return None
+            self._plain = _PlainText(*choice)
+        text = self._plain.take()
         if not text:
             return None if text is None else b""
         told_s = time.perf_counter()
@@ -83,7 +91,13 @@ class FrameStream:
         times.sse += time.perf_counter() - told_s
         return frame
 
+    def _leave_plain(self) -> None:
+        if self._plain is not None:
+            self._plain.leave()
+            self._plain = None
+
     def _take_pieces(self) -> bytes:
+        self._leave_plain()
         generation, written = self._generation, b""
         if self._writing is not None:
             written, self._writing = self._writing.result(), None
@@ -113,3 +127,25 @@ class FrameStream:
     def _write(self, pieces: Sequence[Piece]) -> bytes:
         """Perhaps in a thread of the pool."""
         return b"".join([self._form.frame(piece) for piece in pieces])
+
+
+class _PlainText:
+    """A choice's text from the ids of its stream. The choice hears how much there was when it is left."""
+
+    def __init__(self, stream: RequestStream, choice: ChoiceText) -> None:
+        self._choice = choice
+        self._take_ids, self._push = stream.take_ids, choice.detokenizer.push
+        self._num_tokens = self._num_characters = 0
+
+    def take(self) -> str | None:
+        """What its new ids add, perhaps nothing; None, and nothing is taken, if there is more than ids."""
+        token_ids = self._take_ids()
+        if token_ids is None:
+            return None
+        text = self._push(token_ids)
+        self._num_tokens += len(token_ids)
+        self._num_characters += len(text)
+        return text
+
+    def leave(self) -> None:
+        self._choice.note_plain(self._num_tokens, self._num_characters)

@@ -157,14 +157,13 @@ class Generation:
         self.text_s += time.perf_counter() - began_s
         return pieces
 
-    def take_plain_text(self) -> str | None:
-        """As `take_pieces`, where all that can be taken is text in the middle of the call's only choice, and nothing
-        besides is wanted: that text, perhaps none yet. Else None, and nothing is taken."""
+    def plain_choice(self) -> tuple[RequestStream, ChoiceText] | None:
+        """The call's only choice, in its middle, if it is text and nothing else, and what it is made of: who wants no
+        more of it may take plain ids from there (`ChoiceText.detokenizer`). Else None."""
         choice = self._choices[0]
         if len(self._choices) > 1 or choice.has_no_piece_yet or not choice.is_plain or not self._streams:
             return None
-        token_ids = self._streams[0].take_ids()
-        return None if token_ids is None else choice.push_for_text(token_ids)
+        return self._streams[0], choice
 
     async def collect(self) -> list[CollectedChoice]:
         """The choices to be shown, complete, in order of their index. Raises `error`, if there is one."""

@@ -36,18 +36,18 @@ class Streamed:
         form = (ChatAnswer if is_chat else CompletionAnswer)(prepared(call), self.generation)
         self.is_ever_plain = form.around_text is not None
         self.num_plain, self.written = 0, b""
-        take_plain_text = self.generation.take_plain_text
-
-        def counted() -> str | None:
-            text = take_plain_text() if plainly else None
-            self.num_plain += text is not None
-            return text
-
-        self.generation.take_plain_text = counted
         recorder = SimpleNamespace(times=HostTimes(), record_abort=lambda reason: None)
         context: Any = SimpleNamespace(recorder=recorder)
         self.times = context.recorder.times
         self._frames = FrameStream(context, self.generation, form)
+        take_plain = self._frames._take_plain
+
+        def counted() -> bytes | None:
+            frame = take_plain() if plainly else None
+            self.num_plain += frame is not None
+            return frame
+
+        self._frames._take_plain = counted
 
     def close(self) -> None:
         self._frames.close("client_disconnected")
