@@ -397,7 +397,7 @@ class Harness:
         assert not (pool.waiting or pool.running or pool.preempted or pool._members)
         assert pool.waiting_tokens.total == pool.waiting_tokens.distinct == 0
         assert not (scheduler.ledger._recomputing or scheduler.ledger._transfers or scheduler.history._num_live)
-        assert not (self.engine.requests.searches or self.engine.requests.num_constrained)
+        assert not (self.engine.requests.searches or self.engine.requests.constrained)
         assert not any(len(batch) or batch.unbatched for batch in scheduler.lanes)
         last = self.request((1,), 1)
         if self.add(last):
