@@ -75,7 +75,7 @@ class Way:
         try:
             yield
         finally:
-            threading.settrace(None)  # type: ignore[arg-type]  # as its documentation says
+            threading.settrace(None)
 
     def _note(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         name = frame.f_code.co_filename
