@@ -20,7 +20,7 @@ class IdleCapture:
     It decides when each size is captured, not which: those are chosen (`StepChoices.graphs`). recent_steps: of which
     some would have had a narrower graph among `sizes`. What is missed most comes first, the others in their order. What
     cannot be captured is told once; its steps run in larger graphs or kernel by kernel, as they did before.
-    only_missed: what is not missed is not captured: steps of a kind that there may never be.
+    once_seen: nothing is captured before there has been a step of this kind, which there may never be.
     """
 
     def __init__(
@@ -29,12 +29,16 @@ class IdleCapture:
         sizes: Sequence[GraphSize],
         recent_steps: Callable[[], Collection[PaddedStep]] = tuple,
         *,
-        only_missed: bool = False,
+        once_seen: bool = False,
     ) -> None:
-        self.only_missed = only_missed
+        self._once_seen = once_seen
         self._capture = capture
         self._waiting = list(sizes)
         self._recent_steps = recent_steps
+
+    @property
+    def is_wanted(self) -> bool:
+        return not self._once_seen or bool(self._recent_steps())
 
     def is_missed(self) -> bool:
         return bool(self._waiting) and most_missed(self._waiting, self._recent_steps()) is not None
@@ -71,10 +75,10 @@ class IdleWorks:
         return any(work.is_missed() for work in self._works)
 
     def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
-        rest = next((work for work in self._left if not work.only_missed), None)
-        work = next((work for work in self._left if work.is_missed()), rest)
-        if work is None:
-            return False  # until something is missed
+        wanted = [work for work in self._left if work.is_wanted]
+        if not wanted:
+            return False  # until there is a step of another kind
+        work = next((work for work in wanted if work.is_missed()), wanted[0])
         if not work.do_some(must_give_up):
             self._left.remove(work)
         return bool(self._left)

@@ -324,8 +324,8 @@ def _capture_graphs(runner: ModelRunner, choices: StepChoices, phases: LoadPhase
         else:
             works.append(IdleCapture(capture, first + rest, partial(runner.recent_steps, adapters=True)))
     if runner.captures_asked:
-        capture_asked, missed = partial(runner.capture_graphs, asked=True), partial(runner.recent_steps, asked=True)
-        works.append(IdleCapture(capture_asked, first + rest, missed, only_missed=True))
+        capture_asked, seen = partial(runner.capture_graphs, asked=True), partial(runner.recent_steps, asked=True)
+        works.append(IdleCapture(capture_asked, first + rest, seen, once_seen=True))
     phases.end("graphs")
     return IdleWorks(works)
 

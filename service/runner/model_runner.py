@@ -178,24 +178,29 @@ class ModelRunner:
         if self._graphs is None:
             place = GraphPlace(self._rows, self.device)
             self._graphs = StepGraphs(self._graph_step, self._rows, self._block_size, place)
-            ways = self._graph_ways(self._graphs)
+            all_graphs = [self._graphs]
             if self.adapters is not None:
                 num_adapters = self.adapters.num_slots
                 with_adapters = StepGraphs(
                     self._graph_step, self._rows, self._block_size, place, num_adapters=num_adapters
                 )
                 self._adapter_graphs = with_adapters
-                ways += self._graph_ways(self._adapter_graphs)
+                all_graphs.append(self._adapter_graphs)
             if self.captures_asked:
                 self._asked_graphs = StepGraphs(self._asked_step, self._rows, self._block_size, place)
-                ways += self._graph_ways(self._asked_graphs)
-            self._ways = (*ways, self._stage_step or self._eager)
+                all_graphs.append(self._asked_graphs)
+            self._ways = (*self._graph_ways(all_graphs), self._stage_step or self._eager)
         graphs = self._graphs_of(adapters=adapters, asked=asked)
         assert graphs is not None
         with self._forward_pass.given_up_when(must_give_up):
             graphs.capture(sizes)
 
-    def _graph_ways(self, graphs: StepGraphs) -> tuple[StepWay, ...]:
+    def _graph_ways(self, all_graphs: Sequence[StepGraphs]) -> Sequence[StepWay]:
+        """First those that need nothing of a step's columns, whichever graphs they replay."""
+        by_graphs = [self._ways_of(graphs) for graphs in all_graphs]
+        return [*(again for again, *_ in by_graphs), *(way for _, *rest in by_graphs for way in rest)]
+
+    def _ways_of(self, graphs: StepGraphs) -> tuple[StepWay, ...]:
         if self._stage_step is not None:
             return self._stage_step.graph_ways(graphs, self._block_size)
         decodes = DecodeGraph(graphs, self._rows, self._block_size)

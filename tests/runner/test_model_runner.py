@@ -10,6 +10,7 @@ import torch
 from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
 from service.core.sampling_params import SamplingParams
 from service.runner import eager_step
+from service.runner.cuda_graphs import SameDecodesAgain, StepGraphs
 from service.runner.host_blocks import PlainHostBlocks
 from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.kv_transfer import KvTransfer
@@ -333,3 +334,10 @@ def test_a_fault_of_the_device_is_told_by_who_waits_for_the_result():
     assert launched.is_done()
     with pytest.raises(RuntimeError, match="illegal"):
         launched.wait()
+
+
+def test_decodes_that_go_on_are_looked_for_in_all_graphs_before_columns_are_made_of_a_step(loaded):
+    """Of steps with adapters, or that somebody asks to be deterministic, too."""
+    runner = loaded.runner
+    ways = runner._graph_ways([StepGraphs.__new__(StepGraphs) for _ in range(3)])
+    assert [isinstance(way, SameDecodesAgain) for way in ways] == [True] * 3 + [False] * 9
