@@ -4,7 +4,7 @@ A sequence's blocks, scattered over the pool as they are after a while of servin
 own transfers: large blocks each in one copy, small ones together. Recomputing is one prefill of the same tokens at
 block size 16: where keys and values are written hardly changes it (the paper's curve is flat).
 
-End to end (19b), ShareGPT's lengths under full load in scarce memory.
+End to end (19b), ShareGPT's lengths under full load, in memory so scarce that the two ways have something to differ in.
 """
 
 import random
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from statistics import median
 from types import MappingProxyType
+from typing import NamedTuple
 
 from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, exact_limit, on_demand
 from loadtest.baselines.preemption_judge import recompute_seconds
@@ -26,10 +27,21 @@ from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Preemption
 
 NAME = "pagedattention_fig19"
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
-END_TO_END_SIZES = (16, 64, 1)
-"""On a GPU, where each loads the model anew."""
-END_TO_END_TOKENS = 16_384
 _ROUNDS = 7
+
+
+class EndToEnd(NamedTuple):
+    """Block sizes, tokens that memory has room for, on the host as many again; requests of the paper's form."""
+
+    block_sizes: tuple[int, ...]
+    num_tokens: int
+    num_requests: int
+
+
+MODELLED = EndToEnd(BLOCK_SIZES, 16_384, 1000)
+ON_A_DEVICE = EndToEnd((16, 64, 1), 8_192, 320)
+"""Each block size loads the model anew. So few requests fit into more memory, and nobody would be preempted."""
+
 _WAYS: Mapping[str, Callable[[], Preemption]] = MappingProxyType({"recompute": AlwaysRecompute, "swap": AlwaysSwap})
 
 
@@ -61,13 +73,13 @@ def run(stage: Stage) -> Figure:
         curves.append(Curve(f"swap, {length} tokens", BLOCK_SIZES, swapped, 2 * number, markers=True))
         flat = [recompute_ms] * len(BLOCK_SIZES)
         curves.append(Curve(f"recompute, {length} tokens", BLOCK_SIZES, flat, 2 * number + 1))
-    end_to_end, rates = _end_to_end(stage)
+    served, rates = end_to_end(stage)
     return Figure(
         NAME,
         "PagedAttention figure 19: swapping and recomputing by block size",
         "the service's transfers and its executor, by themselves, waited for; end to end the offline engine on"
         f" {stage.policy_device}",
-        [*tables, end_to_end],
+        [*tables, served],
         [
             Plot(Axes("Cost of a preemption", "block size (log)", "ms", log_x=True), curves),
             Plot(Axes("End to end", "block size (log)", "output tokens/s", log_x=True), rates),
@@ -76,20 +88,21 @@ def run(stage: Stage) -> Figure:
     )
 
 
-def _end_to_end(stage: Stage) -> tuple[Table, list[Curve]]:
-    sizes = BLOCK_SIZES if stage.form.models_policies else END_TO_END_SIZES
-    requests = stage.trace("sharegpt", stage.num_requests(1000 if stage.form.models_policies else 240))
+def end_to_end(stage: Stage) -> tuple[Table, list[Curve]]:
+    """Figure 19b: its table, and a curve for each way."""
+    sizes, num_tokens, num_full = MODELLED if stage.form.models_policies else ON_A_DEVICE
+    requests = stage.trace("sharegpt", stage.num_requests(num_full))
     rows: list[list[object]] = []
     rates: dict[str, dict[int, float]] = {way: {} for way in _WAYS}
     for size in sizes:
         for way, make in _WAYS.items():
-            pool = stage.pool(END_TO_END_TOKENS, size, END_TO_END_TOKENS // size)
+            pool = stage.pool(num_tokens, size, num_tokens // size)
             system = EngineSystem(way, pool, EnginePolicies(on_demand(pool), exact_limit, preemption=make()))
             outcome = replay(system, requests)
             rates[way][size] = rate = output_throughput(outcome)
             rows.append([size, way, rate, 1e3 * mean_normalized_latency_s(outcome), num_preemptions(outcome)])
     columns = ["block size", "preempted return by", "output tokens/s", "normalized, ms/token", "preemptions"]
-    title = f"sharegpt, {len(requests)} requests at once, memory for {END_TO_END_TOKENS} tokens, as much on the host"
+    title = f"sharegpt, {len(requests)} requests at once, memory for {num_tokens} tokens, as much on the host"
     return Table(title, columns, sorted(rows, key=itemgetter(0))), [
         Curve(way, sorted(sizes), [values[size] for size in sorted(sizes)], index, markers=True)
         for index, (way, values) in enumerate(rates.items())
