@@ -69,12 +69,11 @@ def run(stage: Stage) -> Figure:
             components = _offline(pool, prompt_len, output_len)
             components |= _over_http(base_url, stage.form.shape, prompt_len, output_len, firsts)
             measured = spreads(components, num_warm_ups=int(number == 0), most_s=most_s)
-            forward_s = measured["forward passes"].median
-            for name, (trials, low, median, high) in measured.items():
-                added = 100 * (median - forward_s) / median
-                rows.append(
-                    [f"({prompt_len}, {output_len})", name, trials, *(1e3 * s for s in (low, median, high)), added]
-                )
+            forward = measured["forward passes"]
+            for name, spread in measured.items():
+                trials, *seconds = spread
+                added = None if spread is forward else overhead(forward, spread)
+                rows.append([f"({prompt_len}, {output_len})", name, trials, *(1e3 * s for s in seconds), added])
     columns = ["tokens in, out", "through", "trials", "first quartile, ms", "median, ms", "third, ms", "overhead, %"]
     return Figure(
         NAME,
@@ -82,7 +81,8 @@ def run(stage: Stage) -> Figure:
         f"{COPIES} copies of a request at once, {TRIALS} trials or what has room in {most_s:g} s, in turns",
         [Table("Latency of the batch", columns, rows), _table_1(pool, *lengths[-1])],
         notes=[
-            "overhead: of the median, what the forward passes do not take; it holds all of the parts before it",
+            "overhead: of the median, what the forward passes do not take; it holds all of the parts before it;"
+            " scatter: the quartiles of the two overlap",
             "table 1's seconds are the host's; where iterations overlap, most of them pass beside the device",
         ],
     )
@@ -115,6 +115,11 @@ def spreads(
             if number >= num_warm_ups:
                 seconds[name].append(time.perf_counter() - trial_s)
     return {name: Spread(len(of_one), *quantiles(of_one, n=4)) for name, of_one in seconds.items()}
+
+
+def overhead(forward: Spread, whole: Spread) -> float | str:
+    """Of the whole's median, in %; `scatter` where the middle halves of the trials overlap."""
+    return 100 * (whole.median - forward.median) / whole.median if whole.low > forward.high else "scatter"
 
 
 def _offline(pool: KvPool, prompt_len: int, output_len: int) -> dict[str, Trial]:

@@ -19,7 +19,8 @@ def forward_seconds(pool: KvPool, num_requests: int, prompt_len: int, output_len
     """Seconds of the prompts and of `output_len` - 1 decodes, these at the mean context. The pool is overwritten."""
     prompts, decode = _plans(pool, num_requests, prompt_len, output_len)
     prompt_s = min(_seconds(pool, prompts) for _ in range(3))
-    step_s = min(_seconds(pool, [decode] * 2 * _STEPS) - _seconds(pool, [decode] * _STEPS) for _ in range(3)) / _STEPS
+    many_s, few_s = (min(_seconds(pool, [decode] * num) for _ in range(3)) for num in (2 * _STEPS, _STEPS))
+    step_s = (many_s - few_s) / _STEPS
     _release(pool, num_requests)
     return prompt_s + (output_len - 1) * step_s
 

@@ -1,10 +1,11 @@
 """Where the latency of requests over HTTP goes: device, staging, scheduling, what lies between iterations, HTTP.
 
-Measured with equal requests at once, so that every request lives through every iteration: an iteration's phases, added
-up, are seconds of each request's latency (short of that where prompts start one after another: then `between` is too
-small, and may be below 0). The server runs the plain loop (`--no-overlap`), in which phases follow each
-other. On a GPU the wait for the result is the device's part that the host does not hide. On a CPU the executor computes
-while it launches; its staging is then measured apart and taken off.
+Measured with equal requests at once, so that every request lives through nearly every iteration: an iteration's
+phases, added up, are seconds of each request's latency. Where prompts start one after another, the first requests end
+before the last: then a request has the share of every phase that its time in the engine has of all the time in which
+the engine was at work. The phases are the engine's thread's, one after another, also where iterations overlap. On a GPU
+the wait for the result is the device's part that the host does not hide. On a CPU the executor computes while it
+launches; its staging is then measured apart and taken off.
 """
 
 import time
@@ -28,7 +29,7 @@ _DETOKENIZED = 2000
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """Seconds of one request's latency. They add up to `latency_s`.
+    """Seconds of one request's latency. They add up to `latency_s`, and none is below 0.
 
     deciding: scheduling and applying results. between: the engine's thread waits for the interpreter, hands events
     over, idles. outside: HTTP, tokenizing, detokenizing, framing, and the client; before the engine and after it.
@@ -62,21 +63,27 @@ def measure_shares(
         raise RuntimeError(f"{len(failed)} of {num_requests} requests failed: {failed[0]}")
     spent = {name: value - before.get(name, 0.0) for name, value in after.items()}
     staging_s = None if _waits_for_the_device(spent) else staging_seconds(num_requests, prompt_len) * output_len
-    return time_shares(fmean(record.latency_s for record in outcome.records), spent, staging_s)
+    first_s = min(record.scheduled_s for record in outcome.records)
+    together_s = max(record.scheduled_s + record.latency_s for record in outcome.records) - first_s
+    return time_shares(fmean(record.latency_s for record in outcome.records), together_s, spent, staging_s)
 
 
-def time_shares(latency_s: float, spent: Mapping[str, float], staging_s: float | None) -> TimeShares:
-    """From what the server's metrics grew by. `staging_s`: taken off the launches, or None where those are staging."""
+def time_shares(latency_s: float, together_s: float, spent: Mapping[str, float], staging_s: float | None) -> TimeShares:
+    """From what the server's metrics grew by. latency_s: a request's, the mean. together_s: from the first that was
+    sent to the last that ended. staging_s: taken off the launches, or None where those are staging."""
     phases = {phase: spent[_phase(phase)] for phase in ("schedule", "launch", "wait", "apply")}
-    in_engine_s = spent["headrace_request_seconds_sum"] / spent["headrace_request_seconds_count"]
-    staging = phases["launch"] if staging_s is None else min(staging_s, phases["launch"])
+    in_engine_s = min(latency_s, spent["headrace_request_seconds_sum"] / spent["headrace_request_seconds_count"])
+    outside_s = latency_s - in_engine_s
+    share = in_engine_s / max(together_s - outside_s, sum(phases.values()))
+    phases = {phase: share * seconds for phase, seconds in phases.items()}
+    staging = phases["launch"] if staging_s is None else min(share * staging_s, phases["launch"])
     return TimeShares(
         latency_s=latency_s,
         device_s=phases["wait"] + phases["launch"] - staging,
         staging_s=staging,
         deciding_s=phases["schedule"] + phases["apply"],
-        between_s=in_engine_s - sum(phases.values()),
-        outside_s=latency_s - in_engine_s,
+        between_s=max(0.0, in_engine_s - sum(phases.values())),
+        outside_s=outside_s,
     )
 
 

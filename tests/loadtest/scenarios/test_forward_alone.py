@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.modelled_device import ModelledDevice, iteration_s
 from loadtest.scenarios import forward_alone
 from loadtest.scenarios.forward_alone import forward_seconds
@@ -40,3 +41,20 @@ def test_is_the_prompts_and_every_decode_but_the_first(monkeypatch: pytest.Monke
     assert seconds == pytest.approx(sum(map(iteration_s, prompts)) + 7 * iteration_s(decode))
     assert device.most_in_flight == 2
     assert set(device.plans[-1].released) == {1, 2, 3}, "the rows"
+
+
+def test_a_disturbance_is_no_part_of_a_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something else slows down one run of the fewer decodes: their difference to the more says nothing then."""
+    device, begun = _Device(), 0
+    monkeypatch.setattr(forward_alone.time, "perf_counter", lambda: device.seconds)
+    seconds_of = forward_alone._seconds
+
+    def disturbed(of_pool: KvPool, plans: list[IterationPlan]) -> float:
+        nonlocal begun
+        begun += len(plans) == 24
+        return seconds_of(of_pool, plans) + (1.0 if len(plans) == 24 and begun == 2 else 0.0)
+
+    monkeypatch.setattr(forward_alone, "_seconds", disturbed)
+    seconds = forward_seconds(dataclasses.replace(pool(), executor=device), 3, prompt_len=12, output_len=8)
+    prompts, decode = device.plans[:2], next(plan for plan in device.plans if plan.num_scheduled_tokens == 3)
+    assert seconds == pytest.approx(sum(map(iteration_s, prompts)) + 7 * iteration_s(decode))
