@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from service.config import ONE_PROCESS, ModelSource, ParallelConfig
-from service.errors import ConfigError
 from service.models.context_length import context_length
 from service.models.folder_checks import check_config, check_model_folder
-from service.models.implementation import ONE_RANK, choose_implementation
+from service.models.implementation import choose_implementation
 from service.models.model_config import parse_model_config, read_config
 from service.models.model_folder import local_folder
 from service.models.rank_division import check_divides, check_stages
@@ -30,8 +29,6 @@ def check_model_source(source: ModelSource, parallel: ParallelConfig = ONE_PROCE
             context_length(config, source.max_model_len)
             check_stages(config, parallel.num_stages)
             check_divides(config, parallel.tensor_size)
-        elif parallel.num_ranks > 1:
-            raise ConfigError(ONE_RANK)
     if text_folder is not None:
         load_chat_template(text_folder, source.chat_template)
     elif source.chat_template is not None:

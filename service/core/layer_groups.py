@@ -38,7 +38,10 @@ def one_group(window: int | None) -> TableGroups:
 
 
 class LayerGroups(NamedTuple):
-    """group_of: of each layer, as the tables have them. layers_each: in a block; of some groups there may be fewer."""
+    """group_of: of each layer, as the tables have them. layers_each: in a block; of some groups there may be fewer.
+
+    Of a pipeline stage its own layers; tables and layers_each are all stages', so that a block id means the same in
+    each. Some of a stage's groups may have no layer there."""
 
     tables: TableGroups
     layers_each: int
@@ -49,23 +52,37 @@ class LayerGroups(NamedTuple):
         return cls(tables, num_layers, (0,) * num_layers)
 
     @classmethod
-    def of(cls, windows: Sequence[int | None], longest: int, *, is_parted: bool = True) -> LayerGroups:
-        """windows: each layer's; one of `longest` tokens, the most that a sequence has, is none. is_parted: unless
-        all see alike, there are several groups.
+    def of(
+        cls,
+        windows: Sequence[int | None],
+        longest: int,
+        *,
+        is_parted: bool = True,
+        num_stages: int = 1,
+        stage: int = 0,
+    ) -> LayerGroups:
+        """windows: each layer's, of all stages, which have equally many; one of `longest` tokens, the most that a
+        sequence has, is none. is_parted: unless all see alike, there are several groups.
 
         Of all sizes that a group may have it is the one with the fewest places held for all tokens, then with the
-        fewest places that no layer fills, then with the fewest groups.
+        fewest places that no layer fills, then with the fewest groups: by the stage that has most layers of a kind. It
+        is one group if stages that differ would hold no less for all tokens.
         """
-        is_full = [window is None or window >= longest for window in windows]
-        num_full, num_windowed = is_full.count(True), is_full.count(False)
+        is_full_anywhere = [window is None or window >= longest for window in windows]
+        num_layers = len(windows) // num_stages
+        stages = [is_full_anywhere[first : first + num_layers] for first in range(0, len(windows), num_layers)]
+        is_full = stages[stage]
+        num_full, num_windowed = (max(each.count(kind) for each in stages) for kind in (True, False))
         if not (is_parted and num_full and num_windowed):
             of_one_kind = ALL_SEE_A_WINDOW if num_windowed and not num_full else ALL_SEE_ALL
-            return cls.one(len(windows), of_one_kind)
+            return cls.one(num_layers, of_one_kind)
         sizes = range(1, max(num_full, num_windowed) + 1)
         counts = {size: TableGroups(-(-num_full // size), -(-num_windowed // size)) for size in sizes}
         fitting = [size for size in sizes if counts[size].size <= MOST_GROUPS]
         each = min(fitting, key=lambda size: (counts[size].num_full * size, counts[size].size * size, -size))
         tables = counts[each]
+        if num_stages > 1 and tables.num_full * each >= num_layers:
+            return cls.one(num_layers)
         in_order = {True: count(), False: count(tables.num_full * each)}
         return cls(tables, each, tuple(next(in_order[kind]) // each for kind in is_full))
 

@@ -23,7 +23,8 @@ _HEAD_WEIGHT, _HEAD_BIAS = f"{HEAD_NAME}.weight", f"{HEAD_NAME}.bias"
 class HoldsWeight(Protocol):
     """weight [vocab_size, hidden_size]."""
 
-    weight: nn.Parameter
+    @property
+    def weight(self) -> nn.Parameter: ...
 
 
 class TokenEmbedding(Layer):
@@ -111,20 +112,24 @@ class OutputHead(Projection):
         elif self.weight is not None:
             tensors[_HEAD_WEIGHT] = self.weight.detach()[: len(self.ids)]
         if self.bias is not None:
-            tensors[_HEAD_BIAS] = self.bias.detach()
+            tensors[_HEAD_BIAS] = self.bias.detach()[: len(self.ids)]
         return tensors
 
     def checkpoint_shards(self) -> dict[str, Shard]:
-        is_whole = self.weight is None or len(self.ids) == self.vocab_size
-        return {} if is_whole else {_HEAD_WEIGHT: Shard(0, self.vocab_size, (self.ids,))}
+        if len(self.ids) == self.vocab_size:
+            return {}
+        own = ((_HEAD_WEIGHT, self.weight), (_HEAD_BIAS, self.bias))
+        return {name: Shard(0, self.vocab_size, (self.ids,)) for name, tensor in own if tensor is not None}
 
     def shard(self, parallel: TensorParallel) -> None:
-        assert self.bias is None, "of the models that ranks share none has one"
         self.ids = vocab_share(self.vocab_size, parallel)
         hidden_size = self.plain_weight.shape[1]
         self.shape_name = shape_name(vocab_share_size(self.vocab_size, parallel.size), hidden_size)
         if self.weight is not None:
             self.weight = _vocab_weight(self.weight, self.vocab_size, parallel)
+        if self.bias is not None:
+            share = vocab_share_size(self.vocab_size, parallel.size)
+            self.bias = nn.Parameter(self.bias.new_empty(share), requires_grad=False)
 
     def ignored_checkpoint_names(self) -> frozenset[str]:
         """A tied head that was saved all the same."""

@@ -123,8 +123,7 @@ class CausalLM(Layer, ABC):
         return is_other or name.rpartition(".")[0] in self._other_ends
 
     def checkpoint_shards(self) -> dict[str, Shard]:
-        """Of those of `checkpoint_tensors` that are parts of stored tensors, which part; of others there is none. Also
-        by other names that a checkpoint may have (`checkpoint_places`)."""
+        """Of those of `checkpoint_tensors` that are parts of stored tensors, which part; of others there is none."""
         if self.parallel.size == 1:
             return {}
         shards = self.embedding.checkpoint_shards(self.embedding_name) if self.has_embedding else {}
@@ -134,6 +133,11 @@ class CausalLM(Layer, ABC):
             for names, linear, _ in linears:
                 shards |= linear.checkpoint_shards(*names)
         return shards
+
+    def stored_shards(self, stored: Collection[str]) -> dict[str, Shard]:
+        """`checkpoint_shards` by the names of `checkpoint_places`: the prefix may be left out."""
+        shards = self.checkpoint_shards()
+        return shards | {name.removeprefix(self.optional_prefix): shard for name, shard in shards.items()}
 
     @property
     def is_row_invariant(self) -> bool:

@@ -13,9 +13,6 @@ from service.models.text_part import text_fields
 WantedImplementation = Literal["auto", "native", "transformers"]
 Implementation = Literal["native", "transformers"]
 
-ONE_RANK = (
-    "tensor-parallel-size, pipeline-parallel-size: transformers' modules (see model-impl) are served by one rank only"
-)
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """How transformers names what generates text."""
 

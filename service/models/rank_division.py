@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from service.errors import ConfigError
 from service.layers.vocab_division import vocab_share_size
@@ -25,13 +25,27 @@ def check_divides(config: ModelConfig, num_ranks: int) -> None:
     """Raises ConfigError naming what so many ranks cannot share."""
     if num_ranks == 1:
         return
-    faults = [f"{name} {size}" for name, size in _divided(config) if size % num_ranks]
-    if config.num_kv_heads % num_ranks and num_ranks % config.num_kv_heads:
-        faults.append(f"key-value heads {config.num_kv_heads}, nor the other way round")
-    if config.vocab_size <= (num_ranks - 1) * vocab_share_size(config.vocab_size, num_ranks):
-        faults.append(f"vocabulary {config.vocab_size}, at least 16 ids a rank")
+    check_sizes(_divided(config), num_ranks, _undivided(config, num_ranks))
+
+
+def check_heads(config: ModelConfig, num_ranks: int) -> None:
+    """The same of what every model has, whatever else of it is divided."""
+    if num_ranks > 1:
+        check_sizes([("attention heads", config.num_heads)], num_ranks, _undivided(config, num_ranks))
+
+
+def check_sizes(sizes: Iterable[tuple[str, int]], num_ranks: int, others: Iterable[str] = ()) -> None:
+    """Raises ConfigError naming those of these that so many ranks do not divide, and the other faults."""
+    faults = [*(f"{name} {size}" for name, size in sizes if size % num_ranks), *others]
     if faults:
         raise ConfigError(f"tensor-parallel-size: {num_ranks} does not divide the model's {'; '.join(faults)}")
+
+
+def _undivided(config: ModelConfig, num_ranks: int) -> Iterator[str]:
+    if config.num_kv_heads % num_ranks and num_ranks % config.num_kv_heads:
+        yield f"key-value heads {config.num_kv_heads}, nor the other way round"
+    if config.vocab_size <= (num_ranks - 1) * vocab_share_size(config.vocab_size, num_ranks):
+        yield f"vocabulary {config.vocab_size}, at least 16 ids a rank"
 
 
 def _divided(config: ModelConfig) -> Iterator[tuple[str, int]]:

@@ -9,21 +9,20 @@ from typing import NamedTuple
 
 import torch
 
-from service.errors import ConfigError
 from service.layers.pipeline_stage import WHOLE, PipelineStage
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.causal_lm import CausalLM
 from service.models.gemma import Gemma
 from service.models.gpt2 import Gpt2
 from service.models.gpt_oss import GptOss
-from service.models.implementation import ONE_RANK, WantedImplementation, choose_implementation
+from service.models.implementation import WantedImplementation, choose_implementation
 from service.models.llama import Llama
 from service.models.mixtral import Mixtral
 from service.models.model_config import ModelConfig, parse_model_config, read_config
 from service.models.olmoe import Olmoe
 from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
-from service.models.rank_division import check_divides, check_stages
+from service.models.rank_division import check_divides, check_heads, check_stages
 
 ARCHITECTURES: Mapping[str, Callable[[ModelConfig], CausalLM]] = MappingProxyType(
     {
@@ -69,12 +68,12 @@ def open_model(
     if choose_implementation(fields, wanted, quantization) == "native":
         config = parse_model_config(fields, quantization)
         return OpenedModel(config, build_model(config, parallel, stage))
-    if parallel.size * stage.size > 1:
-        raise ConfigError(ONE_RANK)
     # Not imported above: it takes seconds, and transformers is an optional dependency.
     from service.models.transformers_backend.build import build_with_transformers
 
-    return OpenedModel(*build_with_transformers(folder))
+    config, model = build_with_transformers(folder)
+    check_heads(config, parallel.size)
+    return OpenedModel(config, _part(config, model, parallel, stage))
 
 
 def build_model(config: ModelConfig, parallel: TensorParallel = ALONE, stage: PipelineStage = WHOLE) -> CausalLM:
@@ -82,10 +81,15 @@ def build_model(config: ModelConfig, parallel: TensorParallel = ALONE, stage: Pi
     cannot share it, with the numbers."""
     with torch.device("meta"):
         model = ARCHITECTURES[config.architecture](config)
-        if stage.size > 1:
-            check_stages(config, stage.size)
-            model.cut(stage)
-        if parallel.size > 1:
-            check_divides(config, parallel.size)
-            model.shard(parallel)
-        return model
+        check_divides(config, parallel.size)
+        return _part(config, model, parallel, stage)
+
+
+def _part(config: ModelConfig, model: CausalLM, parallel: TensorParallel, stage: PipelineStage) -> CausalLM:
+    """This rank's."""
+    if stage.size > 1:
+        check_stages(config, stage.size)
+        model.cut(stage)
+    if parallel.size > 1:
+        model.shard(parallel)
+    return model

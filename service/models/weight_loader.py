@@ -50,7 +50,7 @@ def load_weights(
     """
     written = {entry.name: entry for file in checkpoint_files(folder, torch_format) for entry in read_header(file)}
     stored = _of_text(written) if _has_vision(folder) else written
-    wanted, shards = model.checkpoint_places(stored), _by_stored_name(model)
+    wanted, shards = model.checkpoint_places(stored), model.stored_shards(stored)
     _check(wanted, shards, stored, lambda name: name in unread or model.ignores(name))
     progress = _Progress(sum(destination.nbytes for destination in wanted.values()), on_progress)
     by_file: dict[Path, dict[str, _Part]] = {}
@@ -84,12 +84,6 @@ def _of_text(written: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """By the names that the text part has alone; without what is not its own."""
     names = {name: text_name(name) for name in written}
     return {own: written[name] for name, own in names.items() if own is not None}
-
-
-def _by_stored_name(model: CausalLM) -> dict[str, Shard]:
-    """The prefix may be left out."""
-    shards = model.checkpoint_shards()
-    return shards | {name.removeprefix(model.optional_prefix): shard for name, shard in shards.items()}
 
 
 def _check(

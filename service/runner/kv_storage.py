@@ -138,9 +138,14 @@ class KvStorage:
 
 
 def layer_groups(config: ModelConfig, max_model_len: int, cache: CacheConfig, stage: PipelineStage) -> LayerGroups:
-    """Stages share their tables, but not all have as many layers of each kind: each has one group."""
-    is_parted = cache.by_layer_groups and stage.size == 1
-    return LayerGroups.of(config.sliding_windows, max_model_len, is_parted=is_parted)
+    """Of the stage's layers."""
+    return LayerGroups.of(
+        config.sliding_windows,
+        max_model_len,
+        is_parted=cache.by_layer_groups,
+        num_stages=stage.size,
+        stage=stage.index,
+    )
 
 
 def _layers(blocks: Tensor) -> list[LayerCache]:

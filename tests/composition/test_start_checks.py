@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,18 +101,3 @@ def test_ranks_that_cannot_share_the_model_are_refused_with_the_numbers():
         check_model_source(source, ParallelConfig(3))
     with pytest.raises(ConfigError, match="pipeline-parallel-size: 4 does not divide the model's 6 layers"):
         check_model_source(source, ParallelConfig(1, 4))
-
-
-def test_a_model_of_transformers_modules_is_refused_to_several_ranks(tmp_path: Path):
-    (tmp_path / "config.json").write_text(
-        json.dumps({"architectures": ["StableLmForCausalLM"], "model_type": "stablelm"})
-    )
-    source = replace(
-        Settings().model_source(), model=str(tmp_path), load_format="dummy", tokenizer=str(QUICKSTART_MODEL)
-    )
-    check_model_source(source)
-    for parallel in (ParallelConfig(2), ParallelConfig(1, 2)):
-        with pytest.raises(
-            ConfigError, match=r"pipeline-parallel-size: transformers' modules .* are served by one rank only"
-        ):
-            check_model_source(source, parallel)

@@ -46,6 +46,29 @@ def test_each_layer_has_a_place_of_its_own_among_those_that_see_alike(windows: l
     assert set(groups.group_of) == set(range(num_full + num_windowed)), "no group is empty"
 
 
+@pytest.mark.parametrize(
+    ("windows", "num_stages", "tables", "layers_each", "group_of"),
+    [
+        (every(2, 24, 128), 2, (1, 1), 6, [[1, 0] * 6] * 2),
+        (every(6, 48, 512), 2, (1, 5), 4, None),
+        ((512, None, 512, 512), 2, (1, 2), 1, [[1, 0], [1, 2]]),
+        ((None,) * 4 + (512,) * 4, 2, (1, 0), 4, [[0] * 4] * 2),
+        ((512,) * 8, 4, (0, 1), 2, [[0, 0]] * 4),
+    ],
+    ids=["gpt-oss", "gemma 3 12b", "uneven", "nothing to be had", "mistral"],
+)
+def test_stages_share_tables_whatever_layers_they_have(windows, num_stages, tables, layers_each, group_of):
+    of_stages = [LayerGroups.of(windows, LONGEST, num_stages=num_stages, stage=i) for i in range(num_stages)]
+    assert {each[:2] for each in of_stages} == {(tables, layers_each)}
+    for stage, groups in enumerate(of_stages):
+        num_layers = len(windows) // num_stages
+        own = windows[stage * num_layers : (stage + 1) * num_layers]
+        assert len(set(groups.places)) == num_layers and all(place < layers_each for _, place in groups.places)
+        if tables[0] and tables[1]:
+            assert [group < tables[0] for group in groups.group_of] == [window is None for window in own]
+        assert group_of is None or list(groups.group_of) == group_of[stage]
+
+
 def test_layers_that_are_not_parted_give_back_only_what_all_have_left_behind():
     assert LayerGroups.of((20, None), LONGEST, is_parted=False) == LayerGroups.one(2)
     assert LayerGroups.of((20, 50), LONGEST, is_parted=False) == LayerGroups.one(2, ALL_SEE_A_WINDOW)

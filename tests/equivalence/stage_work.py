@@ -109,12 +109,13 @@ def follow(loaded: LoadedModel, control: Control, *, is_first: bool) -> None:
 
 class Counted(NamedTuple):
     """answered: by rank 0. calls: of torch.distributed for tensors, by name, while requests were computed; and the
-    number of plans that computed something, and of the drafts in them."""
+    number of plans that computed something, and of the drafts in them; most_blocks: in use at once."""
 
     answered: Answered | None
     calls: Counter[str]
     num_plans: int
     num_drafts: int = 0
+    most_blocks: int = 0
 
 
 class Remembered:
@@ -141,12 +142,13 @@ def answer_in_stages(
     adapters: Mapping[str, Path] | None = None,
     num_lanes: int | None = None,
     known: Mapping[tuple[int, ...], list[int]] | None = None,
+    window: int | None = None,
 ) -> Counted:
     """All of these requests at once. control_path: a file that is not there yet. adapters: folders by name, which each
     rank reads itself. num_lanes: batches in flight; None: one for each stage. known: what will be said to a prompt, by
-    which most drafts are right."""
+    which most drafts are right. window: of the layers that have one, which have blocks apart from the others then."""
     place = place_of(parallel.rank, config, torch.device("cpu"))
-    cache = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20, swap_bytes=1 << 20)
+    cache = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20, swap_bytes=1 << 20, by_layer_groups=window is not None)
     how = {"parallel": place.parallel, "stage": place.stage}
     lora = LoraConfig(NUM_SLOTS, MAX_RANK) if adapters else None
     loaded = load_executor(source(folder), folder, cache, MAX_NUM_SEQS, BUDGET, lora=lora, **how)
@@ -161,9 +163,9 @@ def answer_in_stages(
             follow(loaded, control, is_first=place.stage.index == 0)
             return Counted(None, calls, len(plans))
         executor, num_lanes = Told(loaded, control), num_lanes or config.num_stages
-        told = _answered(loaded, executor, asked, max_tokens, num_blocks, num_lanes, read, known)
+        told, most_blocks = _answered(loaded, executor, asked, max_tokens, num_blocks, num_lanes, read, known, window)
     control.tell(None)
-    return Counted(told, calls, len(plans), sum(plan.num_drafts for plan in plans))
+    return Counted(told, calls, len(plans), sum(plan.num_drafts for plan in plans), most_blocks)
 
 
 def _answered(
@@ -175,7 +177,8 @@ def _answered(
     num_lanes: int,
     adapters: Mapping[str, HostAdapter],
     known: Mapping[tuple[int, ...], list[int]] | None,
-) -> Answered:
+    window: int | None,
+) -> tuple[Answered, int]:
     harness = Harness(
         num_blocks or loaded.num_blocks,
         BLOCK_SIZE,
@@ -187,14 +190,20 @@ def _answered(
         num_lanes=num_lanes,
         num_adapter_slots=NUM_SLOTS if adapters else 0,
         speculation=None if known is None else Speculation(3, BUDGET - 1, lambda: Remembered(known)),
+        window=window,
+        groups=None if window is None else loaded.layer_groups.tables,
     )
+    most_blocks = 0
     for prompt, sampling, adapter in asked:
         assert harness.add(harness.request(prompt, max_tokens, adapter=adapters.get(adapter), **sampling))
-    harness.run()
+    while harness.engine.has_work:
+        harness.step()
+        most_blocks = max(most_blocks, harness.blocks.pool.num_used)
     assert len(harness.finals) == len(asked)
     preempted = sum(stats.num_preemptions for stats, *_ in harness.sink.requests)
     tokens, logprobs = dict(harness.tokens), dict(harness.logprobs)
-    return Answered(tokens, logprobs, harness.prompt_logprobs, preempted, loaded.num_blocks, loaded.block_bytes)
+    told = Answered(tokens, logprobs, harness.prompt_logprobs, preempted, loaded.num_blocks, loaded.block_bytes)
+    return told, most_blocks
 
 
 def choices_in_stages(parallel: TensorParallel, folder: Path, file: Path, times: int) -> list[StepChoices]:

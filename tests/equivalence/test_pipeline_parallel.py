@@ -10,10 +10,18 @@ import pytest
 
 from service.config import ParallelConfig
 from service.layers.tensor_parallel import ALONE
-from tests.equivalence.rank_work import answer
+from tests.equivalence.rank_work import BLOCK_SIZE, Asked, answer
 from tests.equivalence.stage_work import Counted, answer_in_stages, choices_in_stages
-from tests.equivalence.test_tensor_parallel import ALL_KINDS, FAMILIES, GREEDY, SAMPLED, check_same, requests_of
-from tests.models.checkpoints import llama
+from tests.equivalence.test_tensor_parallel import (
+    ALL_KINDS,
+    FAMILIES,
+    GREEDY,
+    SAMPLED,
+    check_same,
+    prompts,
+    requests_of,
+)
+from tests.models.checkpoints import gemma3, gpt_oss, llama
 from tests.ranks import Ranks
 
 MAX_TOKENS = 6
@@ -74,6 +82,34 @@ def test_preempted_swapped_and_resumed_in_stages_they_answer_as_one(two_ranks: R
     last, _ = two_ranks.run(answer_in_stages, some_llama, asked, 12, TWO_STAGES, tmp_path / "control", 12)
     assert last.answered.num_preemptions > 0
     assert last.answered.tokens == alone.tokens
+
+
+WINDOW = 21
+SLIDING, FULL = "sliding_attention", "full_attention"
+GROUPED = {
+    "gpt-oss": (partial(gpt_oss, num_hidden_layers=NUM_LAYERS), (1, 1), 28),
+    "gemma 3, in one stage a layer that sees all": (
+        partial(gemma3, num_hidden_layers=NUM_LAYERS, layer_types=[SLIDING, FULL, SLIDING, SLIDING]),
+        (1, 2),
+        36,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_stages_give_back_what_windows_have_left_behind(two_ranks: Ranks, tmp_path: Path, name: str):
+    """Groups of layers are those of the tables in every stage, which may have no layer of one."""
+    make, (num_full, num_windowed), few = GROUPED[name]
+    folder, long = make(tmp_path / "model"), [Asked(prompt, GREEDY) for prompt in prompts(3)[1:]]
+    long = [each._replace(prompt=each.prompt * 3) for each in long]
+    last, _ = two_ranks.run(answer_in_stages, folder, long, 6, TWO_STAGES, tmp_path / "a", *(None,) * 4, WINDOW)
+    assert last.answered.tokens == answer(ALONE, folder, long, 6).tokens
+    num_units = sum(-(-(len(each.prompt) + 5) // BLOCK_SIZE) for each in long)
+    assert last.most_blocks < num_units * (num_full + num_windowed), "less than all tokens of all groups"
+    asked = requests_of((GREEDY, SAMPLED))
+    last, _ = two_ranks.run(answer_in_stages, folder, asked, 12, TWO_STAGES, tmp_path / "b", few, *(None,) * 3, WINDOW)
+    assert last.answered.num_preemptions > 0
+    assert last.answered.tokens == answer(ALONE, folder, asked, 12).tokens
 
 
 @pytest.mark.parametrize("num_lanes", [2, 1], ids=["overlapped", "one batch"])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,6 +45,28 @@ class AttentionCall:
     others: Mapping[str, object]
 
 
+class RankHeads(NamedTuple):
+    """The heads of one rank of several, among so many of all."""
+
+    queries: range
+    num_queries: int
+    keys: range
+    num_keys: int
+
+    def of(self, call: AttentionCall) -> AttentionCall:
+        """Of what a module asks for with all heads, as some compute queries and keys whole, this rank's alone."""
+        sinks = call.sinks
+        if sinks is not None and len(sinks) == self.num_queries:
+            sinks = sinks[self.queries.start : self.queries.stop]
+        return replace(
+            call,
+            query=_some(call.query, self.queries, self.num_queries),
+            key=_some(call.key, self.keys, self.num_keys),
+            value=_some(call.value, self.keys, self.num_keys),
+            sinks=sinks,
+        )
+
+
 class AttentionStep(Protocol):
     def attend(self, call: AttentionCall) -> Tensor:
         """[1, T, H, V]. Called once a layer, in the layers' order."""
@@ -52,10 +74,13 @@ class AttentionStep(Protocol):
 
 
 class CurrentStep:
-    """Of one model: what answers the calls of its layers while it computes, on the thread that does."""
+    """Of one model: what answers the calls of its layers while it computes, on the thread that does.
+
+    heads: of this rank, where several divide them: no step is asked for others."""
 
     def __init__(self, model: nn.Module) -> None:
         self._step: AttentionStep | None = None
+        self.heads: RankHeads | None = None
         for module in model.modules():
             setattr(module, _ATTRIBUTE, self)
 
@@ -69,7 +94,7 @@ class CurrentStep:
 
     def attend(self, call: AttentionCall) -> Tensor:
         assert self._step is not None
-        return self._step.attend(call)
+        return self._step.attend(call if self.heads is None else self.heads.of(call))
 
 
 class PagedStep:
@@ -109,6 +134,11 @@ def _attend(
     call = AttentionCall(module, query, key, value, scale, sliding_window, softcap, s_aux, attention_mask, others)
     step: CurrentStep = getattr(module, _ATTRIBUTE)
     return step.attend(call), None
+
+
+def _some(heads: Tensor, kept: range, num_all: int) -> Tensor:
+    """heads [1, all or some, T, dim] -> [1, some, T, dim]."""
+    return heads[:, kept.start : kept.stop] if heads.shape[1] == num_all else heads
 
 
 def _rows(heads: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def build_with_transformers(folder: Path) -> BuiltModel:
     check_calls(text, made.calls)
     shape = _model_config(model, made.calls)
     with torch.device("meta"):
-        built = TransformersModel(model, current, made.linears)
+        built = TransformersModel(model, current, made)
         _check_head(built, shape)
     return BuiltModel(shape, built)
 

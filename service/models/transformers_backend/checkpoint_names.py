@@ -23,6 +23,7 @@ from transformers.core_model_loading import (
 )
 
 from service.errors import ModelLoadError
+from service.layers.shard import Shard, local
 from service.layers.weight_storage import Destination
 
 
@@ -39,23 +40,48 @@ class CheckpointNames:
     def places(self, stored: Collection[str], tensors: Mapping[str, Destination]) -> dict[str, Destination]:
         """By a stored tensor's name where it goes; by the model's own where none is stored for it. tensors: the
         model's, by its own names. A stored tensor that is none of the model's has no place. Raises ModelLoadError."""
-        places: dict[str, Destination] = {}
-        found: set[str] = set()
-        merged: dict[str, dict[str, list[str]]] = {}
-        for name in sorted(stored, key=dot_natural_key):
-            own, pattern = self._own_name(name)
-            if own not in tensors:
-                continue
-            found.add(own)
-            if pattern is None:
-                places[name] = tensors[own]
-            else:
-                merged.setdefault(own, {}).setdefault(pattern, []).append(name)
+        single, merged = self._by_own_name(stored, tensors)
+        places = {name: tensors[own] for name, own in single.items()}
         for own, sources in merged.items():
             merged_tensor = tensors[own]
             assert isinstance(merged_tensor, Tensor), "experts are plain"
-            places |= _parts(own, merged_tensor, sources, self._converter_of(next(iter(sources))))
+            in_order = self._in_order(own, len(merged_tensor), sources)
+            for names, view in zip(in_order, torch.chunk(merged_tensor, len(in_order), dim=1), strict=True):
+                places |= dict(zip(names, view.unbind(), strict=True))
+        found = {*single.values(), *merged}
         return places | {name: tensor for name, tensor in tensors.items() if name not in found}
+
+    def shards(self, stored: Collection[str], shards: Mapping[str, Shard]) -> dict[str, Shard]:
+        """By a stored tensor's name which part of it a rank has. shards: of the model's tensors, by its own names."""
+        single, merged = self._by_own_name(stored, shards)
+        of_stored = {name: shards[own] for name, own in single.items()}
+        for own, sources in merged.items():
+            num_experts = len(next(iter(sources.values())))
+            in_order = self._in_order(own, num_experts, sources)
+            for index, names in enumerate(in_order):
+                of_stored |= dict.fromkeys(names, _of_one(shards[own], index, len(in_order)))
+        return of_stored
+
+    def own_name(self, name: str) -> str:
+        """The model's own, of a stored tensor's."""
+        return self._own_name(name)[0]
+
+    def _by_own_name(
+        self, stored: Collection[str], wanted: Collection[str]
+    ) -> tuple[dict[str, str], dict[str, dict[str, list[str]]]]:
+        """Of those stored tensors that are among the model's `wanted`: the own name of each; and by own names those
+        that several make, by the patterns that they have."""
+        single: dict[str, str] = {}
+        merged: dict[str, dict[str, list[str]]] = {}
+        for name in sorted(stored, key=dot_natural_key):
+            own, pattern = self._own_name(name)
+            if own not in wanted:
+                continue
+            if pattern is None:
+                single[name] = own
+            else:
+                merged.setdefault(own, {}).setdefault(pattern, []).append(name)
+        return single, merged
 
     def _own_name(self, name: str) -> tuple[str, str | None]:
         own, pattern = rename_source_key(name, self._renamings, self._converters, self._prefix, self._known)
@@ -63,27 +89,28 @@ class CheckpointNames:
             return name, None
         return own, pattern
 
-    def _converter_of(self, pattern: str) -> WeightConverter:
-        return next(converter for converter in self._converters if pattern in converter.source_patterns)
+    def _in_order(self, own: str, num_experts: int, sources: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
+        """The stored tensors that make one of [E, ...]: one an expert, or several that follow each other within an
+        expert's; of each of these the names, by experts."""
+        pattern = next(iter(sources))
+        converter = next(each for each in self._converters if pattern in each.source_patterns)
+        match converter.operations:
+            case [MergeModulelist(dim=0)]:
+                patterns = [pattern]
+            case [MergeModulelist(dim=0), Concatenate(dim=1)]:
+                patterns = [each for each in converter.source_patterns if each in sources]
+            case operations:
+                names = ", ".join(type(operation).__name__ for operation in operations)
+                raise ModelLoadError(f"{own}: the checkpoint's form of it would have to be converted ({names})")
+        if any(len(names) != num_experts for names in sources.values()):
+            raise ModelLoadError(f"{own}: there are not {num_experts} of each of {', '.join(sources)}")
+        return [sources[each] for each in patterns]
 
 
-def _parts(
-    own: str, tensor: Tensor, sources: Mapping[str, Sequence[str]], converter: WeightConverter
-) -> dict[str, Tensor]:
-    """tensor [E, ...], made of one tensor an expert, or of several that follow each other within an expert's."""
-    match converter.operations:
-        case [MergeModulelist(dim=0)]:
-            in_order = [next(iter(sources))]
-        case [MergeModulelist(dim=0), Concatenate(dim=1)]:
-            in_order = [pattern for pattern in converter.source_patterns if pattern in sources]
-        case operations:
-            names = ", ".join(type(operation).__name__ for operation in operations)
-            raise ModelLoadError(f"{own}: the checkpoint's form of it would have to be converted ({names})")
-    if any(len(names) != len(tensor) for names in sources.values()):
-        raise ModelLoadError(f"{own}: there are not {len(tensor)} of each of {', '.join(sources)}")
-    views = torch.chunk(tensor, len(in_order), dim=1) if len(in_order) > 1 else (tensor,)
-    return {
-        name: part
-        for pattern, view in zip(in_order, views, strict=True)
-        for name, part in zip(sources[pattern], view.unbind(), strict=True)
-    }
+def _of_one(shard: Shard, index: int, count: int) -> Shard:
+    """Of a tensor [E, ...] that is made of one an expert, or of `count` that follow each other: of such a one."""
+    if count == 1:
+        return Shard(shard.dim - 1, shard.size, shard.ranges)
+    assert shard.dim == 1 and shard.size % count == 0
+    size = shard.size // count
+    return Shard(0, size, local(shard.ranges, index * size, size))

@@ -13,8 +13,11 @@ from kernels.expert_blocks import expert_blocks
 from kernels.experts_down import experts_down
 from kernels.experts_gate_up import experts_gate_up
 from kernels.grouped_product import ExpertWeight, grouped_config
+from service.layers.shard import Shard, even_share
+from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.transformers_backend.attention import IMPLEMENTATION
 
+_PARALLEL = "headrace_parallel"
 _UNUSUAL = ("has_bias", "is_transposed", "has_post_expert_norm")
 _USUAL = ("has_gate", "is_concatenated")
 
@@ -36,7 +39,31 @@ def _experts(module: nn.Module, x: Tensor, expert_ids: Tensor, weights: Tensor) 
     tiles = grouped_config(expert_ids.numel(), num_experts)
     blocks = expert_blocks(expert_ids.int().contiguous(), num_experts, tiles.block_m)
     gated = experts_gate_up(x, ExpertWeight(gate_up, None, None), blocks, tiles)
-    return experts_down(gated, ExpertWeight(down, None, None), blocks, weights.float().contiguous(), tiles)
+    out = experts_down(gated, ExpertWeight(down, None, None), blocks, weights.float().contiguous(), tiles)
+    parallel: TensorParallel = getattr(module, _PARALLEL, ALONE)
+    return parallel.all_reduce(out)
+
+
+def inner_size(module: nn.Module) -> int:
+    """Of each of the experts that are computed here."""
+    return cast(Tensor, module.down_proj).shape[2]
+
+
+def shard_experts(module: nn.Module, parallel: TensorParallel) -> dict[str, Shard]:
+    """Have this rank's part of each of the experts that are computed here, whose outputs are summed over the ranks.
+    Before there is memory. Returns which part of each parameter that is."""
+    size = inner_size(module)
+    kept = even_share(size, parallel)
+    both = kept, range(size + kept.start, size + kept.stop)
+    gate_up, down = cast(Tensor, module.gate_up_proj), cast(Tensor, module.down_proj)
+    num_experts, _, hidden_size = gate_up.shape
+    for name, shape in (
+        ("gate_up_proj", (num_experts, 2 * len(kept), hidden_size)),
+        ("down_proj", (num_experts, hidden_size, len(kept))),
+    ):
+        module.register_parameter(name, nn.Parameter(down.new_empty(shape), requires_grad=False))
+    setattr(module, _PARALLEL, parallel)
+    return {"gate_up_proj": Shard(1, 2 * size, both), "down_proj": Shard(2, size, (kept,))}
 
 
 def is_computed_here(module: nn.Module) -> bool:

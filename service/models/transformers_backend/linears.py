@@ -13,34 +13,50 @@ from torch import Tensor, nn
 from service.layers.gated_mlp import GatedMlp
 from service.layers.layer import Layer
 from service.layers.linear import Linear, NamedLinear
+from service.layers.tensor_parallel import TensorParallel
 from service.models.transformers_backend.fusions import GatedRows, gated_mlp_of
 
 
 class WholeLinear(Layer):
-    """x [..., in_features] -> [..., out_features], in the place of one of transformers'."""
+    """x [..., in_features] -> [..., out_features], in the place of one of transformers'.
+
+    kept: of the inputs, where a rank has some; it is given them, or all."""
 
     def __init__(self, linear: Linear) -> None:
         super().__init__()
         self.linear = linear
+        self.kept: range | None = None
+        self.gathering: TensorParallel | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+        if self.kept is not None and x.shape[-1] != len(self.kept):
+            x = x[..., self.kept.start : self.kept.stop]
+        product = self.linear(x.flatten(0, -2))
+        if self.gathering is not None:
+            (product,) = _gathered(product, self.linear.out_features, self.gathering)
+        return product.unflatten(0, x.shape[:-1])
 
 
 class _SharedProduct:
-    """The merged product of the rows that were asked for last, until every part has been taken."""
+    """The merged product of the rows that were asked for last, until every part has been taken.
+
+    gathering: the ranks of which each has some of every part's outputs, where all are wanted."""
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
+        self.gathering: TensorParallel | None = None
         self._x: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
         self._num_left = 0
 
     def part(self, x: Tensor, index: int) -> Tensor:
         if x is not self._x:
-            product = self._linear(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
-            self._x, self._num_left = x, len(self._linear.out_features)
-            self._parts = product.split(self._linear.out_features, dim=-1)
+            product, sizes = self._linear(x.flatten(0, -2)), self._linear.out_features
+            parts = product.split(sizes, dim=-1)
+            if self.gathering is not None:
+                parts = _gathered(product, sizes, self.gathering)
+            self._x, self._num_left = x, len(sizes)
+            self._parts = tuple(part.unflatten(0, x.shape[:-1]) for part in parts)
         part = self._parts[index]
         self._num_left -= 1
         if self._num_left == 0:
@@ -54,11 +70,23 @@ class LinearPart(Layer):
     def __init__(self, linear: Linear, product: _SharedProduct, index: int) -> None:
         super().__init__()
         self.linear = linear
-        self._product = product
+        self.product = product
         self._index = index
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._product.part(x, self._index)
+        return self.product.part(x, self._index)
+
+
+def gather_outputs(module: WholeLinear | LinearPart, parallel: TensorParallel) -> None:
+    """Each rank has some of the outputs of this linear, or of all those that it is merged with; give all."""
+    whose = module if isinstance(module, WholeLinear) else module.product
+    whose.gathering = parallel
+
+
+def _gathered(product: Tensor, sizes: Sequence[int], parallel: TensorParallel) -> tuple[Tensor, ...]:
+    """product [T, sum(sizes)], of each part some -> of each part all, [T, size of all ranks]."""
+    of_ranks = parallel.all_gather(product).movedim(0, 1)
+    return tuple(part.flatten(1) for part in of_ranks.split(list(sizes), dim=2))
 
 
 def use_our_linears(base: nn.Module, groups: Sequence[Sequence[str]]) -> list[NamedLinear]:

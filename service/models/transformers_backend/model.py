@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import cast
@@ -11,38 +12,58 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kernels.grouped_product import tokens_of_each_config
+from service.errors import ConfigError
 from service.layers.attention import AttentionInputs, LayerCache
-from service.layers.embedding import HoldsWeight, OutputHead
+from service.layers.embedding import OutputHead
 from service.layers.layer import Layer
 from service.layers.linear import NamedLinear, linear_tensors
+from service.layers.pipeline_stage import PipelineStage, is_first, is_last, layers_of
 from service.layers.shard import Shard
+from service.layers.tensor_parallel import Silent, TensorParallel
 from service.layers.weight_storage import Destination
 from service.models.causal_lm import CausalLM
+from service.models.rank_division import check_sizes
 from service.models.transformers_backend.attention import CurrentStep, PagedStep
 from service.models.transformers_backend.checkpoint_names import CheckpointNames
+from service.models.transformers_backend.division import Division, Heads
 from service.models.transformers_backend.experts import is_computed_here
 from service.models.transformers_backend.fusions import use_our_norms
 from service.models.transformers_backend.linears import use_our_linears
+from service.models.transformers_backend.probe import NUM_TOKENS, Probe, Recorder, first_sentence
+from service.models.transformers_backend.stage_layers import StageLayers
+from service.models.transformers_backend.vocabulary import Vocabulary
+
+_OTHERWISE = {
+    "tensor-parallel-size": "pipeline-parallel-size",
+    "pipeline-parallel-size": "tensor-parallel-size",
+}
 
 
 class TransformersModel(CausalLM):
-    """model: on the meta device, with our attention, and then a part of this one; its step. linears: of the probe."""
+    """model: on the meta device, with our attention, and then a part of this one; its step, and what was seen of it."""
 
-    def __init__(self, model: PreTrainedModel, current: CurrentStep, linears: Sequence[Sequence[str]]) -> None:
+    def __init__(self, model: PreTrainedModel, current: CurrentStep, made: Probe) -> None:
         super().__init__()
         self._current = current
         self._names = CheckpointNames(model)
         self._prefix = model.base_model_prefix
         self._kept_in_fp32 = _fp32_names(model)
         self.base = model.base_model
+        self._text = model.config.get_text_config()
+        self.hidden_size = self._text.hidden_size
         self._initialize: Callable[[nn.Module], None] = model._init_weights
-        self._linears = use_our_linears(self.base, linears)
+        self._stages = StageLayers(self.base, made)
+        self._heads = Heads(made.calls[0].query.shape[1], made.calls[0].key.shape[1])
+        self._num_layers = len(made.calls)
+        self._linears = use_our_linears(self.base, made.linears)
         use_our_norms(self.base)
-        self._blocks = _by_block(self._linears)
-        self.head = _head(model)
+        self._vocabulary = Vocabulary(model)
+        self.head = self._vocabulary.head
         model.set_output_embeddings(_Rows(self.head))
         setattr(model, self._prefix, _HiddenStates())
         self.shell = model
+        self._elsewhere: frozenset[str] = frozenset()
+        self._own_shards: dict[str, Shard] = {}
 
     def forward(
         self,
@@ -53,40 +74,108 @@ class TransformersModel(CausalLM):
         received: Tensor | None = None,
     ) -> Tensor:
         with self._current.answered_by(PagedStep(caches, attention)):
-            made = self.base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
-        hidden = made.last_hidden_state[0]
+            hidden = self._hidden(token_ids, positions, received)
         return hidden if attention.last is None else attention.last.narrow(hidden)
+
+    def _hidden(self, token_ids: Tensor, positions: Tensor, received: Tensor | None) -> Tensor:
+        if received is None:
+            made = self.base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+        else:  # what is made of it before the layers is given up
+            self._stages.receive(received)
+            made = self.base(inputs_embeds=received[None], position_ids=positions[None], use_cache=False)
+        return made.last_hidden_state[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """By the model's own head, which may scale or cap them."""
         return self.shell(inputs_embeds=hidden[None], use_cache=False).logits[0]
 
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
-        return [[each.below(f"{self._prefix}.") for each in block] for block in self._blocks]
+        return [[each.below(f"{self._prefix}.") for each in block] for block in _by_block(self._linears)]
 
     def checkpoint_tensors(self) -> dict[str, Destination]:
         table: dict[str, Destination] = {
-            f"{self._prefix}.{name}": tensor for name, tensor in _own_tensors(self.base).items()
+            f"{self._prefix}.{name}": self._vocabulary.without_padding(tensor).detach()
+            for name, tensor in _own_tensors(self.base).items()
         }
         table |= linear_tensors(each.below(f"{self._prefix}.") for each in self._linears)
-        return table | self.head.checkpoint_tensors()
+        return table | self.head.checkpoint_tensors() if is_last(self.stage) else table
 
     def checkpoint_places(self, stored: Collection[str]) -> dict[str, Destination]:
         return self._names.places(stored, self.checkpoint_tensors())
 
     def ignored_checkpoint_names(self) -> frozenset[str]:
-        return self.head.ignored_checkpoint_names()
+        return self.ignored_head_names()
+
+    def ignores(self, name: str) -> bool:
+        return super().ignores(name) or self._names.own_name(name) in self._elsewhere
 
     def checkpoint_shards(self) -> dict[str, Shard]:
-        """One rank has it all."""
-        return {}
+        if self.parallel.size == 1:
+            return {}
+        shards = {f"{self._prefix}.{name}": shard for name, shard in self._own_shards.items()}
+        for names, linear, _ in self._linears:
+            shards |= linear.checkpoint_shards(*(f"{self._prefix}.{name}" for name in names))
+        return shards | self.head.checkpoint_shards() if is_last(self.stage) else shards
+
+    def stored_shards(self, stored: Collection[str]) -> dict[str, Shard]:
+        return self._names.shards(stored, self.checkpoint_shards())
+
+    def cut(self, stage: PipelineStage) -> None:
+        """Modules before the layers, but for the embedding, stay on every stage: what they give is not looked at."""
+        whole, kept = self.checkpoint_tensors().keys(), layers_of(stage, self._num_layers)
+        self.stage, self.first_layer = stage, kept.start
+        self._stages.keep(kept)
+        if not self.has_embedding:
+            cast(PreTrainedModel, self.base).set_input_embeddings(nn.Identity())
+        if not is_last(stage):
+            del self.head, self.shell
+        there = {id(module) for module in self.base.modules()}
+        self._linears = [each for each in self._linears if id(each.linear) in there]
+        self._elsewhere = frozenset(whole - self.checkpoint_tensors().keys())
+        self._try("pipeline-parallel-size", "stages of it", self._num_layers // stage.size, self._heads)
+
+    def shard(self, parallel: TensorParallel) -> None:
+        division = Division(self.base, self._text, self._linears, self._heads)
+        check_sizes(division.sizes(), parallel.size)
+        trial = copy.deepcopy(self, {id(self.stage): self.stage})
+        trial._divide(Division(trial.base, trial._text, trial._linears, trial._heads), Silent(parallel.size))
+        heads = self._heads.of_rank(parallel)
+        num_layers = self._num_layers // self.stage.size
+        some = Heads(len(heads.queries), len(heads.keys))
+        trial._try("tensor-parallel-size", "some of its heads", num_layers, some)
+        self._divide(division, parallel)
+
+    def _divide(self, division: Division, parallel: TensorParallel) -> None:
+        self.parallel = parallel
+        self._own_shards = division.carry_out(parallel)
+        self._current.heads = self._heads.of_rank(parallel)
+        if is_last(self.stage):
+            self._vocabulary.shard(parallel)
+
+    def _try(self, setting: str, what: str, num_layers: int, heads: Heads) -> None:
+        """Compute a step of nothing, as this one is now. Raises ConfigError naming the setting."""
+        recorder, like = Recorder(), torch.empty(NUM_TOKENS, self.hidden_size, device="meta")
+        positions = torch.zeros(NUM_TOKENS, dtype=torch.int64, device="meta")
+        try:
+            with self._current.answered_by(recorder), torch.device("meta"):
+                hidden = self._hidden(positions, positions, None if is_first(self.stage) else like)
+                shapes = {(call.query.shape[1], call.key.shape[1]) for call in recorder.calls}
+                if hidden.shape != like.shape or len(recorder.calls) != num_layers or shapes != {heads}:
+                    raise ValueError(f"{len(recorder.calls)} layers ask for heads {shapes} and give {hidden.shape}")
+                if is_last(self.stage):
+                    self.compute_logits(like)
+        except Exception as fault:  # it is others' code: anything may come
+            raise ConfigError(
+                f"{setting}: transformers' {type(self.base).__name__} does not compute {what} alone:"
+                f" {first_sentence(fault)}; serve it on one GPU, or try {_OTHERWISE[setting]}"
+            ) from fault
 
     @property
     def rows_of_each_kernel(self) -> Sequence[int]:
         experts = {
             cast(Tensor, module.gate_up_proj).shape[0] for module in self.base.modules() if is_computed_here(module)
         }
-        top_k = getattr(self.shell.config.get_text_config(), "num_experts_per_tok", None) or 1
+        top_k = getattr(self._text, "num_experts_per_tok", None) or 1
         return sorted({rows for num_experts in experts for rows in tokens_of_each_config(num_experts, top_k)})
 
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -140,20 +229,13 @@ class _Rows(Layer):
         return self.head(x[0])[None]
 
 
-def _head(model: PreTrainedModel) -> OutputHead:
-    theirs, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
-    tied = cast(HoldsWeight, embedding) if is_tied else None
-    return OutputHead(theirs.out_features, theirs.in_features, tied, bias=theirs.bias is not None)
-
-
 def _own_tensors(base: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers of transformers' modules, which checkpoints hold, by their names below `base`."""
     table: dict[str, Tensor] = {}
     for name, module in base.named_modules():
         if not isinstance(module, Layer):
             inside = f"{name}." if name else ""
-            table |= {f"{inside}{child}": each.detach() for child, each in module.named_parameters(recurse=False)}
+            table |= {f"{inside}{child}": each for child, each in module.named_parameters(recurse=False)}
             table |= {
                 f"{inside}{child}": each
                 for child, each in module.named_buffers(recurse=False)

@@ -12,21 +12,27 @@ from torch import Tensor, nn
 from service.errors import ModelLoadError
 from service.models.transformers_backend.attention import AttentionCall, CurrentStep
 
-_NUM_TOKENS = 3
+NUM_TOKENS = 3
+"""In a step of nothing."""
+
 _MOST_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
     """calls: of attention, in their order. linears: by their names below the model, in the order of their calls, groups
-    that read the same tensor; each is called once."""
+    that read the same tensor; each is called once. num_returned: of each module, by its name, in the order of first
+    calls: how many values it returns; 0: a tensor alone."""
 
     calls: Sequence[AttentionCall]
     linears: Sequence[Sequence[str]]
+    num_returned: Mapping[str, int]
 
 
 @dataclass(slots=True)
-class _Recorder:
+class Recorder:
+    """An AttentionStep of nothing."""
+
     calls: list[AttentionCall] = field(default_factory=list)
 
     def attend(self, call: AttentionCall) -> Tensor:
@@ -37,15 +43,19 @@ class _Recorder:
 def probe(base: nn.Module, current: CurrentStep) -> Probe:
     """base: the model without its head, on the meta device, and its step. Raises ModelLoadError where it computes
     nothing there."""
-    recorder = _Recorder()
+    recorder = Recorder()
     reads: dict[str, list[Tensor]] = {}
     handles = [
         module.register_forward_pre_hook(_noting(reads.setdefault(name, [])))
         for name, module in base.named_modules()
         if type(module) is nn.Linear
     ]
-    token_ids = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
-    positions = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
+    num_returned: dict[str, int] = {}
+    for name, module in base.named_modules():
+        handles.append(module.register_forward_pre_hook(_noting_call(num_returned, name)))
+        handles.append(module.register_forward_hook(_noting_form(num_returned, name)))
+    token_ids = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
+    positions = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
     try:
         with current.answered_by(recorder):
             base(input_ids=token_ids, position_ids=positions, use_cache=False)
@@ -57,7 +67,7 @@ def probe(base: nn.Module, current: CurrentStep) -> Probe:
     finally:
         for handle in handles:
             handle.remove()
-    return Probe(recorder.calls, _groups(reads))
+    return Probe(recorder.calls, _groups(reads), num_returned)
 
 
 def first_sentence(fault: Exception) -> str:
@@ -69,6 +79,20 @@ def first_sentence(fault: Exception) -> str:
 def _noting(reads: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     def note(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         reads.append(arguments[0])
+
+    return note
+
+
+def _noting_call(num_returned: dict[str, int], name: str) -> Callable[[nn.Module, object], None]:
+    def note(module: nn.Module, arguments: object) -> None:
+        num_returned.setdefault(name, 0)
+
+    return note
+
+
+def _noting_form(num_returned: dict[str, int], name: str) -> Callable[[nn.Module, object, object], None]:
+    def note(module: nn.Module, arguments: object, made: object) -> None:
+        num_returned[name] = len(made) if isinstance(made, tuple) else 0
 
     return note
 
