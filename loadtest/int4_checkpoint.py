@@ -3,8 +3,8 @@
     python -m loadtest.int4_checkpoint MODEL_FOLDER NEW_FOLDER [--group-size 32]
 
 Each group's scale and zero are those, of some, that round it with the smallest squared error (a search of the range's
-shrinkage, as in OmniQuant's and AWQ's clipping, Shao et al. 2023, Lin et al. 2023). llm-compressor, AutoAWQ and
-GPTQModel, which look at activations too, make better ones; this one needs nothing but torch.
+shrinkage, as in OmniQuant's and AWQ's clipping, Shao et al. 2023, Lin et al. 2023). Tools that look at activations too
+make better ones (docs/quantization.md), so does loadtest.int4_with_data; this one needs nothing but torch.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-_SHRINKAGES = [1 - step / 40 for step in range(16)]
-_LINEARS = ("_proj.weight",)
+_SHRINKAGES = [1.1 - step / 40 for step in range(20)]
+
+Rounded = tuple[Tensor, Tensor, Tensor]
+"""elements [N, K] int64 from 0 to 15, zeros [N, G] likewise, scales [N, G] fp32, which bf16 holds exactly: a weight is
+about (element - zero) * scale."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -33,8 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def make_int4(model: Path, new: Path, group_size: int) -> None:
+    write_int4(model, new, group_size, {})
+
+
+def is_linear(name: str) -> bool:
+    """Whether a tensor is a weight to round. Of models whose linears are called ..._proj."""
+    return name.endswith("_proj.weight")
+
+
+def write_int4(model: Path, new: Path, group_size: int, rounded: Mapping[str, Rounded]) -> None:
     """Writes the folder `new`: the model's small files as they are, its config with a quantization_config, its weights
-    in one file. Of models whose linears are called ..._proj."""
+    in one file. rounded: linears by their weights' names; the others are rounded here."""
     new.mkdir(parents=True)
     for file in model.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
@@ -42,8 +54,11 @@ def make_int4(model: Path, new: Path, group_size: int) -> None:
     tensors: dict[str, Tensor] = {}
     for file in sorted(model.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
-            is_linear = name.endswith(_LINEARS)
-            tensors |= _quantized(name, tensor, group_size) if is_linear else {name: tensor}
+            if is_linear(name):
+                known = rounded[name] if name in rounded else round_groups(tensor.float(), group_size)
+                tensors |= _packed(name, tensor, known)
+            else:
+                tensors[name] = tensor
     save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((new / "config.json").read_text())
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group_size, "symmetric": False}
@@ -56,8 +71,8 @@ def make_int4(model: Path, new: Path, group_size: int) -> None:
     (new / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _quantized(name: str, weight: Tensor, group_size: int) -> dict[str, Tensor]:
-    elements, zeros, scales = round_groups(weight.float(), group_size)
+def _packed(name: str, weight: Tensor, rounded: Rounded) -> dict[str, Tensor]:
+    elements, zeros, scales = rounded
     stem = name.removesuffix("weight")
     return {
         f"{stem}weight_packed": pack_words(elements),
@@ -67,9 +82,8 @@ def _quantized(name: str, weight: Tensor, group_size: int) -> dict[str, Tensor]:
     }
 
 
-def round_groups(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """weight [N, K] fp32 -> elements [N, K] int64 from 0 to 15, zeros [N, G] likewise, scales [N, G] fp32, which bf16
-    holds exactly: weight is about (element - zero) * scale."""
+def round_groups(weight: Tensor, group_size: int) -> Rounded:
+    """weight [N, K] fp32."""
     num_features, size = weight.shape
     groups = weight.view(num_features, size // group_size, group_size)
     lowest, highest = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
