@@ -2,9 +2,9 @@
 
     python -m loadtest.int4_checkpoint MODEL_FOLDER NEW_FOLDER [--group-size 32]
 
-Each group's scale and zero are those, of some, that round it with the smallest squared error (a search of the range's
-shrinkage, as in OmniQuant's and AWQ's clipping, Shao et al. 2023, Lin et al. 2023). Tools that look at activations too
-make better ones (docs/quantization.md), so does loadtest.int4_with_data; this one needs nothing but torch.
+Each group's scale and zero are those, of some, that round it with the smallest squared error (a search of ranges, as in
+OmniQuant's and AWQ's clipping, Shao et al. 2023, Lin et al. 2023; wider ones too, since zeros are whole). Tools that look at
+activations make better ones (docs/quantization.md), so does loadtest.int4_with_data; this one needs nothing but torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-_SHRINKAGES = [1.1 - step / 40 for step in range(20)]
+_RANGES = [1.1 - step / 40 for step in range(20)]
+"""Times a group's own."""
 
 Rounded = tuple[Tensor, Tensor, Tensor]
 """elements [N, K] int64 from 0 to 15, zeros [N, G] likewise, scales [N, G] fp32, which bf16 holds exactly: a weight is
@@ -90,9 +91,9 @@ def round_groups(weight: Tensor, group_size: int) -> Rounded:
     best = torch.full_like(lowest, float("inf"))
     elements = torch.zeros_like(groups)
     zeros, scales = torch.zeros_like(lowest), torch.ones_like(lowest)
-    for shrinkage in _SHRINKAGES:
-        scale = ((highest - lowest) * shrinkage / 15).clamp(min=1e-8).bfloat16().float()
-        zero = (-lowest * shrinkage / scale).round().clamp(0, 15)
+    for factor in _RANGES:
+        scale = ((highest - lowest) * factor / 15).clamp(min=1e-8).bfloat16().float()
+        zero = (-lowest * factor / scale).round().clamp(0, 15)
         rounded = (groups / scale[:, :, None]).round().add(zero[:, :, None]).clamp(0, 15)
         error = ((rounded - zero[:, :, None]) * scale[:, :, None] - groups).square().sum(2)
         is_better = error < best
