@@ -3,8 +3,9 @@
     python -m loadtest.int4_checkpoint MODEL_FOLDER NEW_FOLDER [--group-size 32]
 
 Each group's scale and zero are those, of some, that round it with the smallest squared error (a search of ranges, as in
-OmniQuant's and AWQ's clipping, Shao et al. 2023, Lin et al. 2023; wider ones too, since zeros are whole). Tools that look at
-activations make better ones (docs/quantization.md), so does loadtest.int4_with_data; this one needs nothing but torch.
+OmniQuant's and AWQ's clipping, Shao et al. 2023, Lin et al. 2023; wider ones too, since zeros are whole). Tools that
+look at activations make better ones (docs/quantization.md), so does loadtest.int4_with_data; this one needs nothing but
+torch.
 """
 
 from __future__ import annotations
