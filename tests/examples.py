@@ -44,14 +44,15 @@ MARKERS = (
 """What a test may be marked with. With TEST_EXAMPLES above 1, all combinations, or so many times n."""
 
 _NUM_MEETING = {"pairwise": 2, "each_once": 1}
-_ELSEWHERE = ("gpu", "interpret", "load", "clients")
+_ELSEWHERE = ("interpret", "load", "clients")
 
 
 def thinned(items: Sequence[pytest.Item], factor: float = FACTOR) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Tests to run, and those left out by their markers; the same ones each time."""
+    """Tests to run, and those left out by their markers; the same ones each time. Of a GPU's tests none."""
     groups: dict[object, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        is_one_of_many = isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        if is_one_of_many and not item.get_closest_marker("gpu"):
             where = tuple(name for name in _ELSEWHERE if item.get_closest_marker(name))
             groups[item.parent, item.originalname, where].append(item)
     left = {item for group in groups.values() for item in _left_out(group, factor)}

@@ -88,6 +88,7 @@ def beams_of(harness: Harness, request_id: str) -> list[list[int]]:
     return [harness.tokens[request_id, i] for i in range(harness.requests[request_id].sampling.n)]
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_alone(case: Case, device: str, width: int, rules: Rules):
@@ -104,6 +105,7 @@ def test_some_beams_end_early(case: Case):
     assert len(lengths) > 3
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("block_size", "num_blocks"), [(4, 60), (1, 220)])
 @pytest.mark.parametrize("preemption", [AlwaysRecompute, AlwaysSwap])

@@ -32,6 +32,7 @@ def test_its_tokens_are_those_of_the_model_that_it_stands_for(folder):
     assert tokens(folder) == tokens(folder / "plain")
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("choice", [KernelRows(), KernelRows(skinny=64, add_norm=RowRange(1, 64))], ids=str)
 def test_its_logits_are_too_where_products_are_by_its_weights_as_they_are(folder, choice):
     prompt = PROMPTS[-1]

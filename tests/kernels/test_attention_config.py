@@ -13,6 +13,7 @@ def padded(head_dim):
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("num_pairs", [1, 32, 33, 1023, 1024, 4096])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -22,6 +23,7 @@ def test_decode_tiles_on_their_way_fit_into_shared_memory(head_dim, dtype, num_p
     assert tiles * 2 * config.block_kv * padded(head_dim) * dtype.itemsize <= SHARED_MEMORY_BYTES
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("rows_per_sm", [1, 255, 256, 10_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)

@@ -10,6 +10,7 @@ from tests.kernels.lanes import LANES
 from tests.kernels.tolerances import DTYPES, assert_close
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "size"), [(0, 8), (1, 1), (5, 130), (3, 257)])

@@ -15,6 +15,7 @@ def naive(case, x, routing):
     return weighted.unflatten(0, routing.shape).sum(1)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("config", [SMALL_TILES, WIDE_TILES], ids=["weight left", "weight right"])
 @pytest.mark.parametrize("form", ["plain", "bias", "fp8", "mxfp4"])
@@ -36,6 +37,7 @@ QUANTIZED = {
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("config", [SMALL_TILES, WIDE_TILES], ids=["weight left", "weight right"])
 @pytest.mark.parametrize(("form", "num_groups", "has_zeros"), QUANTIZED.values(), ids=QUANTIZED)

@@ -151,6 +151,7 @@ def test_decode_reads_what_is_there(options, lane, dtype):
             assert_close(out[row].cpu(), attended(query[row], keys, values, options))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("lane", "dtype"), VARIANTS)
 @pytest.mark.parametrize("block_size", [16, 128])
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "window", "soft cap"])

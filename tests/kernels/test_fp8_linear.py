@@ -19,6 +19,7 @@ def case(lane, rows, features, size):
     return values, scales, weight, values.double() * scales.double() @ exact.T
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("rows", [0, 1, 17, 64, 130])
 @pytest.mark.parametrize(("features", "size"), [(16, 16), (176, 400)])

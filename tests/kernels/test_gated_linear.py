@@ -22,6 +22,7 @@ def random(lane, *shape, scale=1.0):
     return lane.put(values if lane.name == "interpret" else values.bfloat16())
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("rows", [0, 1, 65, 128])
 @pytest.mark.parametrize(("features", "size"), [(1, 8), (17, 120), (64, 64), (130, 1000)])

@@ -16,6 +16,7 @@ def naive(gate, approximate):
     return gate / 2 * (1 + torch.erf(gate / math.sqrt(2)))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("approximate", ["none", "tanh"])

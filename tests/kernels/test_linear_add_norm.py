@@ -32,6 +32,7 @@ def check(got, x, weight, bias, residual, norm_weight):
     assert_close(normed.divided(), divided)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("rows", [0, 1, 5, 16, 17, 64])
 @pytest.mark.parametrize(("features", "size"), [(1, 1), (17, 123), (130, 300)])

@@ -46,6 +46,7 @@ def random_slots(tokens):
     return torch.tensor([0, 1, 3, 6])[torch.randint(4, (tokens,))].tolist()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("strewn", [True, False])
 @pytest.mark.parametrize("rounded", [True, False])

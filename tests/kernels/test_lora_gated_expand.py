@@ -44,6 +44,7 @@ def run(lane, shrunk, slots, tables, y):
     return expand(lane.put(shrunk), token_slots(slots, lane.device), tables, lane.put(y)).cpu()
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("tokens", [0, 1, 5, 17, 300])
 @pytest.mark.parametrize("features", [1, 123, 300])

@@ -43,6 +43,7 @@ def three_adapters(size, dtype, max_rank=40):
     return case
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("strewn", [True, False])
 @pytest.mark.parametrize("tokens", [0, 1, 5, 17, 300])

@@ -8,6 +8,7 @@ from tests.kernels.lanes import GPU, LANES
 from tests.kernels.tolerances import DTYPES
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8])
 @pytest.mark.parametrize("block_shape", [(2, 2, 1, 3, 7), (3, 2, 16, 2, 8), (30, 2, 1, 4, 128)])

@@ -36,6 +36,7 @@ def naive(normed, weight, bias=None, gated=False):
     return product
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("rows", [0, 1, 5, 16, 17, 64])
 @pytest.mark.parametrize(("features", "size", "num_parts"), [(1, 1, 1), (17, 123, 5), (130, 300, 32)])
@@ -47,6 +48,7 @@ def test_follows_the_formula(features, size, num_parts, rows, lane):
     assert not arrivals.any()
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("rows", [0, 1, 5, 17])
 @pytest.mark.parametrize(("features", "size"), [(2, 1), (34, 123), (130, 300), (256, 64)])

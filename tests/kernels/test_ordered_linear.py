@@ -34,6 +34,7 @@ def random(lane, *shape, scale=1.0):
     return lane.put(values if lane.name == "interpret" else values.bfloat16())
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("rows", [0, 1, 17, 65, 200])
 @pytest.mark.parametrize(("features", "size"), [(8, 8), (136, 72), (304, 256)])
@@ -66,6 +67,7 @@ EPS = 1e-2
 """So large that it shows."""
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("rows", [0, 1, 17, 65, 200])
 @pytest.mark.parametrize(("features", "size"), [(16, 72), (304, 256)])

@@ -65,6 +65,7 @@ def in_most_lanes(shapes):
                 yield pytest.param(*shape, *variant.values, marks=variant.marks, id=f"{shape}-{variant.id}")
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("query_lens", "context_lens", "lane", "dtype"), list(in_most_lanes(LENGTHS)))
 @pytest.mark.parametrize("heads", HEADS)
 def test_follows_the_formula(query_lens, context_lens, heads, lane, dtype):
@@ -82,6 +83,7 @@ def test_any_block_size(block_size, lane, dtype):
     assert_close(run(lane, case, query, [33, 9], 0.5), naive(case, query, [33, 9], 0.5))
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize(("lane", "dtype"), VARIANTS)
 @pytest.mark.parametrize(
     ("head_dim", "heads"), [(64, (25, 5)), (80, (2, 2)), (96, (6, 2)), (128, (71, 1)), (256, (4, 2))]

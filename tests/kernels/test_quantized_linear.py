@@ -12,6 +12,7 @@ FP8_ERROR = 0.05
 """Of a product, by its norm: x is rounded to fp8, too."""
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", [LANES[0], GPU])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [0, 3, 70])

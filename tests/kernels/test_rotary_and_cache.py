@@ -22,6 +22,7 @@ def naive_head(head, angles, weight):
     return torch.cat((pairs.real, pairs.imag, head[2 * half :]))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_norm", [False, True])

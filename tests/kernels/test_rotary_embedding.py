@@ -21,6 +21,7 @@ def naive(x, angles):
     return torch.cat((turned.real, turned.imag, x[..., 2 * half :].double()), -1)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [0, 1, 17])

@@ -7,6 +7,7 @@ from kernels.route_to_experts import route_to_experts, route_to_experts_triton
 from tests.kernels.lanes import LANES
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("renormalizes", [False, True])
 @pytest.mark.parametrize(("num_experts", "top_k"), [(1, 1), (8, 2), (60, 4), (128, 8)])

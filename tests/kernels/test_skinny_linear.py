@@ -29,6 +29,7 @@ def split_or_not(lane, features):
     assert not arrivals.any()
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("rows", [0, 1, 5, 16, 17, 64])
 @pytest.mark.parametrize(("features", "size"), [(1, 1), (17, 123), (300, 64), (130, 1000), (64, 513)])
@@ -131,6 +132,7 @@ def quantized(kind, lane, features, size, group=64):
     return random_weight(kind, features, size, dtype, lane.device, group)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [0, 5, 17, 64, 130])

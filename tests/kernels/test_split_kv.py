@@ -63,6 +63,7 @@ def test_the_most_items_grow_neither_with_the_length_alone_nor_with_the_splits_w
     assert rule._replace(sliding_window=256).most_items(3, 1_000_000) == 3 * 2
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lane", [INTERPRET, GPU])
 @pytest.mark.parametrize("most_at_one_look", [16, 64])
 @pytest.mark.parametrize("lens", LENGTHS.values(), ids=LENGTHS)

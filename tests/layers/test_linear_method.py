@@ -71,6 +71,7 @@ def test_every_method_takes_a_norm_whose_division_was_left_to_it(has_bias):
             torch.testing.assert_close(gated, silu_and_mul(want), **CLOSE)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_rows", [1, 64, 65, 256, 300])

@@ -36,6 +36,7 @@ def expected(layer, x, expert_output):
     return torch.stack(rows)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("names", [USUAL_NAMES, MIXTRAL_NAMES], ids=["usual", "Mixtral's"])
 @pytest.mark.parametrize("renormalizes", [True, False])
 @pytest.mark.parametrize("num_rows", [1, 40])

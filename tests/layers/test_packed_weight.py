@@ -18,6 +18,7 @@ def packed_and_its_weight(rows, columns, dtype, form):
     return packed, weight
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("form", [WeightForm.ONEDNN, WeightForm.LOOPS, WeightForm.BOTH])

@@ -67,6 +67,7 @@ def theirs(name: str, head_dim: int) -> LlamaRotaryEmbedding:
     )
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("head_dim", [16, 20, 128])
 @pytest.mark.parametrize("name", THEIRS)
 def test_tables_equal_those_of_transformers(name, head_dim):

@@ -55,6 +55,7 @@ def refusal(folder: Path, **changes) -> str:
     return refused.value.message
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("seed", range(examples(6)))
 def test_what_peft_saves_is_read_as_peft_computes_with_it(family: str, seed: int, tmp_path: Path):

@@ -15,6 +15,7 @@ from service.models.registry import build_model
 from tests.models.test_model_config import LEAST_FIELDS
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", LEAST_FIELDS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_life_of_a_model(name, tied):

@@ -42,6 +42,7 @@ def plain_model(folder):
     return model
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("dequantized", [False, True])
 def test_every_format_is_read_as_what_it_stands_for(plain, kind, dequantized, tmp_path):

@@ -100,6 +100,7 @@ def test_what_does_not_divide_is_refused_with_the_numbers(changes, size, message
             build_model(config, rank)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", LEAST_FIELDS)
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_stages_hold_each_tensor_once_and_together_the_whole(name: str, is_tied: bool):

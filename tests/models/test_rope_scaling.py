@@ -27,6 +27,7 @@ SCALINGS = [
 ]
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize(("written", "want"), SCALINGS)
 def test_scaling_under_either_name(name, written, want):

@@ -57,6 +57,7 @@ def rewritten(folder, change):
     return folder
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("save", [llama, mistral, qwen2, qwen3, opt, gpt2])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("num_files", [1, 3])

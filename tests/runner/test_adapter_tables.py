@@ -96,6 +96,7 @@ def mixed(want):
     return [SLOTS[number] for number in whose], [want[number][i] for i, number in enumerate(whose)]
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("how", [{"max_seqs": 1}, {}, {"chunk": 17, "max_seqs": 7}], ids=str)
 def test_each_request_gets_what_peft_makes_of_it(adapted, how, device):

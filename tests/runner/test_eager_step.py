@@ -75,6 +75,7 @@ def runner(tmp_path_factory):
     return load(llama(tmp_path_factory.mktemp("model"))).runner
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("largest", [7, 3, 1])
 @pytest.mark.parametrize("kinds", [KINDS[:1], KINDS[1:2], KINDS], ids=["greedy", "plain", "all"])
 @pytest.mark.parametrize("where", ["logits", "draw"])

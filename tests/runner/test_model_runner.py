@@ -92,6 +92,7 @@ def test_prompts_in_chunks_beside_decodes(checkpoint):
     check(checkpoint, chunk=37, max_seqs=20)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("block_size", [1, 5])
 def test_other_block_sizes(checkpoint, block_size):
     check(checkpoint, block_size=block_size, chunk=64)

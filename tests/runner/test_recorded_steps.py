@@ -29,6 +29,7 @@ def outputs(folder, max_seqs, enforce_eager, max_num_seqs=64):
     )
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("max_seqs", [1, 5, 26])
 @pytest.mark.parametrize("save", [llama, mistral, qwen3])
 def test_replayed_steps_draw_what_plain_ones_do(save, max_seqs, tmp_path):

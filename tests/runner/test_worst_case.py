@@ -31,6 +31,7 @@ def parts(block_size=16):
     return model, KvLayout.of(config, block_size, torch.float32)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize(
     ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_tokens"),

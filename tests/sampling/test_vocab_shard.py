@@ -86,6 +86,7 @@ def hostile_logits(dtype, spread):
     return logits
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [[0.0], [1.0], [0.0, 0.3, 1.7]], ids=["greedy", "drawn", "both"])

@@ -61,6 +61,7 @@ TEMPLATES = {"chatml": tiny_tokenizers.CHAT_TEMPLATE, "llama-2": LLAMA_2, "qwen"
 SPECIAL = {"bos_token": "<|bos|>", "eos_token": "<|im_end|>"}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("messages", CONVERSATIONS)
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 @pytest.mark.parametrize("name", TEMPLATES)

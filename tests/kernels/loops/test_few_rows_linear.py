@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from kernels.quantized_weight import QuantizedWeight, quantize_fp8
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(16, 16), (48, 208), (592, 64)])
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 5, 8, 11, 16, 17, 40, 300])
@@ -43,6 +44,7 @@ def fp8_weight(num_outputs, num_inputs):
     return QuantizedWeight(*quantize_fp8(weight), None, torch.bfloat16)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(16, 16), (592, 64)])
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 8, 17, 300])

@@ -21,6 +21,7 @@ def random_inputs(case, tokens):
     return slots, shrunk, torch.randn(tokens, sum(case.out_features) + 7).bfloat16()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("strewn", [True, False])
 @pytest.mark.parametrize("tokens", [0, 1, 17, 300])
 @pytest.mark.parametrize("out_features", [(123,), (17, 130), (1, 128, 200)])

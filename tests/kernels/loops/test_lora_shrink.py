@@ -15,6 +15,7 @@ def small_case(size):
     return case
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("strewn", [True, False])
 @pytest.mark.parametrize("tokens", [0, 1, 17, 300])
 @pytest.mark.parametrize("size", [1, 123, 576])

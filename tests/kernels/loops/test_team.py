@@ -24,6 +24,7 @@ def loop():
     return Loop(body)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 @pytest.mark.parametrize("num_items", [0, 1, 1000])
