@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from tests.e2e.server_process import ServerProcess
+from tests.examples import examples
 
 NUM_CLIENTS = 10
-CALLS_A_CLIENT = 6
+CALLS_A_CLIENT = examples(3)
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 QUESTION = [{"role": "user", "content": "How do I watch the batch size?"}]

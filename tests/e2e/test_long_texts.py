@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.server_process import ServerProcess
+from tests.examples import examples
 
 MEGABYTE = 2**20
 GROWTH = 100 * MEGABYTE
@@ -25,7 +26,7 @@ def test_memory_does_not_grow_with_them() -> None:
 
         assert tokenize(WORDS * 100) == 200
         first = resident_bytes(server)
-        for _ in range(3):
+        for _ in range(examples(2)):
             assert tokenize("7" * 7_900_000) == 400
             assert tokenize((WORDS * 200_000)[:7_900_000]) == 400
             assert tokenize((WORDS * 24_000)[:MEGABYTE]) == 200

@@ -57,7 +57,7 @@ def http(server: ServerProcess) -> Iterator[httpx.Client]:
 
 def answer(client: OpenAI, model: str, question: str) -> str:
     messages = [{"role": "user", "content": question}]
-    chat = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=60)
+    chat = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=24)
     assert chat.model == model
     return chat.choices[0].message.content
 
@@ -88,7 +88,7 @@ def test_a_stream_keeps_its_adapter_when_the_name_is_unloaded(client: OpenAI, ht
     assert http.post(LOAD, json={"lora_name": "mate", "lora_path": "pirate"}).status_code == 200
     whole = answer(client, "mate", QUESTIONS[1])
     messages = [{"role": "user", "content": QUESTIONS[1]}]
-    stream = client.chat.completions.create(model="mate", messages=messages, temperature=0, max_tokens=60, stream=True)
+    stream = client.chat.completions.create(model="mate", messages=messages, temperature=0, max_tokens=24, stream=True)
     chunks = [next(stream)]
     assert http.post(UNLOAD, json={"lora_name": "mate"}).status_code == 200
     chunks += stream

@@ -7,8 +7,10 @@ import json
 import pytest
 
 from loadtest.fuzz.__main__ import main
+from tests.examples import examples
 
-FLAGS = "--cases 4000 --stall-every 0 --max-growth-mb 200".split()
+CASES = examples(1200)
+FLAGS = f"--cases {CASES} --stall-every 0 --max-growth-mb 200".split()
 
 
 def test_every_request_has_one_answer_or_its_connection_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,5 +19,7 @@ def test_every_request_has_one_answer_or_its_connection_ends(capsys: pytest.Capt
     assert status == 0, printed
     found = json.loads(printed.splitlines()[-1])
     assert found["good"]
-    assert found["cases"] == 4000
-    assert all(found["statuses"].get(answer, 0) > 50 for answer in ("200", "400", "404", "405")), found["statuses"]
+    assert found["cases"] == CASES
+    assert all(found["statuses"].get(answer, 0) > CASES // 80 for answer in ("200", "400", "404", "405")), found[
+        "statuses"
+    ]

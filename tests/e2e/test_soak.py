@@ -1,4 +1,4 @@
-"""Half a minute of `make soak`. Its bounds are wide: caches still fill, and two rests show no slope."""
+"""Some seconds of `make soak`. Its bounds are wide: caches still fill, and two rests show no slope."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from loadtest.soak.__main__ import main
 
 FLAGS = (
-    "--minutes 0.1 --round-seconds 4 --clients 10 --large-rounds 0 --max-growth-mb 200 --max-slope inf --rest-within 5"
+    "--minutes 0.1 --round-seconds 3 --clients 10 --large-rounds 0 --max-growth-mb 200 --max-slope inf --rest-within 5"
 ).split()
 
 
