@@ -30,12 +30,10 @@ def half(changes: dict[str, Change], which: int) -> list[Change]:
     return list(changes.values()) if FACTOR > 1 else list(changes.values())[which::2]
 
 
+OF_CHATS, OF_COMPLETIONS = [*half(SHARED, 0), *CHAT.values()], [*half(SHARED, 1), *COMPLETIONS.values()]
 CALLS: list[tuple[str, Change]] = [
-    *(("/v1/chat/completions", {"messages": QUESTION, **drawn(each)}) for each in [*half(SHARED, 0), *CHAT.values()]),
-    *(
-        ("/v1/completions", {"prompt": "Headrace is", **drawn(each)})
-        for each in [*half(SHARED, 1), *COMPLETIONS.values()]
-    ),
+    *(("/v1/chat/completions", {"messages": QUESTION, **drawn(change)}) for change in OF_CHATS),
+    *(("/v1/completions", {"prompt": "Headrace is", **drawn(change)}) for change in OF_COMPLETIONS),
     ("/v1/completions", {"prompt": "Headrace is", "echo": True, "logprobs": 1, "max_tokens": 0}),
 ]
 FLAGS = (
