@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -8,3 +11,15 @@ import torch
 def seeded() -> None:
     """Every test sees the same random tensors, whichever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter multiplies row by row: by numpy's products of matrices, on some processors, a row of a tile
+    is rounded otherwise than the same row elsewhere in it."""
+    product = np.matmul
+
+    def row_by_row(a: Any, b: Any, **how: Any) -> Any:
+        return product(a[:, None], b, **how)[:, 0] if a.ndim == 2 else product(a, b, **how)
+
+    monkeypatch.setattr(np, "matmul", row_by_row)

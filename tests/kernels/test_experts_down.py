@@ -53,6 +53,7 @@ def test_groups_of_inputs_have_scales_of_their_own(
     assert_close(got, naive(case, x, routing))
 
 
+@pytest.mark.usefixtures("rows_alone")
 @pytest.mark.parametrize("lane", LANES[1:])
 def test_a_row_does_not_depend_on_the_others(lane):
     case, x, routing = expert_case(lane, 30, 48, 64, SMALL_TILES), rows(lane, 60, 64), lane.put(torch.rand(30, 2))

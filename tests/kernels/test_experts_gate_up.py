@@ -62,6 +62,7 @@ def test_rows_may_be_strided_and_no_other_cell_is_read(lane):
     )
 
 
+@pytest.mark.usefixtures("rows_alone")
 @pytest.mark.parametrize("lane", LANES[1:])
 def test_a_row_does_not_depend_on_the_others(lane):
     case, x = expert_case(lane, 30, 2 * 16, 64, SMALL_TILES), rows(lane, 30, 64)

@@ -39,6 +39,7 @@ def test_rows_may_be_strided_and_end_where_they_end(lane):
     assert_close(lane(gated_linear, gated_linear_triton)(x, weight), naive(x, weight))
 
 
+@pytest.mark.usefixtures("rows_alone")
 @pytest.mark.parametrize("lane", LANES[1:])
 def test_a_row_does_not_depend_on_the_others(lane):
     x, weight = random(lane, 128, 96), random(lane, 300, 96, scale=0.1)

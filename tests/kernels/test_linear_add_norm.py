@@ -68,6 +68,7 @@ def test_rows_of_x_may_be_strided_and_end_where_they_end(lane):
     check(got, x, weight, None, residual[:3], norm_weight)
 
 
+@pytest.mark.usefixtures("rows_alone")
 @pytest.mark.parametrize("lane", LANES[1:])
 def test_a_row_does_not_depend_on_the_others(lane):
     x, weight, bias, residual, norm_weight = case(lane, 64, 200, 96)

@@ -104,6 +104,7 @@ def test_a_neighbours_nan_goes_nowhere(lane):
     assert got[[1, 5, 9], 2].isnan().all() and got[2, 47:].isnan().all() and got[4, 5].isnan()
 
 
+@pytest.mark.usefixtures("rows_alone")
 @pytest.mark.parametrize("lane", LANES[1:])
 @pytest.mark.parametrize(("together", "others"), [(200, [1, 17, 40]), (400, [257, 300])])
 def test_a_token_does_not_depend_on_the_others(together, others, lane):

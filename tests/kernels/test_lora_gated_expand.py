@@ -67,6 +67,7 @@ def test_fp32_is_not_rounded_on_the_way_and_y_stays(lane):
     assert torch.equal(y, kept)
 
 
+@pytest.mark.usefixtures("rows_alone")
 @pytest.mark.parametrize("lane", LANES[1:])
 @pytest.mark.parametrize(("together", "others"), [(200, [1, 17, 40]), (400, [257, 300])])
 def test_a_token_does_not_depend_on_the_others(together, others, lane):

@@ -73,6 +73,7 @@ def test_parts_of_k_are_merged_before_the_division(gated, lane):
         assert not arrivals.any()
 
 
+@pytest.mark.usefixtures("rows_alone")
 @pytest.mark.parametrize("lane", LANES[1:])
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_row_does_not_depend_on_the_others(gated, lane):

@@ -67,6 +67,7 @@ def test_rows_may_be_strided_and_end_where_they_end(lane):
     assert_close(lane(skinny_linear, skinny_linear_triton)(x, weight), naive(x, weight))
 
 
+@pytest.mark.usefixtures("rows_alone")
 @pytest.mark.parametrize("lane", LANES[1:])
 def test_a_row_does_not_depend_on_the_others(lane):
     x, weight = lane.put(random(lane, 64, 96)), lane.put(random(lane, 200, 96, scale=0.1))
