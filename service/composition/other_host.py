@@ -51,6 +51,7 @@ def _serve(settings: Settings) -> int:
         enforce_eager=False,
         log_level=settings.log_level,
         log_format=settings.log_format,
+        lora=settings.lora_config(),
         parallel=settings.parallel_config(),
         choices=settings.choices,
     )

@@ -166,7 +166,7 @@ class SeveralRanks:
         from service.distributed.shared_adapters import SharedAdapters  # which brings torch: loaded by now
 
         assert self._processes is not None
-        return SharedAdapters(local, self._processes.adapter_lines)
+        return SharedAdapters(local, self._hosts.adapters(self._processes.adapter_lines))
 
     def facts(self) -> Sequence[RankFacts]:
         if self._processes is None:

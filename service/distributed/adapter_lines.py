@@ -15,9 +15,9 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from service.distributed.rank_status import Fact, RankStatuses
 from service.distributed.rank_task import HoldsAdapters
@@ -28,27 +28,54 @@ _TAKEN = b"\0"
 _MOST_WORDS = 4096  # bytes of what a rank says of its fault
 
 
-class AdapterLines:
-    """Rank 0's ends: a socket for each other rank, in their order, which keep messages apart."""
+class AdapterSharing(Protocol):
+    """Any thread."""
 
-    def __init__(self, lines: Sequence[socket.socket]) -> None:
-        self._lines = lines
+    def share(self, adapter_id: int, write: Callable[[BinaryIO], None]) -> None:
+        """Have every rank take its part of what `write` writes to a file; returns once all have. Raises ServerError if
+        one has not, with its words; whoever gave the id is to drop it then."""
+        ...
+
+    def drop(self, adapter_id: int) -> None:
+        """Nobody has it any more. A finalizer calls it, too."""
+        ...
+
+
+def adapter_file() -> BinaryIO:
+    """In memory, until it is closed."""
+    return os.fdopen(os.memfd_create("headrace-adapter"), "wb")
+
+
+def check_taken(faults: Iterable[str]) -> None:
+    """Raises ServerError with the first of what was wrong; "" is nothing."""
+    for fault in filter(None, faults):
+        raise ServerError(f"the adapter could not be taken by every rank: {fault}")
+
+
+class AdapterLines:
+    """The ends of who stands for rank 0 on a host: a socket for each other rank there, which keep messages apart.
+    ranks: their numbers; from 1 on if left out."""
+
+    def __init__(self, lines: Sequence[socket.socket], ranks: Sequence[int] | None = None) -> None:
+        self._lines = dict(zip(range(1, 1 + len(lines)) if ranks is None else ranks, lines, strict=True))
         self._lock = threading.Lock()
         self._dropped = deque[int]()
 
     def share(self, adapter_id: int, write: Callable[[BinaryIO], None]) -> None:
-        """Have every rank take its part of what `write` writes to a file; returns once all have. Any thread. Raises
-        ServerError if one has not, with its words; whoever gave the id is to drop it then."""
-        with self._lock, os.fdopen(os.memfd_create("headrace-adapter"), "wb") as file:
+        with adapter_file() as file:
             write(file)
             file.flush()
-            faults = [self._send(rank, adapter_id, file.fileno()) for rank in range(1, 1 + len(self._lines))]
-            faults += [self._answer(rank) for rank, fault in enumerate(faults, 1) if not fault]
-        for fault in filter(None, faults):
-            raise ServerError(f"the adapter could not be taken by every rank: {fault}")
+            faults = self.share_file(adapter_id, file.fileno())
+        check_taken(faults)
+
+    def share_file(self, adapter_id: int, file: int) -> list[str]:
+        """As `share`, of an open file. Returns what was wrong, of those where something was."""
+        with self._lock:
+            faults = {rank: self._send(rank, adapter_id, file) for rank in self._lines}
+            faults |= {rank: self._answer(rank) for rank, fault in faults.items() if not fault}
+        return [fault for fault in faults.values() if fault]
 
     def drop(self, adapter_id: int) -> None:
-        """Nobody has it any more. Any thread, a finalizer's too."""
         self._dropped.append(adapter_id)
 
     def take_dropped(self) -> tuple[int, ...]:
@@ -58,7 +85,7 @@ class AdapterLines:
     def _send(self, rank: int, adapter_id: int, file: int) -> str:
         """What was wrong; "" for nothing."""
         try:
-            socket.send_fds(self._lines[rank - 1], [_ID.pack(adapter_id)], [file])
+            socket.send_fds(self._lines[rank], [_ID.pack(adapter_id)], [file])
         except OSError as fault:
             return f"rank {rank}: {fault.strerror}"
         return ""
@@ -66,7 +93,7 @@ class AdapterLines:
     def _answer(self, rank: int) -> str:
         """Of a rank that is lost, soon: its end of the line is closed then."""
         try:
-            words = self._lines[rank - 1].recv(_MOST_WORDS)
+            words = self._lines[rank].recv(_MOST_WORDS)
         except OSError as fault:
             return f"rank {rank}: {fault.strerror}"
         return "" if words == _TAKEN else f"rank {rank}: {words.decode(errors='replace') or 'has ended'}"

@@ -56,7 +56,7 @@ class RankProcesses:
         for rank in self.ranks:
             self._start(rank, place, memory, worker, environment)
         self.writer = RingWriter(place, self.is_alive, ranks=self.ranks)
-        self.adapter_lines = AdapterLines(self._adapter_lines)
+        self.adapter_lines = AdapterLines(self._adapter_lines, self.ranks)
         self._place = place
         os.close(memory)
 

@@ -6,7 +6,7 @@ import weakref
 from functools import partial
 from pathlib import Path
 
-from service.distributed.adapter_lines import AdapterLines
+from service.distributed.adapter_lines import AdapterSharing
 from service.lora.adapter_store import AdapterStore, HostAdapter
 from service.lora.weights_file import write_weights
 
@@ -14,7 +14,7 @@ from service.lora.weights_file import write_weights
 class SharedAdapters:
     """An AdapterReader. store: rank 0's own."""
 
-    def __init__(self, store: AdapterStore, lines: AdapterLines) -> None:
+    def __init__(self, store: AdapterStore, lines: AdapterSharing) -> None:
         self._store = store
         self._lines = lines
 

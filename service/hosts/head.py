@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
 from service.config import NodeConfig, ParallelConfig
+from service.distributed.adapter_lines import AdapterLines, AdapterSharing
 from service.distributed.control_ring import MessageKind, MessageWriter, ReaderStalled
 from service.distributed.rank_loss import RankLoss
 from service.distributed.rank_status import ROW_BYTES, RankStatuses
 from service.distributed.rank_task import MeetingPlace, RankTask
 from service.errors import ConfigError, ModelLoadError
+from service.hosts.adapter_pieces import AdaptersOfHosts
 from service.hosts.handshake import Claim, NotAdmitted, Purpose, admit
 from service.hosts.host_facts import differences, facts_of
 from service.hosts.host_line import SIGN_EVERY_S, HostLine, LineLost, Said, Word
@@ -41,13 +44,21 @@ _MOST_HEARD = 1 << 16  # bytes of a frame from another host: its facts are the l
 
 
 class _Member:
-    """A host that has joined. hello: its facts, once they are told."""
+    """A host that has joined: an AdapterHost. hello: its facts, once they are told."""
 
     def __init__(self, node: int, line: HostLine) -> None:
         self.node = node
         self.line = line
         self.hello: dict[str, str] | None = None
         self.is_ready = False
+        self.adapter_answers = queue.SimpleQueue[str]()
+
+    def send_piece(self, payload: bytes) -> str:
+        try:
+            self.line.send(Word.ADAPTER, payload)
+        except LineLost as fault:
+            return str(fault)
+        return ""
 
 
 class HeadHosts:
@@ -129,6 +140,10 @@ class HeadHosts:
     def writer(self, local: MessageWriter) -> MessageWriter:
         """To the ranks of all hosts; local: to those of this one."""
         return _ToldHosts(local, list(self._members.values()))
+
+    def adapters(self, local: AdapterLines) -> AdapterSharing:
+        """With the ranks of all hosts; local: with those of this one. Once all are ready."""
+        return AdaptersOfHosts(local, list(self._members.values()))
 
     def lose(self, reason: str) -> None:
         """Tell them, as far as they hear, that nothing can go on."""
@@ -230,6 +245,7 @@ class HeadHosts:
                 self._do(member, line.receive(_MOST_HEARD))
         except (LineLost, ValueError) as fault:
             self._forget(member, str(fault))
+            member.adapter_answers.put(str(fault))
         finally:
             line.close()
 
@@ -262,6 +278,8 @@ class HeadHosts:
             case Word.READY:
                 logger.info("%s is ready", member.line.who)
                 member.is_ready = True
+            case Word.ADAPTER:
+                member.adapter_answers.put(f"{member.line.who}: {said.text}" if said.payload else "")
             case Word.LOST:
                 raise LineLost(f"{member.line.who}: {said.text}")
             case Word.LEAVES if not self._is_leaving:

@@ -38,6 +38,8 @@ def facts_of(task: RankTask) -> dict[str, str]:
         "block-size": task.cache.block_size,
         "kv-cache-dtype": task.cache.dtype,
         "swap-compression": task.cache.swap_compression,
+        "max-loras": None if task.lora is None else task.lora.num_slots,
+        "max-lora-rank": None if task.lora is None else task.lora.max_rank,
     }
     return {name: str(value) for name, value in facts.items()}
 

@@ -24,8 +24,8 @@ class Word(IntEnum):
     """From the head: GO (as JSON: what a task says besides what each host knows), CONTROL (a message's kind and bytes),
     END (in order), REFUSED (why, and nothing follows). From another host: HELLO (as JSON: its facts), LEAVES (it was
     asked to end: the head is to drain). From both: READY (all ranks there are; the head says so once all hosts are),
-    ten times a second FACTS (rows of ranks' facts, the head's own one or those of that host's ranks in order), and LOST
-    (why: nothing can go on)."""
+    ten times a second FACTS (rows of ranks' facts, the head's own one or those of that host's ranks in order), ADAPTER
+    (a piece of one, and its answer: what was wrong), and LOST (why: nothing can go on)."""
 
     HELLO = auto()
     GO = auto()
@@ -36,6 +36,7 @@ class Word(IntEnum):
     LOST = auto()
     END = auto()
     REFUSED = auto()
+    ADAPTER = auto()
 
 
 class Said(NamedTuple):

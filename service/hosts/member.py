@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 from service.config import NodeConfig
@@ -21,6 +22,7 @@ from service.distributed.rank_processes import WORKER, RankProcesses
 from service.distributed.rank_task import MeetingPlace, RankTask
 from service.distributed.rank_watch import RankWatch
 from service.errors import ConfigError, ModelLoadError, ServerError
+from service.hosts.adapter_pieces import AdapterAssembly
 from service.hosts.handshake import Claim, NotAdmitted, Purpose, Stranger, introduce
 from service.hosts.head import HOSTS_COME_WITHIN_S, TELL_EVERY_S, TOLD_NUMBERS
 from service.hosts.host_facts import facts_of
@@ -166,8 +168,9 @@ class Member:
         threading.Thread(target=work, args=(line,), name=work.__name__.strip("_"), daemon=True).start()
 
     def _hear(self, line: HostLine) -> None:
+        adapters = AdapterAssembly(self._processes.adapter_lines, partial(self._tell_taken, line))
         try:
-            while self._do(line, line.receive()):
+            while self._do(line, line.receive(), adapters):
                 pass
         except (LineLost, ReaderStalled) as fault:
             self._loss.declare(str(fault))
@@ -175,13 +178,19 @@ class Member:
             self._loss.declare(f"the head says what makes no sense: {fault}")
         self._is_ending.set()
 
-    def _do(self, line: HostLine, said: Said) -> bool:
+    def _tell_taken(self, line: HostLine, words: bytes) -> None:
+        with contextlib.suppress(LineLost):  # who hears it ends says so
+            line.send(Word.ADAPTER, words)
+
+    def _do(self, line: HostLine, said: Said, adapters: AdapterAssembly) -> bool:
         """Whether there is more to hear."""
         match said.word:
             case Word.CONTROL:
                 self._processes.writer.write(MessageKind(said.payload[0]), said.payload[1:])
             case Word.FACTS:
                 self._processes.statuses.put_row(0, said.payload)
+            case Word.ADAPTER:
+                adapters.take(said.payload)
             case Word.READY:
                 line.expect_signs()
             case Word.LOST:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from service.distributed.adapter_lines import AdapterLines, AdapterSharing
 from service.distributed.control_ring import MessageWriter
 from service.distributed.rank_loss import RankLoss
 from service.distributed.rank_status import RankStatuses
@@ -22,6 +23,8 @@ class OtherHosts(Protocol):
 
     def writer(self, local: MessageWriter) -> MessageWriter: ...
 
+    def adapters(self, local: AdapterLines) -> AdapterSharing: ...
+
     def lose(self, reason: str) -> None: ...
 
     def close(self) -> None: ...
@@ -38,6 +41,9 @@ class OneHost:
         pass
 
     def writer(self, local: MessageWriter) -> MessageWriter:
+        return local
+
+    def adapters(self, local: AdapterLines) -> AdapterSharing:
         return local
 
     def lose(self, reason: str) -> None:

@@ -75,8 +75,6 @@ class Settings(
                 f"enable-finetuning: one process alone trains, not those of {sizes}; train with `headrace finetune` on"
                 " one GPU and serve the adapter on several, by lora-modules or lora-dir"
             )
-        if self.nnodes > 1 and self.lora_config() is not None:
-            raise ValueError("nnodes: adapters (lora-modules, lora-dir) need all stages on one host")
         return self
 
     @model_validator(mode="after")

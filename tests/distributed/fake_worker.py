@@ -15,6 +15,7 @@ from service.core.iteration_plan import IterationPlan
 from service.distributed.rank_task import Inherited, RankModel, RankTask
 from service.distributed.worker import main
 from service.errors import ConfigError
+from tests.distributed.held_adapters import Held
 from tests.distributed.scene import Done, Scripted
 
 BEHAVIOUR = sys.argv[1]
@@ -35,7 +36,7 @@ def load(inherited: Inherited, task: RankTask) -> RankModel:
         raise ConfigError("num-things: 3 is too odd")
     if BEHAVIOUR == "crashes":
         os._exit(3)
-    return RankModel(Scripted(behave), 1000 + inherited.rank, lambda: 77, False)
+    return RankModel(Scripted(behave), 1000 + inherited.rank, lambda: 77, False, Held())
 
 
 sys.exit(main(Connection(int(sys.argv[2])), lambda: load))

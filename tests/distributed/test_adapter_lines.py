@@ -4,34 +4,14 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from service.distributed.adapter_lines import AdapterLines, AdapterTaker
 from service.distributed.rank_status import Fact, RankStatuses
 from service.errors import ServerError
+from tests.distributed.held_adapters import Held
 from tests.distributed.test_rank_processes import comes_true
-
-
-class Held:
-    """Bytes by id. A file of "bad" cannot be taken."""
-
-    def __init__(self) -> None:
-        self.files: dict[int, bytes] = {}
-
-    def take(self, adapter_id: int, file: Path) -> None:
-        data = file.read_bytes()
-        if data == b"bad":
-            raise MemoryError("no room")
-        self.files[adapter_id] = data
-
-    def drop(self, adapter_id: int) -> None:
-        self.files.pop(adapter_id, None)
-
-    @property
-    def num_taken(self) -> int:
-        return len(self.files)
 
 
 class Scene:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.distributed.test_rank_processes import comes_true, is_running
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.test_full_cache import FLAGS
@@ -21,7 +22,7 @@ from tests.e2e.test_hasty_threads import whole
 from tests.e2e.test_tensor_parallel import GREEDY, LONG, PROMPTS, Answers, check_every_parameter, metrics
 from tests.hosts.hosts import SECRET, free_port
 
-ROOMY = "--dtype float32 --device cpu --kv-cache-memory 16MiB".split()
+ROOMY = (*"--dtype float32 --device cpu --kv-cache-memory 16MiB --lora-dir".split(), str(QUICKSTART_ADAPTERS))
 TWO_STAGES = (*FLAGS, "--kv-cache-memory", "564KiB")
 LINK = "headrace0"
 
@@ -43,9 +44,11 @@ def two_hosts(
 
 
 def texts(server: ServerProcess) -> list[str]:
-    """Greedy answers, to all prompts at once."""
+    """Greedy answers, to all prompts at once, of the model and of its adapter in turn."""
     with httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(len(PROMPTS)) as pool:
         bodies = [{**GREEDY, "prompt": prompt, "max_tokens": 30} for prompt in PROMPTS]
+        for body in bodies[::2]:
+            body["model"] = "pirate"
         answers = pool.map(lambda body: whole(http, "/v1/completions", body), bodies)
         return [answer["choices"][0]["text"] for answer in answers]
 
@@ -65,6 +68,7 @@ def test_two_hosts_answer_as_one_process(hosts: Hosts):
         assert texts(hosts.head) == texts(alone)
     told = metrics(hosts.head)
     assert told["headrace_ranks"] == 2
+    assert told['headrace_rank_lora_adapters{rank="1"}'] == 1
     assert told['headrace_rank_control_messages_total{rank="1"}'] > told['headrace_iterations_total{launch="kernels"}']
     assert told['headrace_rank_kv_bytes{rank="1"}'] == told['headrace_rank_kv_bytes{rank="0"}'] > 0
 

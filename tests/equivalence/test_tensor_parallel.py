@@ -31,11 +31,14 @@ from tests.models.checkpoints import (
 from tests.models.quantized_checkpoints import quantized
 from tests.ranks import Ranks
 
+WHOLE_GROUPS = {"hidden_size": 128, "intermediate_size": 128}
+"""Of 32 features, on four ranks."""
+
 FAMILIES = {
     "llama": partial(llama, attention_bias=True, mlp_bias=True),
     "llama, tied": partial(llama, tie_word_embeddings=True, num_key_value_heads=1),
-    "llama, awq": lambda folder: quantized(llama(folder / "it", intermediate_size=128), "awq"),
-    "llama, blocks of fp8": lambda folder: quantized(llama(folder / "it", intermediate_size=128), "blocks"),
+    "llama, awq": lambda folder: quantized(llama(folder / "it", **WHOLE_GROUPS), "awq"),
+    "llama, blocks of fp8": lambda folder: quantized(llama(folder / "it", **WHOLE_GROUPS), "blocks"),
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": partial(qwen3, attention_bias=True, tie_word_embeddings=True),

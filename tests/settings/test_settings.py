@@ -277,7 +277,6 @@ def test_several_hosts_have_equal_stages_a_secret_and_a_number_each():
         (["--nnodes", "2"], "nnodes 2: does not divide pipeline-parallel-size 1"),
         ([*two[:4]], "nnodes: several hosts need a node-secret"),
         (["--node-rank", "1"], "node-rank 1: of 1 hosts"),
-        ([*two, "--lora-dir", "x"], "nnodes: adapters (lora-modules, lora-dir) need all stages on one host"),
         ([*two[:4], "--node-secret", "short"], "node-secret"),
     ):
         with pytest.raises(ConfigError, match=re.escape(words)) as fault:
