@@ -30,7 +30,7 @@ from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_inputs import GraphInputs, StepInputs
 from service.runner.graph_sizes import GraphSize, PaddedStep, narrowest, rows_of_logits
-from service.runner.selective_batching import FlatBatch, decode_columns, flat_order, grow_tables
+from service.runner.selective_batching import FlatBatch, decode_columns, flat_order
 from service.runner.sequence_rows import DeviceBlockTable, DrawnIds, SequenceRows
 from service.runner.staging import PendingTokenIds, StagingTurn, to_device
 from service.runner.step_ways import Outputs, Step
@@ -187,7 +187,7 @@ class StepGraphs:
         assert self._last_decodes is not None
         padded, step = self._last_decodes
         self.recent_steps.append(padded)
-        grow_tables(decodes, self._rows)
+        self._rows.grow_tables(decodes)
         changes = self._table.take_changes(step.inputs.most_changes)
         step.inputs.advance(decodes, self._rows, self._block_size, changes)
         return self._run(step, len(decodes), turn, received)

@@ -1,4 +1,8 @@
-"""The inputs of a step at fixed places on the device: what a CUDA graph was captured with and reads again."""
+"""The inputs of a step at fixed places on the device: what a CUDA graph was captured with and reads again, and a CPU's
+recording.
+
+Most steps have the decodes of the one before, one token further: then the columns are advanced where they are.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,9 @@ from service.core.iteration_plan import ScheduledDecodes
 from service.layers.adapter_method import AdapterInputs
 from service.layers.attention import AttentionInputs
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Column, Per
-from service.runner.forward_pass import token_slots
+from service.runner.forward_pass import prompts_of_one_token, token_slots
 from service.runner.graph_sizes import GraphSize
-from service.runner.selective_batching import FlatBatch, adapter_columns, advance, can_advance
+from service.runner.selective_batching import FlatBatch, adapter_columns
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows, TableChanges
 from service.runner.staging import FixedTensors
 from service.sampling.sampler import SamplingBatch
@@ -68,7 +72,7 @@ class GraphInputs:
     table_values: what it has to write to the block table then, one entry at most of each group for a token.
     version: of the ScheduledDecodes that it holds; None if it holds others, or none. num_adapters: that a step may
     have, and then the columns are those that tell of them; 0: the steps have none. split_len: of attention
-    (`RowInvariance`). received: as StepInputs has it.
+    (`RowInvariance`). received: as StepInputs has it. all_as_prompts: of decodes alone, as of `attention_inputs`.
     """
 
     def __init__(
@@ -80,6 +84,8 @@ class GraphInputs:
         num_adapters: int = 0,
         split_len: int | None = None,
         received: Tensor | None = None,
+        *,
+        all_as_prompts: bool = False,
     ) -> None:
         lengths = {
             **dict.fromkeys(columns.per(Per.TOKEN), size.num_tokens),
@@ -99,9 +105,12 @@ class GraphInputs:
         self._fixed = fixed = FixedTensors(padding, block_table.device)
 
         def of_group(table: Tensor, slots: Tensor) -> AttentionInputs:
-            decode = None
+            decode, lens, rows = None, fixed["decode_context_lens"], fixed["decode_rows"]
+            if all_as_prompts:
+                prompts = prompts_of_one_token(table, lens, block_size, rows)
+                return AttentionInputs(cache_slots(slots, block_size), None, prompts)
             if size.num_decodes:
-                decode = decode_batch(table, fixed["decode_context_lens"], block_size, fixed["decode_rows"], split_len)
+                decode = decode_batch(table, lens, block_size, rows, split_len)
             attention = AttentionInputs(cache_slots(slots, block_size), decode, None)
             if size.is_mixed:
                 prefill = prefill_batch(
@@ -147,7 +156,9 @@ class GraphInputs:
         """Whether they are the decodes that were filled in, each one token further."""
         return self.version == decodes.version and can_advance(self._held, decodes)
 
-    def advance(self, decodes: ScheduledDecodes, rows: SequenceRows, block_size: int, changes: TableChanges) -> None:
+    def advance(
+        self, decodes: ScheduledDecodes, rows: SequenceRows, block_size: int, changes: TableChanges = NO_CHANGES
+    ) -> None:
         """As `fill_decodes`, of decodes for which it `can_advance`. rows: up to date with them."""
         self._write({}, changes)
         self.version = None  # unless all of it is done
@@ -192,3 +203,22 @@ def _length_of_tiles(num_tokens: int, num_adapters: int) -> int:
 def _adapter_inputs(fixed: FixedTensors, size: GraphSize) -> AdapterInputs:
     tokens = token_slots(fixed["adapter_slots"], fixed["adapter_tiles"])
     return AdapterInputs(tokens, token_slots(fixed["read_slots"], fixed["read_tiles"]) if size.is_mixed else tokens)
+
+
+def can_advance(held: Mapping[str, Array], decodes: ScheduledDecodes) -> bool:
+    """Whether each decode computes one token, right behind the one in `held`. held: the same sequences' columns."""
+    is_next = held["sample_positions"] == decodes.num_computed_tokens
+    return bool(is_next.all()) and bool((decodes.num_new_tokens == 1).all())
+
+
+def advance(held: Mapping[str, Array], rows: SequenceRows, block_size: int) -> None:
+    """`held`, of decodes that are all pending, becomes in place the columns of the same decodes one token further.
+    rows: up to date with these. The block table is read where a block begins only: elsewhere slots follow
+    each other."""
+    for name in ("positions", *rows.columns.slots, "decode_context_lens", "sample_positions"):
+        np.add(held[name], 1, out=held[name])
+    positions = held["positions"]
+    (begins,) = (positions % block_size == 0).nonzero()
+    if len(begins):
+        for name, slots in rows.slots_at(held["decode_rows"][begins], positions[begins], block_size).items():
+            held[name][begins] = slots

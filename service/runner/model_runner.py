@@ -29,7 +29,7 @@ from service.runner.graph_sizes import GraphSize, PaddedStep
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer
-from service.runner.recorded_steps import RecordedSteps
+from service.runner.recorded_steps import RecordedDecodesAgain, RecordedSteps
 from service.runner.sampling_rows import SamplingRows
 from service.runner.sequence_rows import DeviceBlockTable, DrawnIds, SequenceRows
 from service.runner.stage_step import HandOver, StageStep
@@ -67,6 +67,7 @@ class ModelRunner:
         self.storage = storage
         self.transfer = KvTransfer(storage, host_blocks or PlainHostBlocks(storage.layout, 0, pinned=False))
         self.trainings = Trainings(storage, self.transfer)
+        self._model = model
         self._block_size = storage.layout.block_size
         max_blocks, groups = -(-max_model_len // self._block_size), storage.layout.groups
         if groups is None or not groups.tables.num_windowed:  # else a sequence has entries for blocks that are others'
@@ -78,7 +79,7 @@ class ModelRunner:
         if adapters is not None:
             adapters.install(self._forward_pass.adapter_step)
         self._sampling_rows = SamplingRows(self._rows, vocab_size, device)
-        drawn = DrawnIds(self._rows.num_rows, device)
+        self._drawn = drawn = DrawnIds(self._rows.num_rows, device)
         shard = _vocab_shard(model)
         self._graph_step = GraphStep(model, self._forward_pass, drawn, shard, deterministic=all_deterministic)
         self._asked_step = GraphStep(model, self._forward_pass, drawn, shard, deterministic=True)
@@ -210,11 +211,17 @@ class ModelRunner:
         """Decode steps that consist of compiled loops are recorded and replayed from now on. On a CPU."""
         loops = loops_for(self.storage.blocks)
         if loops is not None:
-            compute, invariance = self._forward_pass.compute, self._forward_pass.row_invariance
             recorded = RecordedSteps(
-                compute, loops.new_recorder(), self._rows, self._block_size, self._eager, invariance
+                self._model,
+                self._forward_pass,
+                loops.new_recorder(),
+                self._rows,
+                self._block_size,
+                self._eager,
+                self._drawn,
+                0 if self.adapters is None else self.adapters.num_slots,
             )
-            self._ways = (recorded, self._eager)
+            self._ways = (RecordedDecodesAgain(recorded), recorded, self._eager)
 
     @torch.inference_mode()
     def compute_padding(self, size: GraphSize, *, adapters: bool = False) -> None:

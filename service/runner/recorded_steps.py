@@ -1,83 +1,141 @@
 """A CPU's decode steps, recorded for each of a few numbers of rows and replayed: what CUDA graphs are on a GPU.
 
 A replay runs the loops of all layers in one parallel region (kernels/loops/recording.py), so Python, torch and the
-waits between two loops are left out. Inputs lie at fixed places; rows that are padding have no context and write
-nothing. The plain step is the twin: it computes batches with prompts or with more than FEW_ROWS rows, and models with
-an operation that is no loop.
+waits between two loops are left out. Inputs lie at fixed places, as a graph's do; rows that are padding have no context
+and write nothing. The plain step is the twin: it computes batches with prompts or with more than FEW_ROWS rows, and
+models with an operation that is no loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels.cpu_loops import RecordedLoops, Recorder
-from kernels.lora_tensors import TokenSlots
-from kernels.paged_attention_decode import decode_batch
-from kernels.reshape_and_cache import cache_slots
-from service.layers.adapter_method import AdapterInputs
-from service.layers.attention import AttentionInputs
 from service.layers.packed_weight import FEW_ROWS
-from service.runner.batch_columns import BatchColumns, Int32Array, Per
+from service.models.causal_lm import CausalLM
 from service.runner.eager_step import EagerStep
-from service.runner.forward_pass import prompts_of_one_token
-from service.runner.row_invariance import RowInvariance
-from service.runner.selective_batching import FlatBatch
-from service.runner.sequence_rows import SequenceRows
+from service.runner.forward_pass import ForwardPass
+from service.runner.graph_inputs import GraphInputs
+from service.runner.graph_sizes import GraphSize
+from service.runner.selective_batching import decode_columns
+from service.runner.sequence_rows import DrawnIds, SequenceRows
+from service.runner.staging import PendingTokenIds
 from service.runner.step_ways import Outputs, Step
-
-Compute = Callable[[Tensor, Tensor, AttentionInputs, AdapterInputs | None], Tensor]
-"""token_ids, positions [T] int64, attention, adapters -> hidden [T, hidden_size]"""
+from service.sampling.sampler import SamplingBatch, sample
 
 
 class RecordedSteps:
-    """A StepWay: plain or not, the draws come behind it. Each number of rows is recorded when a step first has it."""
+    """A StepWay for decodes that draw one id each. Each number of rows is recorded when a step first has it.
+
+    Plain draws are made here, and the same decodes one token further are then `RecordedDecodesAgain`'s; others are made
+    as after any step. num_adapters: that a step may have.
+    """
 
     def __init__(
         self,
-        compute: Compute,
+        model: CausalLM,
+        forward_pass: ForwardPass,
         recorder: Recorder,
         rows: SequenceRows,
         block_size: int,
         eager: EagerStep,
-        row_invariance: RowInvariance,
+        drawn: DrawnIds,
+        num_adapters: int = 0,
     ) -> None:
-        self._compute = compute
-        self._row_invariance = row_invariance
+        self._model = model
+        self._forward_pass = forward_pass
         self._recorder = recorder
         self._rows = rows
         self._block_size = block_size
         self._eager = eager
+        self._drawn = drawn
+        self._num_adapters = num_adapters
         self._block_table = rows.block_table
         self._recorded: dict[_Kind, _RecordedStep] = {}
         self._refused: set[bool] = set()
+        self._last: _DrawnStep | None = None
 
     def takes(self, step: Step) -> bool:
-        num_rows = step.batch.num_tokens
-        if num_rows > FEW_ROWS or step.batch.num_decode < num_rows or step.reads_prompts:
+        num_rows = len(step.columns.rows)
+        if num_rows > FEW_ROWS or not step.columns.is_decode:
             return False
         if self._rows.block_table is not self._block_table:  # it has grown
-            self._block_table = self._rows.block_table
+            self._block_table, self._last = self._rows.block_table, None
             self._recorded.clear()
-        if step.is_deterministic and not self._row_invariance.can_be_at_once:
+        if step.is_deterministic and not self._forward_pass.row_invariance.can_be_at_once:
             return False
         kind = _kind(step)
         if kind not in self._recorded and kind.adapters not in self._refused:
-            self._row_invariance.want(kind.deterministic)
-            recorded = _RecordedStep(kind, self._block_table, self._block_size, self._rows.columns)
-            if recorded.record(self._compute, self._recorder):
-                self._recorded[kind] = recorded
-            else:
-                self._refused.add(kind.adapters)
+            self._record(kind)
         return kind in self._recorded
 
     def compute(self, step: Step) -> Outputs:
-        tensors = self._eager.begin(step)
-        hidden = self._recorded[_kind(step)].replay(step.batch, tensors["token_ids"])
-        return self._eager.draw_from(hidden.index_select(0, tensors["logit_rows"]), step, tensors)
+        recorded, plan, num = self._recorded[_kind(step)], step.plan, len(step.columns.rows)
+        self._forward_pass.row_invariance.want(step.is_deterministic)
+        self._drawn.grow(self._rows.num_rows)
+        columns = decode_columns(step.columns, self._rows, self._block_size)
+        if step.is_deterministic or not step.is_plain:  # torch may take a row's exponential otherwise beside others
+            recorded.inputs.fill_decodes(columns)
+            tensors, hidden = self._eager.begin(step), recorded.replay(self._drawn)[:num]
+            return self._eager.draw(lambda first, stop: self._model.compute_logits(hidden[first:stop]), step, tensors)
+        recorded.inputs.fill_decodes(columns, version=None if plan.scheduled else plan.decodes.version)
+        parameters = recorded.inputs.step.sampling.part(0, num)
+        is_greedy = not columns["temperature"].any()
+        self._last = _DrawnStep(recorded, SamplingBatch(parameters.columns, is_greedy), self._model, self._drawn)
+        return self._last.compute(step)
+
+    def can_compute_again(self, step: Step) -> bool:
+        """Whether its decodes are those that were last drawn here, alone, one token further."""
+        last, plan = self._last, step.plan
+        if last is None or plan.scheduled or plan.masks is not None or self._rows.block_table is not self._block_table:
+            return False
+        return last.recorded.inputs.can_advance(plan.decodes)
+
+    def compute_again(self, step: Step) -> Outputs:
+        assert self._last is not None
+        decodes = step.plan.decodes
+        self._rows.grow_tables(decodes)
+        self._last.recorded.inputs.advance(decodes, self._rows, self._block_size)
+        if self._forward_pass.row_invariance.is_wanted:
+            self._forward_pass.row_invariance.want(False)
+        return self._last.compute(step)
+
+    def _record(self, kind: _Kind) -> None:
+        self._forward_pass.row_invariance.want(kind.deterministic)
+        num_adapters = self._num_adapters if kind.adapters else 0
+        size, table, columns = GraphSize(kind.num_rows, kind.num_rows), self._block_table, self._rows.columns
+        inputs = GraphInputs(
+            size,
+            torch.from_numpy(table),
+            self._block_size,
+            columns,
+            num_adapters,
+            all_as_prompts=kind.deterministic,
+        )
+        there = inputs.step
+        recorded = self._recorder.record(
+            lambda: self._forward_pass.compute(there.token_ids, there.positions, there.attention, there.adapters)
+        )
+        if recorded is None:  # there is more to it than loops
+            self._refused.add(kind.adapters)
+        else:
+            self._recorded[kind] = _RecordedStep(inputs, recorded)
+
+
+class RecordedDecodesAgain:
+    """A StepWay: the decodes that were recorded steps' last, one token further. What they read is advanced in place."""
+
+    def __init__(self, recorded: RecordedSteps) -> None:
+        self._recorded = recorded
+
+    def takes(self, step: Step) -> bool:
+        return self._recorded.can_compute_again(step)
+
+    def compute(self, step: Step) -> Outputs:
+        return self._recorded.compute_again(step)
 
 
 class _Kind(NamedTuple):
@@ -90,44 +148,33 @@ class _Kind(NamedTuple):
 
 def _kind(step: Step) -> _Kind:
     """With as many rows as the least power of two that is no less."""
-    return _Kind(1 << (step.batch.num_tokens - 1).bit_length(), step.has_adapters, step.is_deterministic)
+    return _Kind(1 << (len(step.columns.rows) - 1).bit_length(), step.has_adapters, step.is_deterministic)
 
 
-class _RecordedStep:
+class _RecordedStep(NamedTuple):
     """The inputs of decodes of one kind, and their recording."""
 
-    def __init__(self, kind: _Kind, block_table: Int32Array, block_size: int, columns: BatchColumns) -> None:
-        self._kind = kind
-        self._columns = columns.per(Per.TOKEN, Per.SEQUENCE)
-        self._arrays = {column.name: column.padded(kind.num_rows) for column in self._columns}
-        there = {name: torch.from_numpy(array) for name, array in self._arrays.items()}
+    inputs: GraphInputs
+    recorded: RecordedLoops
 
-        def of_group(table: Tensor, slots: Tensor) -> AttentionInputs:
-            sequences = table, there["context_lens"], block_size, there["rows"]
-            if kind.deterministic:
-                return AttentionInputs(cache_slots(slots, block_size), None, prompts_of_one_token(*sequences))
-            return AttentionInputs(cache_slots(slots, block_size), decode_batch(*sequences), None)
+    def replay(self, drawn: DrawnIds) -> Tensor:
+        """hidden [T, hidden_size], with that of padding, of what the inputs hold; overwritten by the next replay."""
+        self.inputs.fetch()
+        drawn.fill_in(self.inputs.step.token_ids, self.inputs.step.decode_rows)
+        return self.recorded.replay()
 
-        slots_of_groups = [there[name] for name in columns.slots]
-        attention = AttentionInputs.by_group(columns.group_of, torch.from_numpy(block_table), slots_of_groups, of_group)
-        adapters = None
-        if kind.adapters:
-            slots = TokenSlots(there["adapter_slots"])
-            adapters = AdapterInputs(slots, slots)
-        self._inputs = there["token_ids"], there["positions"], attention, adapters
-        self._recorded: RecordedLoops | None = None
 
-    def record(self, compute: Compute, recorder: Recorder) -> bool:
-        """Compute a step of padding, and keep how. False: there is more to it than loops."""
-        self._recorded = recorder.record(lambda: compute(*self._inputs))
-        return self._recorded is not None
+class _DrawnStep(NamedTuple):
+    """A recorded step and its draws, whose parameters stand at fixed places, too."""
 
-    def replay(self, batch: FlatBatch, token_ids: Tensor) -> Tensor:
-        """hidden [T, hidden_size] of the batch, overwritten by the next replay. token_ids: pending ones filled in."""
-        assert self._recorded is not None
-        values = {**batch.tokens, **batch.sequences, "token_ids": token_ids.numpy()}
-        num = len(token_ids)
-        for column in self._columns:
-            array = self._arrays[column.name]
-            array[:num], array[num:] = values[column.name], column.padding
-        return self._recorded.replay()[:num]
+    recorded: _RecordedStep
+    parameters: SamplingBatch
+    model: CausalLM
+    drawn: DrawnIds
+
+    def compute(self, step: Step) -> Outputs:
+        num = len(self.parameters)
+        logits = self.model.compute_logits(self.recorded.replay(self.drawn)[:num])
+        token_ids = sample(logits, self.parameters)
+        self.drawn.note(self.recorded.inputs.step.draw_rows[:num], token_ids)
+        return Outputs(PendingTokenIds(token_ids, num, step.turn))

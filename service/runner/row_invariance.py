@@ -21,7 +21,8 @@ class RowInvariance:
     """How a model computes the step that is being launched. Engine thread.
 
     Between two steps of one kind nothing is done; a change tells every projection. max_model_len: tokens that a
-    sequence may have. plain_cache: keys and values are kept in the numbers that they are computed in.
+    sequence may have. plain_cache: keys and values are kept in the numbers that they are computed in. is_wanted: of the
+    present step.
     """
 
     def __init__(self, model: CausalLM, device: torch.device, max_model_len: int, *, plain_cache: bool = True) -> None:
@@ -29,12 +30,12 @@ class RowInvariance:
         self._is_gpu = device.type == "cuda"
         self._split_len = ordered_split_len(max_model_len)
         self._plain_cache = plain_cache
-        self._is_wanted = False
+        self.is_wanted = False
 
     @property
     def takes_one_by_one(self) -> bool:
         """Whether the step's tokens are to be computed one after the other, and its draws."""
-        return self._is_wanted and not self.can_be_at_once
+        return self.is_wanted and not self.can_be_at_once
 
     @property
     def takes_all_as_prompts(self) -> bool:
@@ -54,7 +55,7 @@ class RowInvariance:
 
     @property
     def _is_at_once(self) -> bool:
-        return self._is_wanted and self.can_be_at_once
+        return self.is_wanted and self.can_be_at_once
 
     @cached_property
     def can_be_at_once(self) -> bool:
@@ -62,16 +63,12 @@ class RowInvariance:
 
     def want(self, is_wanted: bool) -> None:
         """Of the steps from now on."""
-        if is_wanted is self._is_wanted:
+        if is_wanted is self.is_wanted:
             return
-        self._is_wanted = is_wanted
+        self.is_wanted = is_wanted
         if self.can_be_at_once:
             for projection in self._projections:
                 projection.order_sums(is_wanted)
-
-    @property
-    def is_wanted(self) -> bool:
-        return self._is_wanted
 
     @cached_property
     def _projections(self) -> Sequence[Projection]:

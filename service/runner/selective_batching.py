@@ -81,15 +81,8 @@ def plan_columns(plan: IterationPlan, rows: SequenceRows) -> PlanColumns:
     return parts[0] if len(parts) == 1 else PlanColumns(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def grow_tables(decodes: ScheduledDecodes, rows: SequenceRows) -> None:
-    """`rows` takes over the decodes' new blocks."""
-    grown = decodes.grown
-    if len(grown.places):
-        rows.write_blocks(decodes.rows[grown.places], grown.table_starts, grown.block_ids)
-
-
 def _of_decodes(decodes: ScheduledDecodes, rows: SequenceRows) -> PlanColumns:
-    grow_tables(decodes, rows)
+    rows.grow_tables(decodes)
     return PlanColumns(
         decodes.rows,
         decodes.num_computed_tokens,
@@ -217,7 +210,7 @@ def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBa
     num_decode = int(is_decode.sum())
     is_plain = not rows["asks_more"][row].any()
     tokens: dict[str, Array] = {"token_ids": token_ids, "positions": positions}
-    tokens |= _slots(rows, token_row, positions, block_size)
+    tokens |= rows.slots_at(token_row, positions, block_size)
     tokens |= rows.gather(Per.TOKEN, token_row)
     sequences: dict[str, Array] = {"rows": row, "context_lens": context_lens.astype(np.int32)}
     draws: dict[str, Array] = {"seeds": seeds, "sample_positions": context_lens[draw_place]}
@@ -255,17 +248,9 @@ def decode_columns(planned: PlanColumns, rows: SequenceRows, block_size: int) ->
         "seeds": planned.seeds,
         "sample_positions": positions + 1,
     }
-    columns |= _slots(rows, row, positions, block_size) | rows.gather(Per.TOKEN, row) | rows.gather(Per.DRAW, row)
+    columns |= rows.slots_at(row, positions, block_size) | rows.gather(Per.TOKEN, row) | rows.gather(Per.DRAW, row)
     columns |= {f"decode_{name}": column for name, column in rows.gather(Per.SEQUENCE, row).items()}
     return columns
-
-
-def _slots(rows: SequenceRows, row: Int64Array, positions: Int64Array, block_size: int) -> dict[str, Array]:
-    """[T] each: in every group of layers, where the token at this position of this row goes."""
-    units, offsets = np.divmod(positions, block_size)
-    return {
-        name: rows.blocks_at(row, units, group) * block_size + offsets for group, name in enumerate(rows.columns.slots)
-    }
 
 
 def adapter_columns(
@@ -285,22 +270,3 @@ def adapter_columns(
     read_slots, most = padded[read], num_adapters or int(np.count_nonzero(np.unique(slots)))
     tiles, read_tiles = (token_tiles(each, most_tiles(len(each), most)).ravel() for each in (padded, read_slots))
     return {"adapter_tiles": tiles, "read_slots": read_slots, "read_tiles": read_tiles}
-
-
-def can_advance(held: Mapping[str, Array], decodes: ScheduledDecodes) -> bool:
-    """Whether each decode computes one token, right behind the one in `held`. held: the same sequences' columns."""
-    is_next = held["sample_positions"] == decodes.num_computed_tokens
-    return bool(is_next.all()) and bool((decodes.num_new_tokens == 1).all())
-
-
-def advance(held: Mapping[str, Array], rows: SequenceRows, block_size: int) -> None:
-    """`held`, of decodes that are all pending, becomes in place the columns of the same decodes one token further.
-    rows: up to date with these. The block table is read where a block begins only: elsewhere slots follow
-    each other."""
-    for name in ("positions", *rows.columns.slots, "decode_context_lens", "sample_positions"):
-        np.add(held[name], 1, out=held[name])
-    positions = held["positions"]
-    (begins,) = (positions % block_size == 0).nonzero()
-    if len(begins):
-        for name, slots in _slots(rows, held["decode_rows"][begins], positions[begins], block_size).items():
-            held[name][begins] = slots

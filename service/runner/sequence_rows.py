@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.fill_pending_tokens import fill_pending_tokens
-from service.core.iteration_plan import ScheduledSequence
+from service.core.iteration_plan import ScheduledDecodes, ScheduledSequence
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Int32Array, Int64Array, Per
 from service.runner.staging import to_device
 
@@ -94,6 +94,20 @@ class SequenceRows:
             self._num_changed += len(places)
             if self._num_changed > self.block_table.size:
                 self._changed = None
+
+    def grow_tables(self, decodes: ScheduledDecodes) -> None:
+        """Take over the decodes' new blocks."""
+        grown = decodes.grown
+        if len(grown.places):
+            self.write_blocks(decodes.rows[grown.places], grown.table_starts, grown.block_ids)
+
+    def slots_at(self, rows: Int64Array, positions: Int64Array, block_size: int) -> dict[str, Array]:
+        """[T] each: in every group of layers, where the token at this position of this row goes."""
+        units, offsets = np.divmod(positions, block_size)
+        return {
+            name: self.blocks_at(rows, units, group) * block_size + offsets
+            for group, name in enumerate(self.columns.slots)
+        }
 
     def blocks_at(self, rows: Int64Array, units: Int64Array, group: int = 0) -> Int64Array:
         """[C] each: of these rows, the group's block in these units."""

@@ -12,7 +12,7 @@ from service.runner.batch_columns import BATCH_COLUMNS
 from service.runner.forward_pass import attention_inputs
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize, most_prompts
-from service.runner.selective_batching import decode_columns, grow_tables
+from service.runner.selective_batching import decode_columns
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows
 from service.runner.staging import to_device
 from tests.examples import examples
@@ -77,7 +77,7 @@ def test_decodes_of_the_same_version_advance():
     assert not inputs.can_advance(as_decodes(first, 1))
     now = as_decodes(behind, 1)
     assert inputs.can_advance(now)
-    grow_tables(now, rows)
+    rows.grow_tables(now)
     inputs.advance(now, rows, 4, NO_CHANGES)
     inputs.fetch()
     want = decode_columns(planned(behind, rows), rows, 4)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kernels.cpu_loops import cpu_loops
+from service.core.sampling_params import SamplingParams
 from service.layers.packed_weight import FEW_ROWS, WeightForm
 from service.runner.choices import weight_forms
 from service.runner.recorded_steps import RecordedSteps
@@ -39,6 +40,23 @@ def test_replayed_steps_draw_what_plain_ones_do(save, max_seqs, tmp_path):
     got, recorded = outputs(folder, max_seqs, enforce_eager=False)
     assert got == want
     assert recorded._recorded and not recorded._refused
+
+
+def sampled(player, max_tokens):
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.9, top_p=0.8, seed=3)
+    return player.generate(PROMPTS[:6], params, chunk=64, max_seqs=3)
+
+
+def test_the_same_decodes_are_advanced_where_they_are_and_draw_what_plain_ones_do(tmp_path, monkeypatch):
+    folder, again = llama(tmp_path, head_dim=32), []
+    compute = RecordedSteps.compute_again
+    monkeypatch.setattr(RecordedSteps, "compute_again", lambda self, step: again.append(step) or compute(self, step))
+    want, got = (
+        sampled(PlanPlayer(loaded.runner, loaded.num_blocks, 16), 40)
+        for loaded in (load(folder, dtype="bfloat16", enforce_eager=is_plain) for is_plain in (True, False))
+    )
+    assert got == want
+    assert len(again) > 40, "most of them, over several blocks"
 
 
 def test_a_block_table_that_grows_is_read_where_it_is(tmp_path):

@@ -10,7 +10,8 @@ import pytest
 
 from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
-from service.runner.selective_batching import advance, can_advance, decode_columns, flatten, grow_tables, plan_columns
+from service.runner.graph_inputs import advance, can_advance
+from service.runner.selective_batching import decode_columns, flatten, plan_columns
 from service.runner.sequence_rows import SequenceRows
 from tests.examples import examples
 from tests.runner.plans import as_decodes, flat, planned
@@ -161,7 +162,7 @@ def test_advancing_gives_the_columns_of_the_next_plan(seed):
             now.append(item._replace(num_computed_tokens=start, table_start=table_start, block_ids=block_ids))
         decodes = as_decodes(now, 1)
         assert can_advance(got, decodes)
-        grow_tables(decodes, rows)
+        rows.grow_tables(decodes)
         advance(got, rows, block_size)
         for name, expected in decode_columns(planned(now, others), others, block_size).items():
             assert got[name].dtype == expected.dtype
