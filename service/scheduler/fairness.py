@@ -1,18 +1,17 @@
 """AdaptiveLLM's fairness-based scheduling (section 3.5, Algorithm 2): short requests do not wait behind long ones.
 
 A request's priority is its time since arrival divided by its length in tokens: it grows while the request waits,
-faster for short ones, so nobody starves. A queue's priority is the mean of its members'; the queue of preempted
-requests and the queue of new ones compete as a whole. New ones, being short, mostly win.
+faster for short ones, so nobody starves. A queue's priority is the mean of its members'; the queue of swapped
+requests and the queue of those to be computed, new or dropped, compete as a whole. New ones, being short, mostly win.
 
-Some rules differ from the paper's, because its own preempt often and dearly:
-- It pauses the request of lowest priority, mostly the longest: the dearest to bring back. Here who was preempted least
+Three rules differ from the paper's:
+- It pauses the request of lowest priority, mostly the longest, often and dearly brought back. Here who was preempted least
   often gives way, and of those the one that started last, which has the least to lose. So nobody who has just returned
   is chased out again by the next one.
 - It starts new ones until all have started. Those paused for them fill the host's memory; from then on they are
   dropped and computed again. Here the paused go first while the host is nearly full, and of them those that it holds.
-- It lets those that were dropped compete among the new ones; here they are on the side of those that were swapped.
-- It compares the means of those that fit, and takes from one queue an iteration. Here whole queues are compared, and
-  what the first one leaves goes to the other.
+- It compares the means of those that fit, and takes from one queue an iteration. Here whole queues are compared, which
+  needs no look at each member, and what the first one leaves goes to the other, so that no seat stays empty.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ class Fair:
 
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
         """The queue of higher mean priority first, and within a queue the request of higher priority first. While the
-        host is nearly full, first those that it holds, then the others that were preempted."""
+        host is nearly full, first those that it holds, then the others that were preempted, then the new ones."""
         swapped, dropped, new = self._swapped, self._dropped, self._new
         if self._is_host_nearly_full():
             turns = [[swapped], [dropped], [new]]
         else:
-            turns = sorted(([swapped, dropped], [new]), key=lambda queues: mean_priority(queues, now_s), reverse=True)
+            turns = sorted(([swapped], [dropped, new]), key=lambda queues: mean_priority(queues, now_s), reverse=True)
         return chain.from_iterable(by_priority(queues, now_s) for queues in turns)
 
     def victim(self, running: Sequence[SequenceGroup]) -> SequenceGroup:

@@ -16,11 +16,12 @@ def make_group(order: int, length: int, arrival_s: float, num_preemptions: int =
     return group
 
 
-def make_host(num_used: int, sequence_id: int) -> SwapSpace:
-    """Of sixteen blocks, so many of which that sequence has."""
+def make_host(num_used: int, *sequence_ids: int) -> SwapSpace:
+    """Of sixteen blocks, so many of which each of these sequences has."""
     device = BlockPool(16)
     swap_space = SwapSpace(16, device)
-    swap_space.move_out({sequence_id: [device.allocate() for _ in range(num_used)]})
+    for sequence_id in sequence_ids:
+        swap_space.move_out({sequence_id: [device.allocate() for _ in range(num_used)]})
     return swap_space
 
 
@@ -58,15 +59,15 @@ def test_a_long_request_is_not_starved_by_short_ones_that_keep_coming():
 def test_the_queue_of_higher_mean_goes_first_as_a_whole():
     preempted = [make_group(0, 10, 0.0, num_preemptions=1), make_group(1, 40, 0.0, num_preemptions=1)]
     new = [make_group(2, 17, 0.0), make_group(3, 18, 0.0)]
-    assert ordered([*preempted, *new], 10.0) == [*preempted, *new]
+    assert ordered([*preempted, *new], 10.0, make_host(1, 0, 1)) == [*preempted, *new]
     new[0] = make_group(2, 5, 0.0)
-    assert ordered([*preempted, *new], 10.0) == [*new, *preempted]
+    assert ordered([*preempted, *new], 10.0, make_host(1, 0, 1)) == [*new, *preempted]
 
 
 def test_a_queue_does_not_go_first_for_being_long():
     preempted = [make_group(number, 20, 0.0, num_preemptions=1) for number in range(5)]
     new = [make_group(5, 15, 0.0)]
-    assert ordered([*preempted, *new], 10.0) == [*new, *preempted]
+    assert ordered([*preempted, *new], 10.0, make_host(1, *range(5))) == [*new, *preempted]
 
 
 def test_preempted_ones_go_first_while_the_host_has_hardly_room_for_more():
@@ -82,10 +83,12 @@ def test_then_those_whom_the_host_holds_leave_it_before_others_are_computed_agai
     assert ordered([dropped, swapped], 10.0, make_host(1, 1)) == [dropped, swapped]
 
 
-def test_both_kinds_of_preempted_are_one_queue_against_the_new_ones():
-    dropped, swapped = make_group(0, 10, 0.0, num_preemptions=1), make_group(1, 40, 0.0, num_preemptions=1)
-    new = [make_group(2, 17, 0.0)]  # the mean of the two is 0.625
-    assert ordered([dropped, swapped, *new], 10.0, make_host(1, 1)) == [dropped, swapped, *new]
+def test_who_was_dropped_competes_among_the_new_ones():
+    dropped, swapped = make_group(0, 40, 0.0, num_preemptions=1), make_group(1, 20, 0.0, num_preemptions=1)
+    new = make_group(2, 10, 0.0)  # the mean of it and the dropped one is 0.625
+    assert ordered([dropped, swapped, new], 10.0, make_host(1, 1)) == [new, dropped, swapped]
+    new = make_group(2, 15, 0.0)  # 0.458, and 0.5 of the one that the host holds
+    assert ordered([dropped, swapped, new], 10.0, make_host(1, 1)) == [swapped, new, dropped]
 
 
 def test_without_a_host_new_ones_go_first_as_they_do_in_the_paper():
