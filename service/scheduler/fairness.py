@@ -5,7 +5,7 @@ faster for short ones, so nobody starves. A queue's priority is the mean of its 
 requests and the queue of those to be computed, new or dropped, compete as a whole. New ones, being short, mostly win.
 
 Three rules differ from the paper's:
-- It pauses the request of lowest priority, mostly the longest, often and dearly brought back. Here who was preempted least
+- It pauses the request of lowest priority, mostly the longest: the dearest to bring back. Here who was preempted least
   often gives way, and of those the one that started last, which has the least to lose. So nobody who has just returned
   is chased out again by the next one.
 - It starts new ones until all have started. Those paused for them fill the host's memory; from then on they are
