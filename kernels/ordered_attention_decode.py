@@ -2,6 +2,8 @@
 prompt's, and do not depend on the other rows.
 
 Formula and tensors are those of kernels/paged_attention_decode.py, without sinks, of plain caches, and
+    order      [S]        int32: in which the device takes the sequences (kernels/longest_first.py). Complete before the
+                          last kernel without dependent launch began, as are the lengths
     arrivals   [S, >= K]  int32, for the kernel: zero between launches, so for one stream at a time
 
 `split_len` tokens make a split, of which the first begins at position 0: a multiple of 64, and for prompts the same.
@@ -73,7 +75,7 @@ def takes_heads(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv
 
 @triton.jit(
     do_not_specialize=["table_stride", "arrivals_stride", "most_splits"],
-    do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr", "context_lens_ptr"],
+    do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr", "context_lens_ptr", "order_ptr"],
 )
 @no_type_check
 def _ordered_attention_decode_kernel(
@@ -83,6 +85,7 @@ def _ordered_attention_decode_kernel(
     block_table_ptr,
     rows_ptr,
     context_lens_ptr,
+    order_ptr,
     arrivals_ptr,  # programs that are done of each sequence and kv head
     partial_ptr,  # [S, most_splits, H, D] fp32: each split's weighted sum, or ALONE that of all so far
     softmax_ptr,  # [S, most_splits, H, 2] fp32: its highest score and its total
@@ -108,9 +111,9 @@ def _ordered_attention_decode_kernel(
     ALONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (kv head, sequence, i): every so many-th split from the i-th on. ALONE: there is one for all splits."""
+    """Program (kv head, place of a sequence, i): every so many-th split from the i-th on. ALONE: there is one i."""
     start_dependents(PDL)
-    kv_head, seq = tl.program_id(0), tl.program_id(1)
+    kv_head, seq = tl.program_id(0), tl.load(order_ptr + tl.program_id(1))
     context_len = tl.load(context_lens_ptr + seq)
     table_row_ptr = block_table_ptr + tl.load(rows_ptr + seq) * table_stride
     wait_for_inputs(PDL)
@@ -201,6 +204,7 @@ def ordered_attention_decode_triton(
     context_lens: Tensor,
     block_size: int,
     split_len: int,
+    order: Tensor,
     arrivals: Tensor,
     scale: float,
     out: Tensor,
@@ -219,6 +223,7 @@ def ordered_attention_decode_triton(
     group = num_heads // num_kv_heads
     assert group <= _MOST_HEADS
     config = config or ordered_decode_config(num_seqs, num_kv_heads, group)
+    assert order.dtype == torch.int32 and order.shape == (num_seqs,) and order.is_contiguous()
     assert arrivals.dtype == torch.int32 and arrivals.shape[0] >= num_seqs and arrivals.shape[1] >= num_kv_heads
     if num_seqs == 0:
         return
@@ -236,6 +241,7 @@ def ordered_attention_decode_triton(
         block_table,
         rows,
         context_lens,
+        order,
         arrivals,
         partial,
         softmax,

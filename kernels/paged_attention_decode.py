@@ -59,6 +59,7 @@ from kernels.dense_attention import dense_attention
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.fp8_cache import Cache, elements_of, exponents_of, scale_of
 from kernels.fp8_numbers import fp8_numbers
+from kernels.longest_first import longest_first_triton
 from kernels.optional_triton import tl, triton
 from kernels.ordered_attention_decode import ordered_attention_decode_triton
 from kernels.paged_tensors import check_paged_tensors
@@ -91,7 +92,7 @@ class DecodeBatch:
 
     def afresh(self) -> DecodeBatch:
         """For a step whose lengths are others, at the same place."""
-        return replace(self, splits={}, _groups={})  # and without the arrivals that it has kept
+        return replace(self, splits={}, _groups={})  # and without the order and the arrivals that it has kept
 
     def splits_by(self, rule: SplitRule) -> Splits:
         """On a GPU or in the interpreter."""
@@ -104,10 +105,12 @@ class DecodeBatch:
         return self.splits[rule]
 
     @cached_property
-    def arrivals(self) -> Tensor:
-        """Of the kernel with splits of one length (kernels/ordered_attention_decode.py)."""
+    def order_and_arrivals(self) -> tuple[Tensor, Tensor]:
+        """Of the kernel with splits of one length (kernels/ordered_attention_decode.py), on a GPU."""
+        order = longest_first_triton(self.context_lens)
+        # Behind it, as of `splits_by`: torch's own, without dependent launch.
         shape = self.context_lens.shape[0], _MAX_KV_HEADS
-        return torch.zeros(shape, dtype=torch.int32, device=self.context_lens.device)
+        return order, torch.zeros(shape, dtype=torch.int32, device=self.context_lens.device)
 
     def groups(self, sliding_window: int | None) -> tuple[DecodeGroup, ...]:
         """The reference's; reads the lengths, for which a GPU would have to be waited for. Made once for all layers
@@ -434,7 +437,7 @@ def paged_attention_decode(
         assert isinstance(key_cache, Tensor) and isinstance(value_cache, Tensor) and sinks is None
         ordered_attention_decode_triton(
             query, key_cache, value_cache, batch.block_table, batch.rows, batch.context_lens, batch.block_size,
-            batch.split_len, batch.arrivals, scale, out, sliding_window, logit_softcap,
+            batch.split_len, *batch.order_and_arrivals, scale, out, sliding_window, logit_softcap,
         )  # fmt: skip
         return
     attend = paged_attention_decode_triton if query.is_cuda else paged_attention_decode_reference

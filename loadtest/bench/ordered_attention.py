@@ -3,7 +3,7 @@ table's have the same bits: `python -m loadtest.bench.ordered_attention`
 
 Llama-8B's heads, bf16, blocks of 16, tables for 8,192 tokens a sequence. By splits of two lengths: of each, what has
 other bits than its first way is marked by `!`. By replays of CUDA graphs over caches of more bytes than the L2 cache
-holds. Some 15 s; the last line is JSON.
+holds. Some 25 s; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ from kernels.ordered_attention_decode import OrderedDecodeConfig, ordered_attent
 from kernels.paged_attention_decode import decode_batch, paged_attention_decode_triton
 from kernels.replay_timing import seconds_by_replay
 
-SEQUENCES_AND_CONTEXT = ((1, 384), (1, 8192), (8, 384), (64, 384), (256, 384), (64, 2048))
+SEQUENCES_AND_CONTEXT = (
+    (1, 384, False),
+    (1, 8192, False),
+    (8, 384, False),
+    (64, 384, False),
+    (256, 384, False),
+    (64, 2048, False),
+    (64, 600, True),
+    (500, 600, True),
+)
+"""The last: lengths from a third of the context to five thirds."""
 SPLIT_LENS = (512,)
 CONFIGS = [
     OrderedDecodeConfig(),
@@ -42,13 +52,16 @@ def main() -> None:
     print(json.dumps(results))
 
 
-def _of(num_seqs: int, context: int) -> list[dict[str, object]]:
+def _of(num_seqs: int, context: int, is_spread: bool) -> list[dict[str, object]]:
     device = torch.device("cuda")
-    blocks_each = -(-context // _BLOCK_SIZE)
+    lens = torch.full((num_seqs,), context, dtype=torch.int32, device=device)
+    if is_spread:
+        lens = torch.linspace(context / 3, context * 5 / 3, num_seqs, device=device).int()
+        lens = lens[torch.randperm(num_seqs, device=device)].contiguous()
+    blocks_each = -(-int(lens.max()) // _BLOCK_SIZE)
     places = torch.randperm(num_seqs * blocks_each, device=device).to(torch.int32).view(num_seqs, blocks_each)
     table = torch.zeros(num_seqs, _TABLE_TOKENS // _BLOCK_SIZE, dtype=torch.int32, device=device)
     table[:, :blocks_each] = places
-    lens = torch.full((num_seqs,), context, dtype=torch.int32, device=device)
     shape = places.numel(), 2, _BLOCK_SIZE, _NUM_KV_HEADS, _HEAD_DIM
     caches = [torch.randn(shape, device=device).bfloat16() for _ in range(_LAYERS)]
     query = torch.randn(num_seqs, _NUM_HEADS, _HEAD_DIM, device=device).bfloat16()
@@ -62,8 +75,8 @@ def _of(num_seqs: int, context: int) -> list[dict[str, object]]:
 
         def ordered(cache: torch.Tensor, split_len: int, config: OrderedDecodeConfig) -> None:
             ordered_attention_decode_triton(
-                query, cache[:, 0], cache[:, 1], table, batch.rows, lens, _BLOCK_SIZE, split_len, batch.arrivals,
-                scale, out, config=config,
+                query, cache[:, 0], cache[:, 1], table, batch.rows, lens, _BLOCK_SIZE, split_len,
+                *batch.order_and_arrivals, scale, out, config=config,
             )  # fmt: skip
 
         every: dict[str, Callable[[torch.Tensor], None]] = {"usual": usual}
@@ -79,8 +92,20 @@ def _of(num_seqs: int, context: int) -> list[dict[str, object]]:
         torch.cuda.synchronize()
         same = torch.equal(out, expected.setdefault(name.split()[0], out.clone()))
         us = seconds_by_replay([partial(way, cache) for cache in caches], _ROUNDS) * 1e6
-        print(f"{num_seqs:>4} x {context:<5} {us:8.1f} us  {name}{'' if same else ' !'}", flush=True)
-        results.append({"sequences": num_seqs, "context": context, "way": name, "us": round(us, 1), "same": same})
+        print(
+            f"{num_seqs:>4} x {'~' if is_spread else ''}{context:<5} {us:8.1f} us  {name}{'' if same else ' !'}",
+            flush=True,
+        )
+        results.append(
+            {
+                "sequences": num_seqs,
+                "context": context,
+                "spread": is_spread,
+                "way": name,
+                "us": round(us, 1),
+                "same": same,
+            }
+        )
     return results
 
 

@@ -25,8 +25,9 @@ def decode(lane, case: PagedCase, query, split_len=SPLIT, programs=None, **optio
     rows = torch.arange(len(query), device=query.device)
     tensors = query, case.key_cache, case.value_cache, case.block_table, rows, case.context_lens
     arrivals = torch.zeros(len(query), 256, dtype=torch.int32, device=query.device)
+    order = torch.randperm(len(query), dtype=torch.int32, device=query.device)
     ordered_attention_decode_triton(
-        *tensors, 16, split_len, arrivals, 0.3, out, programs_per_sequence=programs, **options
+        *tensors, 16, split_len, order, arrivals, 0.3, out, programs_per_sequence=programs, **options
     )
     assert not arrivals.any()
     return out.cpu()

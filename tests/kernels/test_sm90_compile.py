@@ -153,7 +153,8 @@ def test_ordered_attention(num_heads, num_kv_heads, head_dim, window, monkeypatc
             int32(*[16] * count),
             torch.zeros(count, 8, dtype=torch.int32),
         )
-        of_cache = cache, cache, table, torch.arange(count), lens, 16, 512, arrivals, 0.1
+        order = torch.arange(count, dtype=torch.int32)
+        of_cache = cache, cache, table, torch.arange(count), lens, 16, 512, order, arrivals, 0.1
         ordered_decode.ordered_attention_decode_triton(query[:count], *of_cache, out[:count], window)
     as_prompt = compile_for_sm90(prefill._paged_attention_prefill_kernel.launches[0], tmp_path)
     decodes = ordered_decode._ordered_attention_decode_kernel.launches
