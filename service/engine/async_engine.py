@@ -19,11 +19,9 @@ from service.core.request import Request
 from service.core.stats import EngineSnapshot, RequestStats
 from service.core.training import Training, TrainingListener
 from service.engine.ailment import Ailment, ailment_of
-from service.engine.engine import Engine
-from service.engine.engine_loop import (
+from service.engine.commands import (
     Abort,
     Ask,
-    EngineLoop,
     Expire,
     ForgetAdapter,
     ForgetPrefixes,
@@ -33,6 +31,8 @@ from service.engine.engine_loop import (
     StopTraining,
     Submit,
 )
+from service.engine.engine import Engine
+from service.engine.engine_loop import EngineLoop
 from service.engine.live_requests import stats_of_lost
 from service.engine.request_stream import RequestStream
 from service.engine.stream_pacing import FixedInterval, StreamDelivery, StreamInterval, StreamPacing

@@ -23,8 +23,9 @@ from service.core.clock import Clock
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
-from service.core.stats import NO_ADAPTERS, AdapterUse, EngineSnapshot
+from service.core.stats import EngineSnapshot
 from service.engine.engine_probe import probe
+from service.engine.engine_snapshots import EngineSnapshots
 from service.engine.fenced_sink import FencedSink
 from service.engine.grammar_masks import FailedMasks, with_masks
 from service.engine.live_requests import LiveRequests
@@ -37,8 +38,6 @@ from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.iteration_scheduler import IterationScheduler
 
 logger = logging.getLogger(__name__)
-
-KV_TOKENS_EVERY_S = 0.5
 
 
 class Engine:
@@ -80,8 +79,7 @@ class Engine:
         self._num_lanes = len(scheduler.lanes)
         self._max_launched = max(2 if overlap else 1, self._num_lanes)
         self._batch_size = 0
-        self._kv_tokens = self._kv_token_blocks = 0
-        self._kv_tokens_due_s = 0.0
+        self._snapshots = EngineSnapshots(scheduler, clock)
         self.num_failed_in_a_row = 0
 
     @property
@@ -161,48 +159,8 @@ class Engine:
         self.training.interrupt(wants_state=True)
 
     def snapshot(self) -> EngineSnapshot:
-        pool, blocks = self.scheduler.pool, self.scheduler.blocks
-        self._count_kv_tokens()
-        return EngineSnapshot(
-            num_running=len(pool.running),
-            num_waiting=len(pool.waiting),
-            waiting_tokens=pool.waiting_tokens.total,
-            distinct_waiting_tokens=pool.waiting_tokens.distinct,
-            batch_size=self._batch_size if pool.running else 0,
-            used_blocks=blocks.pool.num_used - blocks.arena.num_blocks,
-            arena_blocks=blocks.arena.num_blocks,
-            total_blocks=blocks.pool.num_blocks,
-            block_size=blocks.block_size,
-            kv_tokens=self._kv_tokens,
-            kv_token_blocks=self._kv_token_blocks,
-            num_swapped=self._count_swapped(),
-            num_failed_in_a_row=self.num_failed_in_a_row,
-            adapters=self._adapter_use(),
-            longest_sequence=blocks.longest_sequence,
-            num_layer_groups=blocks.num_groups,
-        )
-
-    def _adapter_use(self) -> AdapterUse:
-        pool, slots = self.scheduler.pool, self.scheduler.blocks.adapter_slots
-        if not slots.num_slots:
-            return NO_ADAPTERS
-        running, waiting = pool.num_running_by_adapter, pool.num_waiting_by_adapter
-        return AdapterUse(slots.num_slots, len(slots), slots.num_blocks, dict(running), dict(waiting))
-
-    def _count_swapped(self) -> int:
-        swap_space = self.scheduler.blocks.swap_space
-        if not swap_space.num_used:
-            return 0
-        return sum(swap_space.holds(group.leader.sequence_id) for group in self.scheduler.pool.preempted)
-
-    def _count_kv_tokens(self) -> None:
-        """Counted anew at most every KV_TOKENS_EVERY_S: it looks at every running sequence."""
-        now_s = self._clock.now_s()
-        if now_s >= self._kv_tokens_due_s or not self.scheduler.pool.running:
-            blocks = self.scheduler.blocks
-            self._kv_tokens = self.scheduler.num_cached_tokens()
-            self._kv_token_blocks = blocks.pool.num_used - blocks.arena.num_blocks - blocks.adapter_slots.num_blocks
-            self._kv_tokens_due_s = now_s + KV_TOKENS_EVERY_S
+        """What is told of the present moment."""
+        return self._snapshots.take(self._batch_size, self.num_failed_in_a_row)
 
     def _decide(self) -> IterationPlan:
         """A fault in the scheduler itself leaves its books in doubt: it is not caught."""

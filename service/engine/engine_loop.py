@@ -5,16 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
-from service.core.adapter import Adapter
 from service.core.clock import Clock
 from service.core.events import News
 from service.core.request import Request
-from service.core.stats import EngineSnapshot, RequestStats
-from service.core.training import Training, TrainingInterrupted, TrainingListener
+from service.core.stats import EngineSnapshot
+from service.core.training import TrainingInterrupted
+from service.engine.commands import (
+    Abort,
+    Ask,
+    Command,
+    Expire,
+    ForgetAdapter,
+    ForgetPrefixes,
+    StartTraining,
+    Stop,
+    StopChoice,
+    StopTraining,
+    Submit,
+)
 from service.engine.engine import Engine
 from service.engine.live_training import tell_end
 from service.errors import RequestError, ServerError
@@ -46,70 +57,6 @@ LOOK_EVERY_S = 2e-3
 """While a launch is delayed: whether the iteration has ended, against every prediction."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Expire:
-    """Its time in the queue is over: it ends with `error` unless it has started."""
-
-    request_id: str
-    error: RequestError
-
-
-@dataclass(frozen=True, slots=True)
-class StopChoice:
-    request_id: str
-    choice_index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What is known of requests so far: `tell` is called on the engine thread with the statistics of those among them
-    that have not ended, by their ids; it neither raises nor waits."""
-
-    request_ids: Sequence[str]
-    tell: Callable[[dict[str, RequestStats]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetAdapter:
-    adapter: Adapter
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetPrefixes:
-    """Requests that are sent after it find nothing of what came before it."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartTraining:
-    training: Training
-    listener: TrainingListener
-
-
-@dataclass(frozen=True, slots=True)
-class StopTraining:
-    """wants_state: with a snapshot."""
-
-    training_id: int
-    wants_state: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End every live request with `error`, the training with a snapshot, then the thread."""
-
-    error: RequestError
-
-
 class Queued(NamedTuple):
     """Requests that have not started, and tokens of theirs to compute. distinct_tokens: those of a beginning that
     several prompts share counted once, but for prompts that the thread has not taken yet."""
@@ -117,11 +64,6 @@ class Queued(NamedTuple):
     requests: int
     tokens: int
     distinct_tokens: int
-
-
-Command = (
-    Submit | Abort | Expire | StopChoice | Ask | ForgetAdapter | ForgetPrefixes | StartTraining | StopTraining | Stop
-)
 
 
 class EngineLoop:

@@ -27,7 +27,8 @@ from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import DrawnIds, SequenceRows
 from service.runner.staging import PendingTokenIds, to_device
 from service.runner.step_ways import Outputs, Step
-from service.sampling.sampler import Drawn, SamplingBatch, SamplingExtras, TokenBitmask, draw, sample
+from service.sampling.sampler import SamplingBatch, sample
+from service.sampling.sampling_extras import Drawn, SamplingExtras, TokenBitmask, draw
 from service.sampling.vocab_shard import VocabShard
 
 

@@ -25,7 +25,7 @@ from service.runner.selective_batching import FlatBatch, PlanColumns
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device
 from service.sampling.logprobs import num_top_for
-from service.sampling.sampler import AskedTokens, LogitBias, Penalties, SamplingExtras, TokenBitmask
+from service.sampling.sampling_extras import AskedTokens, LogitBias, Penalties, SamplingExtras, TokenBitmask
 from service.sampling.token_counts import TokenCounts
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.core.clock import Clock
-from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, ScheduledDecodes
+from service.core.iteration_plan import IterationPlan, ScheduledDecodes
 from service.core.iteration_result import FinishedTransfer
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
@@ -15,10 +15,11 @@ from service.scheduler.arena_lending import ArenaLending
 from service.scheduler.block_growth import BlockGrowth, Shortage
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.decode_batch import DecodeBatch
-from service.scheduler.forking import hand_over_lead, share_prompt
+from service.scheduler.forking import hand_over_lead
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.group_start import GroupStart
 from service.scheduler.history import History
+from service.scheduler.lane_scheduling import LaneScheduling
 from service.scheduler.lanes import Lanes, LaunchedGroups, LaunchedIterations
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.request_pool import RequestPool
@@ -30,13 +31,8 @@ from service.scheduler.training_turns import TrainingTurns
 class IterationScheduler:
     """One scheduler over one request pool, asking small policies (`SchedulerPolicies`). Engine thread only.
 
-    Each iteration: running sequences that decode get their one token; then the chunk budget's tokens go to
-    prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
-    while budget, seats and memory last. If the running groups cannot all grow, the policy's victim is preempted,
-    whole; it returns from host memory or is recomputed (PagedAttention, section 4.5). So is one in the background, if
-    another request has no seat or memory. Adapters that nobody runs with go before. Blocks being copied to the host
-    are not free yet, and a group being copied back cannot be preempted: groups that need their blocks sit out. The
-    budget exceeds the seats, so the first prompt always advances.
+    Most iterations have the same decodes as the one before: `_schedule_decodes`. All others are decided by
+    `LaneScheduling`, which would decide those, too.
 
     pool, blocks, lanes, ledger, history: the books that it keeps. Who applies a result writes to them, too. training:
     the training that may have iterations of its own, if any. num_lanes: stages of the model, for each of which there
@@ -66,7 +62,6 @@ class IterationScheduler:
         self.ledger = ledger
         self.history = history
         self.training = TrainingTurns(policies.training, ArenaLending(blocks, clock))
-        self._chunk_budget = policies.chunk_budget
         self._clock = clock
         self._tally = DecisionTally()
         # Of each lane, version and number of the last plan's decodes, if it had no others; and the same as before?
@@ -74,12 +69,23 @@ class IterationScheduler:
         self._repeated: set[DecodeBatch] = set()
         self._launched = LaunchedIterations(blocks)
         self._growth = BlockGrowth(blocks, self.lanes)
-        self._preemption = GroupPreemption(
+        preemption = GroupPreemption(
             blocks, policies.scheduling, policies.preemption, ledger, self._launched, max_preemptions
         )
         speculation = policies.speculation
         self._drafts = None if speculation is None else DraftChoice(speculation, ledger)
         self._start = GroupStart(blocks, self.pool, self.lanes, self._growth, policies, ledger, clock, max_num_seqs)
+        self._whole_lane = LaneScheduling(
+            blocks,
+            self.pool,
+            self.lanes,
+            self._launched,
+            self._growth,
+            preemption,
+            self._start,
+            policies.chunk_budget,
+            self._drafts,
+        )
 
     def add(self, group: SequenceGroup) -> None:
         """Put an accepted request into the pool. If that fails, the request can be ended as any other."""
@@ -125,7 +131,9 @@ class IterationScheduler:
             if plan is not None:
                 return plan
             shortage = self._growth.shortage()
-            if self._launched and (not self._growth.will_have_room(shortage) or self._background_is_in_the_way):
+            if self._launched and (
+                not self._growth.will_have_room(shortage) or self._whole_lane.background_is_in_the_way
+            ):
                 break  # and no other lane goes on: once nothing runs, somebody is preempted
             plan = self._schedule_lane(shortage)
             if not plan.is_empty:
@@ -134,7 +142,7 @@ class IterationScheduler:
 
     def _schedule_decodes(self, batch: DecodeBatch) -> IterationPlan | None:
         """The common case: the lane has nothing but its decode batch, for which there is memory, and nobody waits. None
-        if that is not so. `_schedule_lane` would decide the same, and is the plain twin."""
+        if that is not so. `LaneScheduling` would decide the same, and is the plain twin."""
         if batch.unbatched or self.pool.waiting:
             return None
         shortage = batch.shortage()
@@ -157,20 +165,12 @@ class IterationScheduler:
     def _schedule_lane(self, shortage: Shortage) -> IterationPlan:
         """Empty if none of the lane's groups can run, and none is admitted."""
         draft = PlanDraft(self._launched.next_number, self._clock.now_s(), self._tally, self.blocks.adapter_slots)
-        gives_way = self._background_is_in_the_way
-        has_preempted = self._make_room(shortage, draft)
-        giving_way = self._schedule_unbatched(draft)
-        lacks_memory = has_preempted or bool(draft.sitting_out)
-        if self.pool.waiting and (lacks_memory or not self._growth.leaves_room_elsewhere):
-            self._start.let_wait("memory")
-        elif self.pool.waiting:
-            self.lanes.write_tokens()  # who admits may look at what runs
-            self._start.admit(draft, without_background=gives_way)
-        self._add_chunks(giving_way, draft)
-        if not (draft.computes or draft.transfers or self._awaits_transfer(draft)):
+        if not self._whole_lane.decide(draft, shortage):
             return IterationPlan(())
-        awaits_transfer = self._awaits_transfer(draft)
-        self._begin(draft)
+        awaits_transfer = self._whole_lane.awaits_transfer(draft)
+        groups = [advance.group for advance in draft.advances]
+        self._note_launch(LaunchedGroups(draft.members, groups, self.lanes.batch, draft.has_drafts), draft.decodes)
+        self._whole_lane.begin(draft)
         return IterationPlan(
             tuple(draft.scheduled),
             tuple(draft.copies),
@@ -180,11 +180,6 @@ class IterationScheduler:
             decodes=draft.decodes,
             adapter_loads=tuple(draft.adapter_loads),
         )
-
-    def _awaits_transfer(self, draft: PlanDraft) -> bool:
-        """Whether nothing can run before a transfer has finished."""
-        is_idle = not (draft.computes or self._launched) and self.blocks.swap_space.has_transfers
-        return is_idle and (self.lanes.batch.num_seqs > 0 or not self.pool.running)
 
     def predicted_s(self, plan: IterationPlan) -> float | None:
         """What a plan that runs is predicted to take; None before enough has been seen."""
@@ -299,110 +294,6 @@ class IterationScheduler:
         num_used -= blocks.arena.num_blocks
         return max(0, num_used * blocks.block_size - unfilled * blocks.num_groups)
 
-    @property
-    def _background_is_in_the_way(self) -> bool:
-        """Whether somebody else waits for what requests in the background may hold."""
-        start, pool = self._start, self.pool
-        return start.others_lack_room and pool.num_background_running > 0 and pool.has_others_waiting
-
-    def _make_room(self, shortage: Shortage, draft: PlanDraft) -> bool:
-        """Blocks for the next tokens of every sequence of the lane, which the decode batch then computes. True if some
-        group was preempted for them. Where that is not so, one in the background that is in the way is."""
-        growth, pool = self._growth, self.pool
-        num_running = len(pool.running)
-        if not growth.has_room(shortage):
-            self.lanes.dissolve(pool.running)
-            shortage = growth.shortage()
-        while not growth.will_have_room(shortage):
-            victim = self._preemption.victim(pool.running)
-            if growth.is_moving(victim):
-                break  # it cannot be taken before it is there, and nobody gives way in its stead
-            self._preempt(victim, draft)
-            shortage = growth.shortage()
-        has_preempted = len(pool.running) < num_running
-        if self._background_is_in_the_way and not has_preempted:
-            self.lanes.dissolve(pool.running)
-            victim = self._preemption.victim(pool.running)
-            if not growth.is_moving(victim):
-                self._preempt(victim, draft)
-            shortage = growth.shortage()
-        growth.grow(shortage, draft)
-        decodes = self.lanes.batch.advance(draft.number, shortage.decodes)
-        if decodes is not None:
-            draft.members, draft.decodes = decodes
-        return has_preempted
-
-    def _preempt(self, victim: SequenceGroup, draft: PlanDraft) -> None:
-        self.lanes.stop(victim)
-        self._preemption.preempt(victim, draft)
-        self.pool.pause(victim)
-
-    def _schedule_unbatched(self, draft: PlanDraft) -> list[tuple[SequenceGroup, Sequence]]:
-        """The sequences that are not in the batch: first those with one token to compute, then chunks of prompts. Those
-        in the background give way while others wait: they are returned, for what is left of the budget."""
-        blocks = self.blocks
-        prefilling: list[tuple[SequenceGroup, Sequence]] = []
-        for group in self.lanes.batch.unbatched.values():
-            if group.arrival_order in draft.sitting_out or self._growth.is_moving(group):
-                continue
-            for sequence in group.computing:
-                num_tokens = sequence.num_tokens_to_compute
-                if num_tokens == 0 or not blocks.has_table(sequence.sequence_id):
-                    continue
-                if num_tokens == 1:
-                    self._add_decode(group, sequence, draft)
-                else:
-                    prefilling.append((group, sequence))
-        if prefilling or self.pool.waiting:
-            start = prefilling[0][1].num_computed_tokens if prefilling else 0
-            num_waiting = self.pool.waiting_tokens.total + sum(s.num_tokens_to_compute for _, s in prefilling)
-            draft.budget = self._chunk_budget.num_tokens(draft.num_decodes, draft.num_read, start, num_waiting)
-        background = [each for each in prefilling if each[0].request.is_background]
-        if background and not all(group.request.is_background for group in self.pool.waiting):
-            prefilling = [each for each in prefilling if not each[0].request.is_background]
-        else:
-            prefilling.sort(key=_is_in_background)  # stable: in order of start otherwise
-            background = []
-        self._add_chunks(prefilling, draft)
-        return background
-
-    def _add_decode(self, group: SequenceGroup, sequence: Sequence, draft: PlanDraft) -> None:
-        """Its one token, and the drafts that there is room for."""
-        drafts = () if self._drafts is None else self._drafts.of(sequence)
-        if drafts and not draft.sitting_out:
-            room = self._growth.room_for(sequence, sequence.num_tokens + len(drafts))
-            drafts = drafts[: room - sequence.num_tokens]
-            if drafts:
-                draft.add_with_drafts(group, sequence, self.blocks.table(sequence.sequence_id), drafts)
-                return
-        draft.add(group, sequence, sequence.num_tokens, self.blocks.table(sequence.sequence_id))
-
-    def _add_chunks(self, prefilling: list[tuple[SequenceGroup, Sequence]], draft: PlanDraft) -> None:
-        """As far as the budget goes, and the memory. Each has room for one token at least."""
-        for group, sequence in prefilling:
-            if draft.budget > 0:
-                end = min(sequence.num_computed_tokens + draft.budget, sequence.num_tokens)
-                room = self._growth.room_for_chunk(group, sequence, end)
-                draft.add(group, sequence, min(end, room), self.blocks.table(sequence.sequence_id))
-
-    def _begin(self, draft: PlanDraft) -> None:
-        """Count what the draft computes as computed. A drawn id becomes pending, so that the next iteration can go on
-        before it is known; unless the choices of a prompt fork with it, or the host has to look at every id. A group
-        whose only choice draws has only decodes ahead, and joins the decode batch."""
-        batch, groups = self.lanes.batch, [advance.group for advance in draft.advances]
-        self._note_launch(LaunchedGroups(draft.members, groups, batch, draft.has_drafts), draft.decodes)
-        joining = []
-        for group, sequence, end, draws in draft.advances:
-            sequence.num_computed_tokens = end
-            sequence.last_iteration = draft.number
-            if sequence is group.leader:
-                share_prompt(group, self.blocks)
-            if draws and group.is_forked and group.runs_ahead:
-                sequence.token_ids.append(PENDING_TOKEN_ID)
-                if len(group.live) == 1 and not sequence.is_drawn_out:
-                    joining.append(group)
-        batch.join(joining)
-
     def _note_launch(self, groups: LaunchedGroups, decodes: ScheduledDecodes) -> None:
         """Of an iteration of the lane whose turn it is; and whether it repeats the one before it, if it computes."""
         batch = self.lanes.batch
@@ -416,7 +307,3 @@ class IterationScheduler:
             self._steady[batch] = steady = (decodes.version, len(decodes))
             if steady == before:
                 self._repeated.add(batch)
-
-
-def _is_in_background(prefilling: tuple[SequenceGroup, Sequence]) -> bool:
-    return prefilling[0].request.is_background

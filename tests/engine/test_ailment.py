@@ -17,16 +17,8 @@ from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
 from service.core.request import Request
 from service.core.sequence_group import SequenceGroup
 from service.engine.ailment import Ailment, ailment_of
-from service.engine.engine_loop import (
-    MAX_FAILED_IN_A_ROW,
-    PROBE_EVERY_S,
-    STALLED_AFTER_S,
-    Abort,
-    Command,
-    EngineLoop,
-    Expire,
-    Submit,
-)
+from service.engine.commands import Abort, Command, Expire, Submit
+from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, PROBE_EVERY_S, STALLED_AFTER_S, EngineLoop
 from service.errors import Overloaded
 from service.kvcache.block_manager import BlockManager, Fit
 from service.scheduler.admission import OnDemandAdmission

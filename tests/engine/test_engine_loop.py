@@ -12,18 +12,14 @@ from service.core.events import FinalEvent, News, Outcome, one_by_one
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.core.training import TrainingInterrupted
+from service.engine.commands import Abort, StartTraining, Stop, StopTraining, Submit
 from service.engine.engine import Engine
 from service.engine.engine_loop import (
     CATCH_UP_EVERY_S,
     IDLE_BEFORE_WORK_S,
     MAX_FAILED_IN_A_ROW,
     SNAPSHOT_EVERY_S,
-    Abort,
     EngineLoop,
-    StartTraining,
-    Stop,
-    StopTraining,
-    Submit,
 )
 from service.engine.ports import Executor, PendingIteration
 from service.errors import ServerError, Unavailable

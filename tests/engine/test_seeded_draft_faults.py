@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from service.core.sequence import Sequence
-from service.engine import result_applier
-from service.engine.result_applier import ResultApplier
+from service.engine import sequence_results
+from service.engine.sequence_results import SequenceResults
 from service.scheduler.block_growth import BlockGrowth
-from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.lane_scheduling import LaneScheduling
 from service.scheduler.speculation import Speculation
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.toy_drafts import ToyDrafts
@@ -91,17 +91,17 @@ def test_iterations_of_a_request_are_as_many_fewer_as_drafts_were_right():
 
 
 def a_wrong_draft_accepted(patch: Patch) -> None:
-    num_equal = result_applier.num_equal
-    patch.setattr(result_applier, "num_equal", lambda guessed, came: min(len(guessed), num_equal(guessed, came) + 1))
+    num_equal = sequence_results.num_equal
+    patch.setattr(sequence_results, "num_equal", lambda guessed, came: min(len(guessed), num_equal(guessed, came) + 1))
 
 
 def a_draw_behind_a_wrong_draft_told(patch: Patch) -> None:
-    patch.setattr(result_applier, "num_equal", lambda guessed, came: len(guessed))
+    patch.setattr(sequence_results, "num_equal", lambda guessed, came: len(guessed))
 
 
 def an_accepted_draft_computed_no_more(patch: Patch) -> None:
     """The sequence goes on from its last token with a gap before it in the cache."""
-    apply = ResultApplier._apply_drafts
+    apply = SequenceResults._apply_drafts
 
     def too_far(self, item, drafts, draws, group, tokens):
         apply(self, item, drafts, draws, group, tokens)
@@ -109,7 +109,7 @@ def an_accepted_draft_computed_no_more(patch: Patch) -> None:
             sequence.num_computed_tokens = item.num_computed_tokens + len(draws)
             sequence.token_ids += [1] * (sequence.num_computed_tokens + 1 - len(sequence.token_ids))
 
-    patch.setattr(ResultApplier, "_apply_drafts", too_far)
+    patch.setattr(SequenceResults, "_apply_drafts", too_far)
 
 
 def no_room_made_for_drafts(patch: Patch) -> None:
@@ -117,17 +117,22 @@ def no_room_made_for_drafts(patch: Patch) -> None:
 
 
 def the_next_iteration_not_held_back(patch: Patch) -> None:
-    begin = IterationScheduler._begin
+    decide, begin = LaneScheduling.decide, LaneScheduling.begin
 
-    def as_if_plain(self, draft):
+    def as_if_plain(self, draft, shortage):
+        computes = decide(self, draft, shortage)
         draft.has_drafts = False
+        return computes
+
+    def not_held_back(self, draft):
         begin(self, draft)
         for advance in draft.advances:
             sequence: Sequence = advance.sequence
             if not advance.draws and sequence.num_tokens_to_compute == 0:
                 sequence.num_computed_tokens -= 1
 
-    patch.setattr(IterationScheduler, "_begin", as_if_plain)
+    patch.setattr(LaneScheduling, "decide", as_if_plain)
+    patch.setattr(LaneScheduling, "begin", not_held_back)
 
 
 @pytest.mark.parametrize(

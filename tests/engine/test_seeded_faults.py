@@ -16,7 +16,7 @@ from service.kvcache.swap_space import SwapSpace
 from service.scheduler.block_growth import BlockGrowth
 from service.scheduler.decode_batch import DecodeBatch
 from service.scheduler.group_preemption import GroupPreemption
-from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.lane_scheduling import LaneScheduling
 from service.scheduler.lanes import LaunchedIterations
 from service.scheduler.preemption import AlwaysSwap
 from tests.engine.harness import Harness
@@ -101,14 +101,14 @@ def an_evicted_block_still_known(patch: Patch) -> None:
 
 
 def a_token_too_many_believed_computed(patch: Patch) -> None:
-    begin = IterationScheduler._begin
+    begin = LaneScheduling.begin
 
     def too_far(self, draft):
         begin(self, draft)
         for advance in draft.advances:
             advance.sequence.num_computed_tokens += advance.end == advance.sequence.num_prompt_tokens
 
-    patch.setattr(IterationScheduler, "_begin", too_far)
+    patch.setattr(LaneScheduling, "begin", too_far)
 
 
 def blocks_kept_after_the_end(patch: Patch) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
-from service.engine.engine_loop import LOOK_EVERY_S, Abort, Command, EngineLoop, Submit
+from service.engine.commands import Abort, Command, Submit
+from service.engine.engine_loop import LOOK_EVERY_S, EngineLoop
 from service.prediction.iteration_time import IterationTime
 from service.prediction.launch_timing import LATE_SHARE, LEAST_SPARE_S, LaunchTiming
 from service.prediction.workload import Workload

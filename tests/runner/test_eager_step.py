@@ -9,7 +9,7 @@ from service.core.iteration_plan import IterationPlan, Past, Sample, ScheduledSe
 from service.core.sampling_params import SamplingParams
 from service.runner import eager_step
 from service.runner.eager_step import with_grammar_masks
-from service.sampling.sampler import SamplingExtras, TokenBitmask
+from service.sampling.sampling_extras import SamplingExtras, TokenBitmask
 from tests.models.checkpoints import llama, random_prompts
 from tests.runner.loading import load
 from tests.structured.masks import FixedMasks

@@ -2,15 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from service.sampling.sampler import (
-    LogitBias,
-    Penalties,
-    SamplingBatch,
-    SamplingExtras,
-    TokenBitmask,
-    draw,
-    sample,
-)
+from service.sampling.sampler import SamplingBatch, sample
+from service.sampling.sampling_extras import LogitBias, Penalties, SamplingExtras, TokenBitmask, draw
 
 PENALTIES = {"repetition": 1.5, "presence": 0.7, "frequency": 0.2}
 

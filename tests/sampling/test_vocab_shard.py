@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from service.layers.shard import vocab_share, vocab_share_size
-from service.sampling.sampler import LogitBias, SamplingBatch, SamplingExtras, draw, sample
+from service.sampling.sampler import SamplingBatch, sample
+from service.sampling.sampling_extras import LogitBias, SamplingExtras, draw
 from service.sampling.vocab_shard import VocabShard
 from tests.layers.test_shard import ranks
 

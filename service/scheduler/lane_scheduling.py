@@ -1,0 +1,181 @@
+"""An iteration decided in full, group by group: prompts and who is admitted, several choices, preemption. So every
+iteration could be decided, and the common case (`IterationScheduler`) is held to it."""
+
+from __future__ import annotations
+
+from service.core.iteration_plan import PENDING_TOKEN_ID
+from service.core.sequence import Sequence
+from service.core.sequence_group import SequenceGroup
+from service.kvcache.block_manager import BlockManager
+from service.scheduler.block_growth import BlockGrowth, Shortage
+from service.scheduler.chunk_budget import ChunkBudget
+from service.scheduler.forking import share_prompt
+from service.scheduler.group_preemption import GroupPreemption
+from service.scheduler.group_start import GroupStart
+from service.scheduler.lanes import Lanes, LaunchedIterations
+from service.scheduler.plan_draft import PlanDraft
+from service.scheduler.request_pool import RequestPool
+from service.scheduler.speculation import DraftChoice
+
+
+class LaneScheduling:
+    """Engine thread only.
+
+    Each iteration: running sequences that decode get their one token; then the chunk budget's tokens go to
+    prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
+    while budget, seats and memory last. If the running groups cannot all grow, the policy's victim is preempted,
+    whole; it returns from host memory or is recomputed (PagedAttention, section 4.5). So is one in the background, if
+    another request has no seat or memory. Adapters that nobody runs with go before. Blocks being copied to the host
+    are not free yet, and a group being copied back cannot be preempted: groups that need their blocks sit out. The
+    budget exceeds the seats, so the first prompt always advances.
+
+    drafts: None: nobody drafts.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        pool: RequestPool,
+        lanes: Lanes,
+        launched: LaunchedIterations,
+        growth: BlockGrowth,
+        preemption: GroupPreemption,
+        start: GroupStart,
+        chunk_budget: ChunkBudget,
+        drafts: DraftChoice | None,
+    ) -> None:
+        self._blocks = blocks
+        self._pool = pool
+        self._lanes = lanes
+        self._launched = launched
+        self._growth = growth
+        self._preemption = preemption
+        self._start = start
+        self._chunk_budget = chunk_budget
+        self._drafts = drafts
+
+    def decide(self, draft: PlanDraft, shortage: Shortage) -> bool:
+        """The iteration of the lane whose turn it is. False if none of its groups can run, and none is admitted.
+        shortage: as it is now."""
+        gives_way = self.background_is_in_the_way
+        has_preempted = self._make_room(shortage, draft)
+        giving_way = self._schedule_unbatched(draft)
+        lacks_memory = has_preempted or bool(draft.sitting_out)
+        if self._pool.waiting and (lacks_memory or not self._growth.leaves_room_elsewhere):
+            self._start.let_wait("memory")
+        elif self._pool.waiting:
+            self._lanes.write_tokens()  # who admits may look at what runs
+            self._start.admit(draft, without_background=gives_way)
+        self._add_chunks(giving_way, draft)
+        return draft.computes or bool(draft.transfers) or self.awaits_transfer(draft)
+
+    def awaits_transfer(self, draft: PlanDraft) -> bool:
+        """Whether nothing can run before a transfer has finished."""
+        is_idle = not (draft.computes or self._launched) and self._blocks.swap_space.has_transfers
+        return is_idle and (self._lanes.batch.num_seqs > 0 or not self._pool.running)
+
+    @property
+    def background_is_in_the_way(self) -> bool:
+        """Whether somebody else waits for what requests in the background may hold."""
+        start, pool = self._start, self._pool
+        return start.others_lack_room and pool.num_background_running > 0 and pool.has_others_waiting
+
+    def begin(self, draft: PlanDraft) -> None:
+        """Count what the draft computes as computed. A drawn id becomes pending, so that the next iteration can go on
+        before it is known; unless the choices of a prompt fork with it, or the host has to look at every id. A group
+        whose only choice draws has only decodes ahead, and joins the decode batch."""
+        joining = []
+        for group, sequence, end, draws in draft.advances:
+            sequence.num_computed_tokens = end
+            sequence.last_iteration = draft.number
+            if sequence is group.leader:
+                share_prompt(group, self._blocks)
+            if draws and group.is_forked and group.runs_ahead:
+                sequence.token_ids.append(PENDING_TOKEN_ID)
+                if len(group.live) == 1 and not sequence.is_drawn_out:
+                    joining.append(group)
+        self._lanes.batch.join(joining)
+
+    def _make_room(self, shortage: Shortage, draft: PlanDraft) -> bool:
+        """Blocks for the next tokens of every sequence of the lane, which the decode batch then computes. True if some
+        group was preempted for them. Where that is not so, one in the background that is in the way is."""
+        growth, pool = self._growth, self._pool
+        num_running = len(pool.running)
+        if not growth.has_room(shortage):
+            self._lanes.dissolve(pool.running)
+            shortage = growth.shortage()
+        while not growth.will_have_room(shortage):
+            victim = self._preemption.victim(pool.running)
+            if growth.is_moving(victim):
+                break  # it cannot be taken before it is there, and nobody gives way in its stead
+            self._preempt(victim, draft)
+            shortage = growth.shortage()
+        has_preempted = len(pool.running) < num_running
+        if self.background_is_in_the_way and not has_preempted:
+            self._lanes.dissolve(pool.running)
+            victim = self._preemption.victim(pool.running)
+            if not growth.is_moving(victim):
+                self._preempt(victim, draft)
+            shortage = growth.shortage()
+        growth.grow(shortage, draft)
+        decodes = self._lanes.batch.advance(draft.number, shortage.decodes)
+        if decodes is not None:
+            draft.members, draft.decodes = decodes
+        return has_preempted
+
+    def _preempt(self, victim: SequenceGroup, draft: PlanDraft) -> None:
+        self._lanes.stop(victim)
+        self._preemption.preempt(victim, draft)
+        self._pool.pause(victim)
+
+    def _schedule_unbatched(self, draft: PlanDraft) -> list[tuple[SequenceGroup, Sequence]]:
+        """The sequences that are not in the batch: first those with one token to compute, then chunks of prompts. Those
+        in the background give way while others wait: they are returned, for what is left of the budget."""
+        blocks = self._blocks
+        prefilling: list[tuple[SequenceGroup, Sequence]] = []
+        for group in self._lanes.batch.unbatched.values():
+            if group.arrival_order in draft.sitting_out or self._growth.is_moving(group):
+                continue
+            for sequence in group.computing:
+                num_tokens = sequence.num_tokens_to_compute
+                if num_tokens == 0 or not blocks.has_table(sequence.sequence_id):
+                    continue
+                if num_tokens == 1:
+                    self._add_decode(group, sequence, draft)
+                else:
+                    prefilling.append((group, sequence))
+        if prefilling or self._pool.waiting:
+            start = prefilling[0][1].num_computed_tokens if prefilling else 0
+            num_waiting = self._pool.waiting_tokens.total + sum(s.num_tokens_to_compute for _, s in prefilling)
+            draft.budget = self._chunk_budget.num_tokens(draft.num_decodes, draft.num_read, start, num_waiting)
+        background = [each for each in prefilling if each[0].request.is_background]
+        if background and not all(group.request.is_background for group in self._pool.waiting):
+            prefilling = [each for each in prefilling if not each[0].request.is_background]
+        else:
+            prefilling.sort(key=_is_in_background)  # stable: in order of start otherwise
+            background = []
+        self._add_chunks(prefilling, draft)
+        return background
+
+    def _add_decode(self, group: SequenceGroup, sequence: Sequence, draft: PlanDraft) -> None:
+        """Its one token, and the drafts that there is room for."""
+        drafts = () if self._drafts is None else self._drafts.of(sequence)
+        if drafts and not draft.sitting_out:
+            room = self._growth.room_for(sequence, sequence.num_tokens + len(drafts))
+            drafts = drafts[: room - sequence.num_tokens]
+            if drafts:
+                draft.add_with_drafts(group, sequence, self._blocks.table(sequence.sequence_id), drafts)
+                return
+        draft.add(group, sequence, sequence.num_tokens, self._blocks.table(sequence.sequence_id))
+
+    def _add_chunks(self, prefilling: list[tuple[SequenceGroup, Sequence]], draft: PlanDraft) -> None:
+        """As far as the budget goes, and the memory. Each has room for one token at least."""
+        for group, sequence in prefilling:
+            if draft.budget > 0:
+                end = min(sequence.num_computed_tokens + draft.budget, sequence.num_tokens)
+                room = self._growth.room_for_chunk(group, sequence, end)
+                draft.add(group, sequence, min(end, room), self._blocks.table(sequence.sequence_id))
+
+
+def _is_in_background(prefilling: tuple[SequenceGroup, Sequence]) -> bool:
+    return prefilling[0].request.is_background
