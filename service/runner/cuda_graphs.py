@@ -14,92 +14,21 @@ graph or kernel by kernel.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from kernels.graph_capture import capture_graph
 from service.core.iteration_plan import ScheduledDecodes
-from service.layers.pipeline_stage import is_first, is_last
-from service.models.causal_lm import CausalLM
-from service.runner.batch_columns import Array, BatchColumns, Int64Array
-from service.runner.eager_step import EagerStep
-from service.runner.forward_pass import ForwardPass
-from service.runner.graph_inputs import GraphInputs, StepInputs
-from service.runner.graph_sizes import GraphSize, PaddedStep, narrowest, rows_of_logits
-from service.runner.selective_batching import FlatBatch, decode_columns, flat_order
-from service.runner.sequence_rows import DeviceBlockTable, DrawnIds, SequenceRows
+from service.runner.batch_columns import Array, Int64Array
+from service.runner.captured_step import CapturedStep
+from service.runner.graph_inputs import GraphInputs
+from service.runner.graph_sizes import GraphSize, PaddedStep, narrowest
+from service.runner.graph_step import GraphStep, StepOutputs
+from service.runner.selective_batching import FlatBatch
+from service.runner.sequence_rows import DeviceBlockTable, SequenceRows
 from service.runner.staging import PendingTokenIds, StagingTurn, to_device
 from service.runner.step_ways import Outputs, Step
-from service.sampling.sampler import sample
-from service.sampling.vocab_shard import VocabShard
-
-
-class StepOutputs(NamedTuple):
-    """token_ids [N] int64, drawn from logits [N, vocab_size], of which these are a rank's (`CausalLM.compute_logits`).
-    A graph's are overwritten by the next replay of any, and end in what padding drew. Where another stage draws they
-    are the ids that came in, and for logits the hidden states [T, hidden_size] that go out."""
-
-    token_ids: Tensor
-    logits: Tensor
-
-
-class GraphStep:
-    """In two parts, because a graph of many tokens holds the first alone. deterministic: its rows have the bits that
-    they have alone, where such steps are batched."""
-
-    def __init__(
-        self,
-        model: CausalLM,
-        forward_pass: ForwardPass,
-        drawn: DrawnIds,
-        shard: VocabShard | None = None,
-        *,
-        deterministic: bool = False,
-    ) -> None:
-        self.deterministic = deterministic
-        self.is_stage = model.stage.size > 1
-        self._model = model
-        self._forward_pass = forward_pass
-        self._drawn = drawn
-        self._shard = shard
-
-    def inputs(
-        self, size: GraphSize, block_table: Tensor, block_size: int, columns: BatchColumns, num_adapters: int
-    ) -> GraphInputs:
-        """Of such a step, as of GraphInputs."""
-        self._forward_pass.row_invariance.want(self.deterministic)
-        split_len, model, received = self._forward_pass.row_invariance.split_len, self._model, None
-        if not is_first(model.stage):
-            received = torch.zeros(size.num_tokens, model.hidden_size, dtype=model.dtype, device=block_table.device)
-        return GraphInputs(size, block_table, block_size, columns, num_adapters, split_len, received)
-
-    def hidden(self, inputs: StepInputs) -> Tensor:
-        """The hidden states [N, hidden_size] of the rows that draw."""
-        self._forward_pass.row_invariance.want(self.deterministic)
-        self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
-        attention = inputs.attention.afresh()
-        # A copy: the model overwrites what it gets, and in a replay's padding that would add up for ever.
-        received = None if inputs.received is None else inputs.received.clone()
-        return self._forward_pass.compute(inputs.token_ids, inputs.positions, attention, inputs.adapters, received)
-
-    def draw(self, hidden: Tensor, inputs: StepInputs, num_draws: int) -> StepOutputs:
-        """What is left, for the first `num_draws` of these rows."""
-        if not is_last(self._model.stage):
-            return StepOutputs(inputs.token_ids, hidden)
-        self._forward_pass.row_invariance.want(self.deterministic)
-        num_rows = rows_of_logits(num_draws, len(hidden))
-        logits = self._model.compute_logits(hidden[:num_rows])[:num_draws]
-        token_ids = sample(logits, inputs.sampling.part(0, num_draws), shard=self._shard)
-        self._drawn.note(inputs.draw_rows[:num_draws], token_ids)
-        return StepOutputs(token_ids, logits)
-
-    def whole(self, inputs: StepInputs) -> StepOutputs:
-        return self.draw(self.hidden(inputs), inputs, len(inputs.draw_rows))
-
 
 _NUM_RECENT_STEPS = 256
 
@@ -133,11 +62,11 @@ class StepGraphs:
         self._table = place.table
         self._pool = place.pool
         self._stream = place.stream
-        self._decodes: dict[GraphSize, _CapturedStep] = {}
-        self._mixed: dict[GraphSize, _CapturedStep] = {}
+        self._decodes: dict[GraphSize, CapturedStep] = {}
+        self._mixed: dict[GraphSize, CapturedStep] = {}
         self._decode_sizes: list[GraphSize] = []
         self._mixed_sizes: list[GraphSize] = []
-        self._last_decodes: tuple[PaddedStep, _CapturedStep] | None = None
+        self._last_decodes: tuple[PaddedStep, CapturedStep] | None = None
         self._flat_order: Tensor | None = None
         self.recent_steps: deque[PaddedStep] = deque(maxlen=_NUM_RECENT_STEPS)
 
@@ -233,10 +162,10 @@ class StepGraphs:
             return compute(inputs.step)
 
         captured = self._mixed if size.is_mixed else self._decodes
-        captured[size] = _CapturedStep(compute_by_table, inputs, self._pool, self._stream)
+        captured[size] = CapturedStep(compute_by_table, inputs, self._pool, self._stream)
 
     def _run(
-        self, step: _CapturedStep, num_draws: int, turn: StagingTurn, received: Tensor | None = None
+        self, step: CapturedStep, num_draws: int, turn: StagingTurn, received: Tensor | None = None
     ) -> StepOutputs:
         """num_draws: how many are wanted. Of what a graph draws nothing is cut off, as that would cost the host two
         more calls."""
@@ -248,48 +177,6 @@ class StepGraphs:
         step.graph.replay()
         outputs = step.outputs
         return outputs if isinstance(outputs, StepOutputs) else self._step.draw(outputs, step.inputs.step, num_draws)
-
-
-class _CapturedStep:
-    """A graph, and where it reads and writes (ids and logits, or the hidden states that they are drawn from). The first
-    replay, of nothing but padding, brings the graph to the device: 0.2 to 0.4 ms of any size of Llama-8B."""
-
-    def __init__(
-        self,
-        compute: Callable[[GraphInputs], StepOutputs | Tensor],
-        inputs: GraphInputs,
-        pool: Any,
-        stream: torch.cuda.Stream,
-    ) -> None:
-        self.inputs = inputs
-        compute(inputs)
-        torch.cuda.synchronize()
-        self.graph, outputs = capture_graph(lambda: compute(inputs), stream, pool)
-        self.graph.replay()
-        torch.cuda.synchronize()  # it reads places that the next step fills
-        self.outputs = _kept(outputs)
-
-
-def _kept(outputs: StepOutputs | Tensor) -> StepOutputs | Tensor:
-    """A graph's outputs. The ids are kept for it alone. Nobody holds the memory of the others, so the next capture may
-    use it too: logits are the largest tensor by far."""
-    if isinstance(outputs, StepOutputs):
-        return StepOutputs(outputs.token_ids, _without_holding(outputs.logits))
-    return _without_holding(outputs)
-
-
-def _without_holding(tensor: Tensor) -> Tensor:
-    """The same memory as a tensor whose allocation it does not keep; the caller knows what else does."""
-    as_bytes = tensor.view(torch.uint8)
-    described = _Memory(as_bytes.data_ptr(), tuple(as_bytes.shape))
-    return torch.as_tensor(described, device=tensor.device).view(tensor.dtype)
-
-
-class _Memory:
-    """Device memory as numba's CUDA array interface describes it, which torch reads."""
-
-    def __init__(self, address: int, shape: tuple[int, ...]) -> None:
-        self.__cuda_array_interface__ = {"shape": shape, "typestr": "|u1", "data": (address, False), "version": 2}
 
 
 class SameDecodesAgain:
@@ -304,76 +191,9 @@ class SameDecodesAgain:
 
     def compute(self, step: Step) -> Outputs:
         outputs = self._graphs.replay_again(step.plan.decodes, step.turn, step.received)
-        return _drawn(outputs, len(step.plan.decodes), step)
+        return drawn(outputs, len(step.plan.decodes), step)
 
 
-class DecodeGraph:
-    """Sequences that compute one token and draw one id each."""
-
-    def __init__(self, graphs: StepGraphs, rows: SequenceRows, block_size: int) -> None:
-        self._graphs = graphs
-        self._rows = rows
-        self._block_size = block_size
-
-    def has_room_for(self, step: Step) -> bool:
-        # The columns first: rows that they add are in no graph.
-        return (
-            step.columns.is_decode
-            and _is_kind_of(self._graphs, step)
-            and self._graphs.has_room_for(len(step.columns.rows))
-        )
-
-    def takes(self, step: Step) -> bool:
-        return self.has_room_for(step) and step.is_plain
-
-    def compute(self, step: Step) -> Outputs:
-        plan = step.plan
-        return _drawn(self.replay(step, None if plan.scheduled else plan.decodes.version), plan.num_sequences, step)
-
-    def replay(self, step: Step, version: int | None = None) -> StepOutputs:
-        """version: of the decodes that may be replayed again."""
-        columns = decode_columns(step.columns, self._rows, self._block_size)
-        order = flat_order(step.columns) if self._graphs.is_stage else None
-        return self._graphs.replay(columns, step.turn, version, step.received, order)
-
-
-class MixedGraph:
-    """Decodes and prompts."""
-
-    def __init__(self, graphs: StepGraphs) -> None:
-        self._graphs = graphs
-
-    def takes(self, step: Step) -> bool:
-        return step.is_plain and _is_kind_of(self._graphs, step) and self._graphs.can_replay_mixed(step.batch)
-
-    def compute(self, step: Step) -> Outputs:
-        return _drawn(self._graphs.replay_mixed(step.batch, step.turn), step.batch.num_draws, step)
-
-
-class DecodeGraphLogits:
-    """As DecodeGraph, where draws ask for more than the graph can do: it gives the logits, and they are drawn from
-    kernel by kernel."""
-
-    def __init__(self, decode_graph: DecodeGraph, eager: EagerStep) -> None:
-        self._decode_graph = decode_graph
-        self._eager = eager
-
-    def takes(self, step: Step) -> bool:
-        return self._decode_graph.has_room_for(step)
-
-    def compute(self, step: Step) -> Outputs:
-        tensors = self._eager.begin(step)
-        logits = self._decode_graph.replay(step).logits
-
-        def logits_of(first: int, stop: int) -> Tensor:
-            return logits[first:stop].clone()  # the graph's are kept as they are: drawing again begins with them
-
-        return replace(self._eager.draw(logits_of, step, tensors), is_replayed=True)
-
-
-def _is_kind_of(graphs: StepGraphs, step: Step) -> bool:
-    return step.has_adapters is graphs.adapters and step.is_deterministic is graphs.deterministic
-
-
-def _drawn(outputs: StepOutputs, num_draws: int, step: Step) -> Outputs:
+def drawn(outputs: StepOutputs, num_draws: int, step: Step) -> Outputs:
+    """A graph's outputs, of which so many draws are the step's."""
     return Outputs(PendingTokenIds(outputs.token_ids, num_draws, step.turn), is_replayed=True)

@@ -14,18 +14,12 @@ from service.layers.pipeline_stage import is_last
 from service.models.causal_lm import CausalLM
 from service.runner.adapter_tables import AdapterTables
 from service.runner.batch_columns import ADAPTER_COLUMNS, BATCH_COLUMNS, Int64Array
-from service.runner.cuda_graphs import (
-    DecodeGraph,
-    DecodeGraphLogits,
-    GraphPlace,
-    GraphStep,
-    MixedGraph,
-    SameDecodesAgain,
-    StepGraphs,
-)
+from service.runner.cuda_graphs import GraphPlace, SameDecodesAgain, StepGraphs
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_sizes import GraphSize, PaddedStep
+from service.runner.graph_step import GraphStep
+from service.runner.graph_ways import DecodeGraph, DecodeGraphLogits, MixedGraph
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer

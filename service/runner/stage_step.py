@@ -11,8 +11,9 @@ from torch import Tensor
 
 from service.layers.pipeline_stage import PipelineStage, is_first
 from service.runner.batch_columns import Int64Array
-from service.runner.cuda_graphs import DecodeGraph, StepGraphs
+from service.runner.cuda_graphs import StepGraphs
 from service.runner.forward_pass import ForwardPass
+from service.runner.graph_ways import DecodeGraph
 from service.runner.sequence_rows import DrawnIds, SequenceRows
 from service.runner.staging import PendingTokenIds, to_device
 from service.runner.step_ways import Outputs, Step, StepWay

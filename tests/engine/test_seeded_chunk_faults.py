@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from service.kvcache.prefix_cache import NoPrefixCache
-from service.scheduler import group_start, iteration_scheduler
+from service.scheduler import group_start, lane_scheduling
 from service.scheduler.block_growth import BlockGrowth
 from service.scheduler.group_start import GroupStart
 from service.scheduler.memory_need import num_shared_tokens
@@ -58,7 +58,7 @@ def a_first_chunk_beyond_its_blocks(patch: Patch) -> None:
 
 
 def choices_that_never_share_their_prompt_again(patch: Patch) -> None:
-    for module in (group_start, iteration_scheduler):
+    for module in (group_start, lane_scheduling):
         patch.setattr(module, "share_prompt", lambda group, blocks: None)
 
 

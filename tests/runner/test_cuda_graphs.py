@@ -16,9 +16,9 @@ from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, 
 from service.core.sampling_params import SamplingParams
 from service.runner import graph_sizes as sizes_module
 from service.runner.choices import add_norm_rows, kept_sizes
-from service.runner.cuda_graphs import StepOutputs
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, GraphSize, graph_sizes
+from service.runner.graph_step import StepOutputs
 from service.runner.selective_batching import decode_columns, flatten
 from service.runner.sequence_rows import DeviceBlockTable
 from tests.models.checkpoints import llama, qwen3, random_prompts

@@ -22,6 +22,6 @@ class Recomputed:
 
 def without_capture(patch: pytest.MonkeyPatch) -> None:
     """Nothing is captured from now on."""
-    patch.setattr(cuda_graphs, "_CapturedStep", Recomputed)
+    patch.setattr(cuda_graphs, "CapturedStep", Recomputed)
     patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     patch.setattr(torch.cuda, "Stream", lambda device: None)

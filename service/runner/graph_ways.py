@@ -1,0 +1,82 @@
+"""The ways of computing a step by a CUDA graph (step_ways.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from service.runner.cuda_graphs import StepGraphs, drawn
+from service.runner.eager_step import EagerStep
+from service.runner.graph_step import StepOutputs
+from service.runner.selective_batching import decode_columns, flat_order
+from service.runner.sequence_rows import SequenceRows
+from service.runner.step_ways import Outputs, Step
+
+
+class DecodeGraph:
+    """Sequences that compute one token and draw one id each."""
+
+    def __init__(self, graphs: StepGraphs, rows: SequenceRows, block_size: int) -> None:
+        self._graphs = graphs
+        self._rows = rows
+        self._block_size = block_size
+
+    def has_room_for(self, step: Step) -> bool:
+        # The columns first: rows that they add are in no graph.
+        return (
+            step.columns.is_decode
+            and _is_kind_of(self._graphs, step)
+            and self._graphs.has_room_for(len(step.columns.rows))
+        )
+
+    def takes(self, step: Step) -> bool:
+        return self.has_room_for(step) and step.is_plain
+
+    def compute(self, step: Step) -> Outputs:
+        plan = step.plan
+        return drawn(self.replay(step, None if plan.scheduled else plan.decodes.version), plan.num_sequences, step)
+
+    def replay(self, step: Step, version: int | None = None) -> StepOutputs:
+        """version: of the decodes that may be replayed again."""
+        columns = decode_columns(step.columns, self._rows, self._block_size)
+        order = flat_order(step.columns) if self._graphs.is_stage else None
+        return self._graphs.replay(columns, step.turn, version, step.received, order)
+
+
+class MixedGraph:
+    """Decodes and prompts."""
+
+    def __init__(self, graphs: StepGraphs) -> None:
+        self._graphs = graphs
+
+    def takes(self, step: Step) -> bool:
+        return step.is_plain and _is_kind_of(self._graphs, step) and self._graphs.can_replay_mixed(step.batch)
+
+    def compute(self, step: Step) -> Outputs:
+        return drawn(self._graphs.replay_mixed(step.batch, step.turn), step.batch.num_draws, step)
+
+
+class DecodeGraphLogits:
+    """As DecodeGraph, where draws ask for more than the graph can do: it gives the logits, and they are drawn from
+    kernel by kernel."""
+
+    def __init__(self, decode_graph: DecodeGraph, eager: EagerStep) -> None:
+        self._decode_graph = decode_graph
+        self._eager = eager
+
+    def takes(self, step: Step) -> bool:
+        return self._decode_graph.has_room_for(step)
+
+    def compute(self, step: Step) -> Outputs:
+        tensors = self._eager.begin(step)
+        logits = self._decode_graph.replay(step).logits
+
+        def logits_of(first: int, stop: int) -> Tensor:
+            return logits[first:stop].clone()  # the graph's are kept as they are: drawing again begins with them
+
+        return replace(self._eager.draw(logits_of, step, tensors), is_replayed=True)
+
+
+def _is_kind_of(graphs: StepGraphs, step: Step) -> bool:
+    return step.has_adapters is graphs.adapters and step.is_deterministic is graphs.deterministic
