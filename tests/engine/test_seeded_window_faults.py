@@ -202,7 +202,7 @@ def choices_scenario() -> None:
     scheduler, [group] = harness.scheduler, harness.scheduler.pool.running
     scheduler.lanes.stop(group)
     draft = PlanDraft(1, 0.0, DecisionTally(), harness.blocks.adapter_slots)
-    scheduler._preemption.preempt(group, draft)
+    scheduler._whole_lane._preemption.preempt(group, draft)
     scheduler.pool.pause(group)
     harness.run(max_steps=300)
     for choice in range(2):
