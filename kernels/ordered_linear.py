@@ -436,7 +436,8 @@ def _few_config(x: Tensor, weight: Tensor, parts: int) -> SkinnyConfig:
     num_features = len(weight)
     # Of fp32 it takes half of block_k.
     few = SkinnyConfig(_STRIP if num_features <= 65536 else 128, _PART_BORDER * x.itemsize // 2, 4, 4, parts)
-    return replace(few, num_stages=3) if len(x) > FEW_ROWS and 12288 < num_features <= 65536 else few
+    leaves_room = num_features > 65536 if len(x) <= FEW_ROWS else 12288 < num_features <= 65536
+    return replace(few, num_stages=3) if leaves_room else few  # so two programs fit a multiprocessor
 
 
 def ordered_linear(
