@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -76,14 +76,19 @@ def _left_out(group: list[pytest.Function], factor: float) -> list[pytest.Functi
 def covering(every: Sequence[tuple[int, ...]], num_meeting: int) -> list[tuple[int, ...]]:
     """Of the rows so many that any `num_meeting` values of as many columns that meet in a row do so in one of them.
 
-    Greedy: each time the row, the first of them, in which most meet that have not met.
+    Greedy: each time a row in which most meet that have not met, and of these one whose values were taken least often.
     """
     num_meeting = min(num_meeting, len(every[0]))
     met_in = {row: set(itertools.combinations(enumerate(row), num_meeting)) for row in every}
     missing = set().union(*met_in.values())
-    rows = []
+    rows, taken = [], Counter[tuple[int, int]]()
+
+    def gain(row: tuple[int, ...]) -> tuple[int, int]:
+        return len(met_in[row] & missing), -sum(taken[value] for value in enumerate(row))
+
     while missing:
-        row = max(every, key=lambda row: len(met_in[row] & missing))
+        row = max(every, key=gain)
         rows.append(row)
         missing -= met_in[row]
+        taken.update(enumerate(row))
     return rows

@@ -122,6 +122,7 @@ def test_alone(case: Case, served: Served):
     assert outputs(harness, ids) == case.expected
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 def test_mixed_in_one_batch(case: Case, served: Served, overlap: bool):
     """Most prompts are longer than what is left of an iteration: they are computed in chunks."""
@@ -131,6 +132,7 @@ def test_mixed_in_one_batch(case: Case, served: Served, overlap: bool):
     assert outputs(harness, ids) == case.expected
 
 
+@pytest.mark.some(3)
 def test_arriving_while_others_run(case: Case, served: Served):
     harness, chance = served.harness(overlap=True), random.Random(1)
     ids = {}
@@ -142,6 +144,7 @@ def test_arriving_while_others_run(case: Case, served: Served):
     assert outputs(harness, ids) == case.expected
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("preemption", [AlwaysRecompute, AlwaysSwap])
 def test_preempted(case: Case, served: Served, preemption: type[AlwaysRecompute] | type[AlwaysSwap]):
     harness = served.harness(**served.tight_cache(1), preemption=preemption(), overlap=True)
@@ -151,6 +154,7 @@ def test_preempted(case: Case, served: Served, preemption: type[AlwaysRecompute]
     assert sum(stats.num_preemptions for stats, _, _ in harness.sink.requests) > 0
 
 
+@pytest.mark.some(3)
 def test_with_cached_prefixes(case: Case, served: Served):
     """Each prompt once more, continued; what another adapter computed of the same prompt is no prefix of it."""
     harness, half = served.harness(), MAX_TOKENS // 2
@@ -168,6 +172,7 @@ def test_with_cached_prefixes(case: Case, served: Served):
     assert cached > sum(len(prompt) for _, prompt in case.asked) // 2
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("num_slots", [1, 2])
 def test_with_more_adapters_than_slots(case: Case, num_slots: int):
     served = Served(case.model, case.adapters, "cpu", num_slots)
@@ -177,6 +182,7 @@ def test_with_more_adapters_than_slots(case: Case, num_slots: int):
     assert outputs(harness, ids) == case.expected
 
 
+@pytest.mark.some(3)
 def test_every_choice_is_drawn_as_alone(case: Case, served: Served):
     """PEFT's draws are others; what is drawn hangs on the seed and the adapter, and on no neighbour."""
     some = case.asked[: len(case.names) * 2]
@@ -197,6 +203,7 @@ def test_every_choice_is_drawn_as_alone(case: Case, served: Served):
     }
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("preemption", [None, AlwaysRecompute, AlwaysSwap])
 def test_beams(case: Case, served: Served, preemption: type[AlwaysRecompute] | type[AlwaysSwap] | None):
     options = {} if preemption is None else {**served.tight_cache(WIDTH), "preemption": preemption()}

@@ -235,6 +235,7 @@ def test_of_ranks(two_ranks: Ranks, tmp_path: Path):
         assert rank_alone == rank_among
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("budget", [16, 23, 64])
 def test_in_any_pieces(loaded: LoadedModel, expected: Bits, budget: int):
     assert among(loaded, 3, max_num_seqs=16, max_num_batched_tokens=budget) == expected
@@ -244,6 +245,7 @@ def test_overlapped(loaded: LoadedModel, expected: Bits):
     assert among(loaded, 7, overlap=True) == expected
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("preemption", [AlwaysRecompute(), AlwaysSwap()], ids=["recomputed", "swapped"])
 def test_preempted(loaded: LoadedModel, expected: Bits, preemption: Preemption):
     sink = ListSink()

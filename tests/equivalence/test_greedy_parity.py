@@ -18,9 +18,10 @@ from service.runner.load import LoadedModel, load_executor
 from service.settings.quickstart import QUICKSTART_MODEL
 from tests.engine.harness import Harness
 from tests.equivalence.hf_model import CONFIGS, generate_alone, random_prompts, save_random_model
+from tests.examples import examples
 from tests.models.checkpoints import generate, logits_of, oracle
 
-NUM_PROMPTS = {"llama": 64, "qwen3": 64}
+NUM_PROMPTS = {"llama": examples(32)}
 FEWER_PROMPTS = 24
 MAX_TOKENS = 16
 MAX_NUM_SEQS = 64
@@ -84,6 +85,7 @@ def outputs(harness: Harness, request_ids: list[str]) -> list[list[int]]:
     return [harness.tokens[request_id, 0] for request_id in request_ids]
 
 
+@pytest.mark.some(3)
 def test_the_oracle_says_the_same_of_each_prompt_alone(case: Case):
     """It is asked for many at once: the shortest and the longest are padded most and least."""
     model, some = oracle(case.folder), case.prompts[:3]
@@ -106,6 +108,7 @@ def test_all_at_once(case: Case, loaded: LoadedModel):
     assert outputs(harness, request_ids) == case.expected
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 def test_arriving_at_random_while_others_run(case: Case, loaded: LoadedModel, overlap: bool):
     harness = make_harness(loaded, overlap=overlap)
@@ -120,6 +123,7 @@ def test_arriving_at_random_while_others_run(case: Case, loaded: LoadedModel, ov
     assert outputs(harness, request_ids) == case.expected[:count]
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 def test_preempted_and_recomputed(case: Case, loaded: LoadedModel, overlap: bool):
     harness = make_harness(loaded, num_blocks=-(-(LONGEST + MAX_TOKENS) // BLOCK_SIZE) + 2, overlap=overlap)
@@ -146,6 +150,7 @@ def test_under_a_window_a_sequence_may_be_longer_than_the_cache(tmp_path: Path, 
     assert outputs(harness, request_ids) == generate_alone(folder, prompts, MAX_TOKENS)
 
 
+@pytest.mark.some(3)
 def test_prompts_that_continue_cached_ones(case: Case, loaded: LoadedModel):
     """Also where a sliding window has left the shared blocks behind."""
     harness = make_harness(loaded)
@@ -160,6 +165,7 @@ def test_prompts_that_continue_cached_ones(case: Case, loaded: LoadedModel):
     assert sum(stats.num_cached_tokens for stats, _, _ in harness.sink.requests) > sum(map(len, prompts)) // 2
 
 
+@pytest.mark.some(3)
 def test_draws_depend_on_the_seed_and_on_nothing_else(case: Case, loaded: LoadedModel):
     prompts = case.prompts[:8]
     alone = []
@@ -177,6 +183,7 @@ def test_draws_depend_on_the_seed_and_on_nothing_else(case: Case, loaded: Loaded
     assert len({tuple(tokens) for tokens in together}) > len(prompts), "choices differ"
 
 
+@pytest.mark.some(3)
 def test_bf16_differs_only_between_near_ties(case: Case):
     """At the first difference each side's token is among the other's top 5."""
     source = ModelSource(str(case.folder), None, None, None, "auto", "bfloat16", "cpu", None, 0)

@@ -112,6 +112,7 @@ def test_alone_and_what_windows_hold_does_not_grow(case: Case, loaded: LoadedMod
         harness.check_nothing_left()
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 def test_together_and_from_cached_beginnings(case: Case, loaded: LoadedModel, overlap: bool):
     harness, half = harness_of(loaded, overlap=overlap), MAX_TOKENS // 2
@@ -126,6 +127,7 @@ def test_together_and_from_cached_beginnings(case: Case, loaded: LoadedModel, ov
     assert hits > sum(map(len, case.prompts)) // 2
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("preemption", [AlwaysRecompute(), AlwaysSwap()], ids=["recomputed", "swapped"])
 def test_preempted(case: Case, loaded: LoadedModel, preemption: Preemption):
     """Short ones grow, for which a long one, of which windows have left blocks behind, has to go."""
