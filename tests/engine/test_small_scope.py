@@ -1,7 +1,7 @@
 """Every short history on a tiny cache: what can go wrong at all mostly goes wrong in a small case too.
 
-Four blocks of two tokens, three requests that begin alike, and every order of ten operations: the next request
-arrives, the oldest leaves, an iteration. Then all run to their end. Each mode takes each history.
+Four blocks of two tokens, three requests that begin alike, and every order of nine operations (of ten with
+TEST_EXAMPLES=10): the next request arrives, the oldest leaves, an iteration. Then all run to their end. Each mode takes each history.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from service.core.events import Outcome
 from service.core.request import Request
 from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Preemption
 from tests.engine.harness import Harness
+from tests.examples import FACTOR
 
 NUM_BLOCKS = 4
-LENGTH = 10
+LENGTH = 9 if FACTOR <= 1 else 10
 NUM_REQUESTS = 3
 MOST_STEPS = 30
 """Iterations that three such requests may take at most, however they push each other out."""

@@ -142,6 +142,7 @@ def four_ranks() -> Iterator[Ranks]:
     ranks.stop()
 
 
+@pytest.mark.each_once
 @pytest.mark.load
 @pytest.mark.parametrize("config", [TWO_BY_TWO, FOUR_STAGES], ids=["2 x 2", "4 stages"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])

@@ -128,6 +128,7 @@ def test_two_ranks_answer_as_one(two_ranks: Ranks, folder: Path):
     check_each_kind(two_ranks, folder)
 
 
+@pytest.mark.some(2)
 @pytest.mark.load
 def test_four_ranks_answer_as_one(four_ranks: Ranks, folder: Path):
     check_each_kind(four_ranks, folder)
