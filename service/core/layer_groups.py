@@ -70,7 +70,7 @@ class LayerGroups(NamedTuple):
         """
         is_full_anywhere = [window is None or window >= longest for window in windows]
         num_layers = len(windows) // num_stages
-        stages = [is_full_anywhere[first : first + num_layers] for first in range(0, len(windows), num_layers)]
+        stages = [is_full_anywhere[nth * num_layers : (nth + 1) * num_layers] for nth in range(num_stages)]
         is_full = stages[stage]
         num_full, num_windowed = (max(each.count(kind) for each in stages) for kind in (True, False))
         if not (is_parted and num_full and num_windowed):

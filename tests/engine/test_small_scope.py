@@ -1,7 +1,8 @@
 """Every short history on a tiny cache: what can go wrong at all mostly goes wrong in a small case too.
 
 Four blocks of two tokens, three requests that begin alike, and every order of nine operations (of ten with
-TEST_EXAMPLES=10): the next request arrives, the oldest leaves, an iteration. Then all run to their end. Each mode takes each history.
+TEST_EXAMPLES=10): the next request arrives, the oldest leaves, an iteration. Then all run to their end. Each mode
+takes each history.
 """
 
 from __future__ import annotations
