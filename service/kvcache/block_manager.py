@@ -15,6 +15,7 @@ from service.core.sequence import Sequence
 from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_pool import BlockPool
+from service.kvcache.block_supply import BlockSupply
 from service.kvcache.block_table import HOLE, BlockTable, num_left_behind, without_holes
 from service.kvcache.cache_room import CacheRoom
 from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION, cheapest_run
@@ -41,14 +42,13 @@ class BlockManager:
 
     With block_size 1 the tables are TokenAttention's (LightLLM): position -> slot of one token. A slot is written once,
     by the sequence that takes it, so nothing is copied on write; and since every sequence needs a slot for every token,
-    `append_each` takes those of a whole iteration at once.
+    `BlockSupply.append_each` takes those of a whole iteration at once.
 
     Under a `window` a sequence gives blocks back as it goes on: of its table the first units have holes then. Where
     some layers see everything, it gives back the others' blocks. Blocks are counted one by one, whatever group has
     them: a unit of a table takes as many as there are groups of layers (core/layer_groups.py).
 
-    Blocks of a training and of idle adapters can be had as free ones can: if no others are free, who takes blocks ends
-    the one's loan, and then makes the others go.
+    supply: where new blocks come from. released_rows: what `take_released_rows` has to give.
     """
 
     def __init__(
@@ -71,11 +71,12 @@ class BlockManager:
         self.swap_space = SwapSpace(min(num_host_blocks, num_blocks), self.pool)
         self.adapter_slots = AdapterSlots(num_adapter_slots, self.pool)
         self.arena = TrainingArena(self.pool)
+        self.supply = BlockSupply(self.pool, prefix_cache, self.adapter_slots, self.arena)
         self._tables: dict[int, BlockTable] = {}
         self._holes_of_swapped: dict[int, int] = {}  # units with holes, of those that have any
         self._free_rows: list[int] = []
         self._num_rows = 0
-        self._released_rows: list[int] = []
+        self.released_rows: list[int] = []
 
     def num_units_for(self, num_tokens: int) -> int:
         """Units of a table that so many tokens of one sequence fill, the last perhaps in part."""
@@ -106,20 +107,15 @@ class BlockManager:
         return CacheRoom(self.pool.num_blocks, self.block_size, self.window).longest_sequence
 
     @property
-    def num_available(self) -> int:
-        """Blocks that can be taken now: free ones, and those of a training and of idle adapters."""
-        return self.pool.num_free + self.arena.num_blocks + self.adapter_slots.num_idle_blocks
-
-    @property
     def num_occupied(self) -> int:
         """Blocks that cannot be taken now."""
-        return self.pool.num_blocks - self.num_available
+        return self.pool.num_blocks - self.supply.num_available
 
     def fit(self, num_blocks: int, keep_free: int = 0) -> Fit:
         """Whether `num_blocks` can be taken now and leave `keep_free` that can be taken."""
         if num_blocks > self.pool.num_blocks:
             return Fit.NEVER
-        return Fit.OK if num_blocks + keep_free <= self.num_available else Fit.LATER
+        return Fit.OK if num_blocks + keep_free <= self.supply.num_available else Fit.LATER
 
     def table(self, sequence_id: int) -> BlockTable:
         """Of a sequence on the device."""
@@ -168,7 +164,7 @@ class BlockManager:
         """A table for `num_tokens` tokens: the blocks of `prefix`, then new ones. The caller has checked `fit`."""
         assert sequence_id not in self._tables
         self.pool.share_many(self._held(prefix))
-        new = self._take_blocks(self.num_blocks_for(num_tokens) - len(prefix))
+        new = self.supply.take(self.num_blocks_for(num_tokens) - len(prefix))
         self._add_table(sequence_id, prefix + new)
 
     def cache_prefix(self, sequence: Sequence, salt: str, num_tokens: int) -> None:
@@ -208,12 +204,12 @@ class BlockManager:
         first = write_from // self.block_size * self.num_groups
         for index, source in enumerate(self._blocks_at(sequence_id, write_from), first):
             if self.pool.reference_count(source) > 1:
-                destination = self._take_block()
+                destination = self.supply.take_one()
                 self.pool.release(source)
                 table.replace(index, destination)
                 copies.append(BlockCopy(source, destination))
         for _ in range(self.num_blocks_for(num_tokens) - len(table.block_ids)):
-            table.append(self._take_block())
+            table.append(self.supply.take_one())
         return copies
 
     def forget_unseen(self, sequence_id: int, position: int) -> None:
@@ -226,24 +222,13 @@ class BlockManager:
             if dropped:
                 self.pool.release_many(reversed(dropped))
 
-    def append_each(self, sequence_ids: list[int]) -> list[int]:
-        """One more block for each sequence, as often as it is there; returns the blocks, in the sequences' order.
-
-        The caller has checked `num_available`. The sequences share nothing that they write.
-        """
-        block_ids = self._take_blocks(len(sequence_ids))
-        tables = self._tables
-        for sequence_id, block_id in zip(sequence_ids, block_ids, strict=True):
-            tables[sequence_id].block_ids.append(block_id)  # of blocks of one token all, each iteration
-        return block_ids
-
     def load_adapter(self, adapter: Adapter) -> AdapterLoad | None:
         """Give a pinned adapter a slot and blocks; None if it has them. The caller has checked `has_slot_for` and
         `fit`."""
         if self.adapter_slots.is_resident(adapter):
             return None
         self.adapter_slots.free_slot()
-        return self.adapter_slots.place(adapter, self._take_blocks(adapter.num_blocks))
+        return self.adapter_slots.place(adapter, self.supply.take(adapter.num_blocks))
 
     def lend_arena(self, num_blocks: int) -> list[BlockCopy] | None:
         """A training gets a run of `num_blocks` neighbours that are free, or made so; None if there is no such run now.
@@ -260,7 +245,7 @@ class BlockManager:
         free = [block_id for block_id in run if not self.pool.reference_count(block_id)]
         self.pool.share_many(free)
         self._prefix_cache.forget(free)
-        moved = dict(zip(in_use, self._take_blocks(len(in_use)), strict=True))
+        moved = dict(zip(in_use, self.supply.take(len(in_use)), strict=True))
         self._move(moved)
         self.arena.lend(first, num_blocks)
         return [BlockCopy(*pair) for pair in moved.items()]
@@ -299,13 +284,11 @@ class BlockManager:
 
     def release_rows(self, rows: Iterable[int]) -> None:
         """The executor is to be told of these (again): what it remembers of them it may forget."""
-        self._released_rows += rows
+        self.released_rows += rows
 
     def take_released_rows(self) -> tuple[int, ...]:
         """Rows whose tables have gone since the last call, and those of `release_rows`."""
-        if not self._released_rows:
-            return ()
-        released, self._released_rows = tuple(self._released_rows), []
+        released, self.released_rows = tuple(self.released_rows), []
         return released
 
     def num_distinct_blocks(self, sequence_ids: list[int]) -> int:
@@ -327,7 +310,7 @@ class BlockManager:
                 if host_block in device_of:
                     self.pool.share(device_of[host_block])
                 else:
-                    device_of[host_block] = self._take_block()
+                    device_of[host_block] = self.supply.take_one()
                 held.append(device_of[host_block])
             self._add_table(sequence_id, self._with_holes(held, self._holes_of_swapped.pop(sequence_id, 0)))
         return self.swap_space.move_in(sequence_ids, device_of)
@@ -389,26 +372,8 @@ class BlockManager:
     def _take_table(self, sequence_id: int) -> BlockTable:
         table = self._tables.pop(sequence_id)
         self._free_rows.append(table.row)
-        self._released_rows.append(table.row)
+        self.released_rows.append(table.row)
         return table
-
-    def _take_blocks(self, count: int) -> list[int]:
-        """New ones; where no more are free, those of a training, then those of idle adapters."""
-        self._make_free(count)
-        block_ids = self.pool.allocate_many(count)
-        self._prefix_cache.forget(block_ids)
-        return block_ids
-
-    def _take_block(self) -> int:
-        self._make_free(1)
-        block_id = self.pool.allocate()
-        self._prefix_cache.forget((block_id,))
-        return block_id
-
-    def _make_free(self, count: int) -> None:
-        if count > self.pool.num_free:
-            self.arena.give_back()
-            self.adapter_slots.free_blocks(count)
 
     def _costs_of_blocks(self) -> list[int]:
         """Of each, what it costs to lend it to a training. What transfers and running adapters hold cannot be had: it

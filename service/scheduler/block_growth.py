@@ -49,7 +49,7 @@ class BlockGrowth:
     def leaves_room_elsewhere(self) -> bool:
         """Whether the groups of the other lanes can have what they need next."""
         others = [batch for batch in self._lanes if batch is not self._lanes.batch]
-        return sum(self._shortage(batch).num_blocks for batch in others) <= self._blocks.num_available
+        return sum(self._shortage(batch).num_blocks for batch in others) <= self._blocks.supply.num_available
 
     def _shortage(self, batch: DecodeBatch) -> Shortage:
         blocks = self._blocks
@@ -66,18 +66,18 @@ class BlockGrowth:
 
     def has_room(self, shortage: Shortage) -> bool:
         """Whether every group can have what it needs now."""
-        return shortage.num_blocks <= self._blocks.num_available
+        return shortage.num_blocks <= self._blocks.supply.num_available
 
     def will_have_room(self, shortage: Shortage) -> bool:
         """Whether there are enough blocks for all groups, or will be once the transfers under way have finished."""
-        return shortage.num_blocks <= self._blocks.num_available + self._blocks.swap_space.num_departing
+        return shortage.num_blocks <= self._blocks.supply.num_available + self._blocks.swap_space.num_departing
 
     def grow(self, shortage: Shortage, draft: PlanDraft) -> None:
         """Give blocks to the unbatched groups, in their order; a group for which there are too few sits this iteration
         out. The decode batch takes its own as it advances; it is empty while blocks are short."""
         num_kept = len(shortage.decodes)
         for group, num_blocks in shortage.unbatched:
-            if num_blocks + num_kept <= self._blocks.num_available:
+            if num_blocks + num_kept <= self._blocks.supply.num_available:
                 for append in self._appends(group):
                     draft.copies += self._blocks.append(*append)
             else:
@@ -96,7 +96,7 @@ class BlockGrowth:
     def room_for_chunk(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> int:
         """As `room_for`, of any blocks that can be taken."""
         blocks, table = self._blocks, self._blocks.table(sequence.sequence_id)
-        num_more = min(blocks.num_blocks_for(num_tokens) - len(table.block_ids), blocks.num_available)
+        num_more = min(blocks.num_blocks_for(num_tokens) - len(table.block_ids), blocks.supply.num_available)
         if num_more >= blocks.num_groups:
             with_more = blocks.num_tokens_in(len(table.block_ids) + num_more)
             blocks.append(sequence.sequence_id, with_more, self._write_from(group, sequence))

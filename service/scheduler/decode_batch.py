@@ -30,6 +30,7 @@ from service.core.iteration_plan import (
 from service.core.iteration_result import INVALID_TOKEN_ID
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
+from service.kvcache.block_table import BlockTable
 from service.scheduler.history import History
 
 LONGEST_RUN = 32
@@ -55,6 +56,7 @@ class DecodeBatch:
         self._versions = versions
         self._version = 0
         self._numbers: dict[int, int] = {}  # by order of arrival: the members
+        self._tables: dict[int, BlockTable] = {}  # by sequence id: theirs
         self._num_joined = 0
         self._watched_ids = Counter[int]()
         self._launched: deque[DecodeMembers] = deque()
@@ -121,6 +123,7 @@ class DecodeBatch:
                 num_tokens, 1, num_tokens, self._blocks.num_tokens_in(len(table.block_ids)),
             ))  # fmt: skip
             del self.unbatched[group.arrival_order]
+            self._tables[sequence.sequence_id] = table
             self._numbers[group.arrival_order] = number
             self._watched_ids.update(_watched_ids(group))
         self._members = self._members.with_more(groups, first)
@@ -217,12 +220,14 @@ class DecodeBatch:
     def check_invariants(self, running: Iterable[SequenceGroup]) -> None:
         """Raise AssertionError unless every group is in one place, and the columns say what its table says."""
         assert sorted([*self._numbers, *self.unbatched]) == sorted(group.arrival_order for group in running)
+        assert len(self._tables) == len(self._numbers)
         self._drop_left()
         self.write_tokens()
         assert [group.arrival_order for group in self._members.groups] == list(self._numbers)
         for group, column in zip(self._members.groups, self._columns.T.tolist(), strict=True):
             (sequence,) = group.live
-            table = self._blocks.table(sequence.sequence_id)
+            table = self._tables[sequence.sequence_id]
+            assert table is self._blocks.table(sequence.sequence_id)
             assert (column[SEQUENCE_ID], column[ROW]) == (sequence.sequence_id, table.row)
             num_computed = column[END] - column[NUM_NEW]
             assert column[ROOM] == self._blocks.num_tokens_in(len(table.block_ids))
@@ -247,7 +252,7 @@ class DecodeBatch:
 
     def _bring_up_to_date(self, group: SequenceGroup, columns: list[int]) -> None:
         sequence = group.live[0]
-        table = self._blocks.table(sequence.sequence_id)
+        table = self._tables.pop(sequence.sequence_id)
         table.changed_from = len(table.block_ids)  # the plans have told of all
         num_new = sequence.num_known_tokens - columns[NUM_TOLD]
         if num_new > 0:
@@ -276,7 +281,7 @@ class DecodeBatch:
             positions = (columns[END, places] - columns[NUM_NEW, places]).tolist()
             for sequence_id, position in zip(sequence_ids, positions, strict=True):
                 self._blocks.forget_unseen(sequence_id, position)
-        block_ids = self._blocks.append_each(sequence_ids)
+        block_ids = self._blocks.supply.append_each([self._tables[sequence_id] for sequence_id in sequence_ids])
         nth = np.arange(len(places)) - places.searchsorted(places)  # of the decode's
         starts = columns[ROOM, places] // block_size * num_groups + nth
         grown = GrownTables(places, starts, np.array(block_ids, np.int64))

@@ -146,14 +146,15 @@ class IterationScheduler:
         if batch.unbatched or self.pool.waiting:
             return None
         shortage = batch.shortage()
-        if len(shortage) and len(shortage) > self.blocks.num_available:
+        if len(shortage) and len(shortage) > self.blocks.supply.num_available:
             return None
         advanced = batch.advance(self._launched.next_number, shortage)
         if advanced is None:
             return None
         members, decodes = advanced
         self._note_launch(LaunchedGroups(members, [], batch), decodes)
-        return IterationPlan((), released=self.blocks.take_released_rows(), decodes=decodes)
+        released = self.blocks.take_released_rows() if self.blocks.released_rows else ()
+        return IterationPlan((), released=released, decodes=decodes)
 
     def _must_wait_for_ids(self, batch: DecodeBatch, drafts: DraftChoice) -> bool:
         """Whether the lane's next iteration hangs on the ids of the one that runs; else who drafts in it is chosen."""

@@ -10,6 +10,7 @@ from service.core.iteration_plan import Transfer
 from service.kvcache import prefix_cache
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.block_pool import BlockPool
+from service.kvcache.block_supply import BlockSupply
 from service.kvcache.block_table import BlockTable
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.kvcache.swap_space import SwapSpace
@@ -311,24 +312,24 @@ def test_without_a_fault_the_scenario_of_slots_passes():
 
 
 def a_slot_given_to_two(patch: Patch) -> None:
-    append_each = BlockManager.append_each
+    append_each = BlockSupply.append_each
 
-    def twice(self: BlockManager, sequence_ids: list[int]) -> list[int]:
-        slots = append_each(self, sequence_ids)
-        if len(sequence_ids) > 1:
-            slots[1] = self._tables[sequence_ids[1]].block_ids[-1] = slots[0]
+    def twice(self: BlockSupply, tables: list[BlockTable]) -> list[int]:
+        slots = append_each(self, tables)
+        if len(tables) > 1:
+            slots[1] = tables[1].block_ids[-1] = slots[0]
         return slots
 
-    patch.setattr(BlockManager, "append_each", twice)
+    patch.setattr(BlockSupply, "append_each", twice)
 
 
 def a_new_slot_not_told(patch: Patch) -> None:
-    append_each = BlockManager.append_each
+    append_each = BlockSupply.append_each
 
-    def late(self: BlockManager, sequence_ids: list[int]) -> list[int]:
-        return [0] * len(append_each(self, sequence_ids))
+    def late(self: BlockSupply, tables: list[BlockTable]) -> list[int]:
+        return [0] * len(append_each(self, tables))
 
-    patch.setattr(BlockManager, "append_each", late)
+    patch.setattr(BlockSupply, "append_each", late)
 
 
 def a_taken_slot_still_known(patch: Patch) -> None:

@@ -11,6 +11,7 @@ from service.core.layer_groups import ALL_SEE_A_WINDOW, TableGroups
 from service.kvcache import prefix_cache
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager
+from service.kvcache.block_supply import BlockSupply
 from service.kvcache.block_table import HOLE, BlockTable
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.scheduler.decision_tally import DecisionTally
@@ -168,12 +169,12 @@ def a_group_given_back_that_sees_everything(patch: Patch) -> None:
 
 
 def groups_whose_entries_change_places(patch: Patch) -> None:
-    def swapped(self: BlockManager, sequence_ids: list[int]) -> list[int]:
-        block_ids = append_each(self, sequence_ids)
+    def swapped(self: BlockSupply, tables: list[BlockTable]) -> list[int]:
+        block_ids = append_each(self, tables)
         return [*block_ids[1:], *block_ids[:1]]
 
-    append_each = BlockManager.append_each
-    patch.setattr(BlockManager, "append_each", swapped)
+    append_each = BlockSupply.append_each
+    patch.setattr(BlockSupply, "append_each", swapped)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_idle_adapters_go_before_blocks_are_short_and_no_more_of_them_than_neede
     assert blocks.fit(6) is Fit.OK
     blocks.allocate(0, 12, [])
     assert residents(blocks, every) == [2, 3]
-    blocks.append_each([0])
+    blocks.supply.append_each([blocks.table(0)])
     assert residents(blocks, every) == [3]
     assert blocks.fit(5) is Fit.OK
     assert blocks.fit(6) is Fit.LATER
@@ -83,7 +83,7 @@ def test_who_is_pinned_stays():
     blocks, pinned, idle = make(2), adapter(1, 4), adapter(2, 4)
     start(blocks, pinned)
     use(blocks, idle)
-    assert blocks.num_available == NUM_BLOCKS - 4
+    assert blocks.supply.num_available == NUM_BLOCKS - 4
     blocks.allocate(0, 2 * (NUM_BLOCKS - 4), [])
     assert residents(blocks, [pinned, idle]) == [1]
     assert blocks.fit(1) is Fit.LATER
@@ -202,6 +202,6 @@ def test_pinned_ones_stay_idle_ones_go_in_the_order_in_which_they_became_so(
         assert before - set(gone) | wanted == now, "nobody else goes or comes"
         idle = idle[len(gone) :]
         assert set(running) <= now
-        assert blocks.num_available == NUM_BLOCKS - slots.num_pinned_blocks - sum(
+        assert blocks.supply.num_available == NUM_BLOCKS - slots.num_pinned_blocks - sum(
             len(blocks.table(other).block_ids) for other in taken
         )

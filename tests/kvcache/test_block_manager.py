@@ -122,8 +122,8 @@ def test_blocks_of_one_token_each_sequence_gets_a_slot_of_its_own_and_keeps_thos
     for sequence_id, length in ((1, 3), (2, 5)):
         blocks.allocate(sequence_id, length, [])
     before = {i: list(blocks.table(i).block_ids) for i in (1, 2)}
-    blocks.append_each([2, 1])
-    blocks.append_each([1])
+    blocks.supply.append_each([blocks.table(2), blocks.table(1)])
+    blocks.supply.append_each([blocks.table(1)])
     assert blocks.table(1).block_ids[:3] == before[1]
     assert blocks.table(2).block_ids[:5] == before[2]
     slots = blocks.table(1).block_ids + blocks.table(2).block_ids
@@ -136,7 +136,7 @@ def test_plans_carry_the_new_slots_only():
     blocks = BlockManager(20, 1, NoPrefixCache())
     blocks.allocate(1, 3, [])
     blocks.table(1).take_changes()
-    blocks.append_each([1])
+    blocks.supply.append_each([blocks.table(1)])
     assert blocks.table(1).take_changes() == (3, (blocks.table(1).block_ids[3],))
 
 
@@ -149,7 +149,7 @@ def test_what_a_taken_slot_held_is_found_no_more():
     blocks.free(1)
     blocks.allocate(2, 1, [])
     for _ in range(3):
-        blocks.append_each([2])
+        blocks.supply.append_each([blocks.table(2)])
     assert len(cache) == 0
 
 
@@ -289,7 +289,7 @@ def test_of_several_groups_of_layers_those_with_a_window_give_back():
     blocks.swap_in([0])
     table = blocks.table(0)
     assert [index for index, block_id in enumerate(table.block_ids) if block_id == HOLE] == [1, 2, 4, 5]
-    assert table.first == 2 and blocks.append_each([0, 0, 0]) == table.block_ids[-3:]
+    assert table.first == 2 and blocks.supply.append_each([table] * 3) == table.block_ids[-3:]
     blocks.check_invariants()
 
 

@@ -146,9 +146,9 @@ class World:
     def lend(self) -> None:
         blocks = self.blocks
         blocks.arena.give_back()
-        if not blocks.num_available:
+        if not blocks.supply.num_available:
             return
-        num_blocks = self.chance.randint(-(-blocks.num_available // 2), blocks.num_available)
+        num_blocks = self.chance.randint(-(-blocks.supply.num_available // 2), blocks.supply.num_available)
         before = self.shape()
         occupied, prefixes = blocks.num_occupied, self.live_prefixes()
         copies = blocks.lend_arena(num_blocks)
@@ -319,7 +319,7 @@ def test_who_needs_the_blocks_has_them_at_once_and_before_an_idle_adapter_goes()
     assert blocks.fit(10) is Fit.OK and blocks.fit(11) is Fit.NEVER
     blocks.allocate(0, 4, [])
     assert blocks.arena.num_blocks == 6, "two were free"
-    blocks.append_each([0])
+    blocks.supply.append_each([blocks.table(0)])
     assert blocks.arena.num_blocks == 0 and blocks.adapter_slots.is_resident(adapter)
     assert (blocks.arena.num_lent, blocks.arena.num_given_back) == (1, 1)
     blocks.check_invariants()
