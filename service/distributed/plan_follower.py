@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from service.core.failed_launch import FailedLaunch
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.distributed.control_ring import Message, MessageKind, RingReader
@@ -96,7 +97,7 @@ class PlanFollower:
         try:
             pending = self._executor.launch(plan)
         except Exception as fault:
-            pending = _Failed(fault)
+            pending = FailedLaunch(fault)
         self._launched.append(pending)
         self.note_done()
 
@@ -136,16 +137,3 @@ class PlanFollower:
         if result.finished_transfers:
             latest = max(each.transfer_id for each in result.finished_transfers)
             self._statuses.set(self._rank, Fact.TRANSFERS_FINISHED, latest + 1)
-
-
-class _Failed:
-    """A launch that failed."""
-
-    def __init__(self, fault: Exception) -> None:
-        self._fault = fault
-
-    def is_done(self) -> bool:
-        return True
-
-    def wait(self) -> IterationResult:
-        raise self._fault

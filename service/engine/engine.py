@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from service.core.clock import Clock
+from service.core.failed_launch import FailedLaunch
 from service.core.grammar import TokenMasker
 from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
 from service.core.stats import EngineSnapshot
 from service.engine.engine_probe import probe
 from service.engine.engine_snapshots import EngineSnapshots
@@ -188,15 +188,15 @@ class Engine:
         try:
             pending = self._executor.launch(plan)
         except Exception as fault:  # told by `wait`, in its turn
-            pending = _FailedLaunch(fault)
+            pending = FailedLaunch(fault)
         tally = self.scheduler.take_tally() if plan.training is None else DecisionTally()
         self._launched.append(self._record.launched(plan, pending, tally, started_s, scheduled_s))
-        return not isinstance(pending, _FailedLaunch)
+        return not isinstance(pending, FailedLaunch)
 
     def _num_behind_oldest(self) -> int:
         """Nothing could be launched: how many iterations may run on while the oldest one is waited for. Where lanes
         take turns, its own lane is free then; else, and after a failed launch, the decision needs all results."""
-        is_failed = bool(self._launched) and isinstance(self._launched[-1].pending, _FailedLaunch)
+        is_failed = bool(self._launched) and isinstance(self._launched[-1].pending, FailedLaunch)
         return 0 if self._num_lanes == 1 or is_failed else max(0, len(self._launched) - 1)
 
     def _complete_all_but(self, num_launched: int) -> None:
@@ -230,7 +230,7 @@ class Engine:
         self.requests.lose(self.scheduler.finish_iteration().all(), launched.plan)
         if launched.plan.training is not None:
             self.training.fail(ServerError("an iteration that held this training failed"))
-        if isinstance(launched.pending, _FailedLaunch):
+        if isinstance(launched.pending, FailedLaunch):
             # None came behind it, and the executor may not have heard of these.
             self.scheduler.blocks.release_rows(launched.plan.released)
 
@@ -240,16 +240,3 @@ class Engine:
             self.num_failed_in_a_row = 0
         elif gave is False:
             self.num_failed_in_a_row += 1
-
-
-class _FailedLaunch:
-    """A launch that failed: `wait` raises the fault in its turn, after the iterations before it."""
-
-    def __init__(self, fault: Exception) -> None:
-        self._fault = fault
-
-    def is_done(self) -> bool:
-        return True
-
-    def wait(self) -> IterationResult:
-        raise self._fault

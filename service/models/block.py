@@ -17,6 +17,11 @@ class Block(Layer, ABC):
     def linears(self) -> Sequence[NamedLinear]:
         """What adapters change."""
 
+    @property
+    @abstractmethod
+    def is_row_invariant(self) -> bool:
+        """As CausalLM's, but for the products."""
+
     @abstractmethod
     def checkpoint_tensors(self) -> dict[str, Destination]:
         """As CausalLM's, of this layer alone."""

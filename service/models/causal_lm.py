@@ -144,7 +144,7 @@ class CausalLM(Layer, ABC):
         """Whether every row of a forward pass has the bits that it has alone, where products sum in one order
         (`Projection.order_sums`) and attention takes every sequence as a prompt (`AttentionInputs.prefill`). Once the
         projections have their methods."""
-        return False
+        return all(block.is_row_invariant for _, block in self.named_blocks()) and self.sums_can_be_ordered
 
     @property
     def sums_can_be_ordered(self) -> bool:

@@ -46,6 +46,11 @@ class Gpt2Block(Block):
             NamedLinear(("mlp.c_proj",), self.mlp.down),
         )
 
+    @property
+    def is_row_invariant(self) -> bool:
+        """On a GPU. A CPU's norms and activations are torch's, which may take a row otherwise beside others."""
+        return self.attention.is_row_invariant(self.attention_norm.weight)
+
     def checkpoint_tensors(self) -> dict[str, Destination]:
         return {
             **self.attention_norm.checkpoint_tensors("ln_1"),
@@ -84,13 +89,6 @@ class Gpt2(CausalLM):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
-
-    @property
-    def is_row_invariant(self) -> bool:
-        """On a GPU. A CPU's norms and activations are torch's, which may take a row otherwise beside others."""
-        blocks = [block for block in self.blocks if isinstance(block, Gpt2Block)]
-        like = blocks[0].attention_norm.weight
-        return self.sums_can_be_ordered and all(block.attention.is_row_invariant(like) for block in blocks)
 
     def checkpoint_tensors(self) -> dict[str, Destination]:
         table: dict[str, Destination] = {}

@@ -145,6 +145,14 @@ class LlamaBlock(Block):
             NamedLinear(("mlp.down_proj",), self.mlp.down),
         )
 
+    @property
+    def is_row_invariant(self) -> bool:
+        """By a CPU's loops, or a GPU's kernels: each computes a row, or a token and head, by itself. What is not one of
+        them (experts, sinks, on a CPU other activations than SiLU and other norms) is torch's, which may take a row
+        otherwise beside others."""
+        like, mlp = self.attention_norm.weight, self.mlp
+        return self.attention.is_row_invariant(like) and isinstance(mlp, GatedMlp) and mlp.is_row_invariant(like)
+
     def checkpoint_tensors(self) -> dict[str, Destination]:
         return {
             "input_layernorm.weight": self.attention_norm.weight.detach(),
@@ -201,19 +209,6 @@ class Llama(CausalLM):
             return x if residual is None else x + residual
         hidden, _ = self.norm(x, residual)
         return hidden
-
-    @property
-    def is_row_invariant(self) -> bool:
-        """By a CPU's loops, or a GPU's kernels: each computes a row, or a token and head, by itself. What is not one of
-        them (experts, sinks, on a CPU other activations than SiLU and other norms) is torch's, which may take a row
-        otherwise beside others."""
-        blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
-        like = blocks[0].attention_norm.weight
-        return (
-            all(block.attention.is_row_invariant(like) for block in blocks)
-            and all(isinstance(block.mlp, GatedMlp) and block.mlp.is_row_invariant(like) for block in blocks)
-            and self.sums_can_be_ordered
-        )
 
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:
         """A mixture of experts stands in none: its sum is no product, and its router is not its only reader."""

@@ -57,6 +57,11 @@ class OptBlock(Block):
             NamedLinear(("fc2",), self.mlp.down),
         )
 
+    @property
+    def is_row_invariant(self) -> bool:
+        """On a GPU. A CPU's norms and activations are torch's, which may take a row otherwise beside others."""
+        return self.attention.is_row_invariant(self.attention_norm.weight)
+
     def checkpoint_tensors(self) -> dict[str, Destination]:
         return {
             **self.attention_norm.checkpoint_tensors("self_attn_layer_norm"),
@@ -106,13 +111,6 @@ class Opt(CausalLM):
         if self.project_out is not None:
             hidden = self.project_out(hidden)
         return self.head(hidden)
-
-    @property
-    def is_row_invariant(self) -> bool:
-        """On a GPU. A CPU's norms and activations are torch's, which may take a row otherwise beside others."""
-        blocks = [block for block in self.blocks if isinstance(block, OptBlock)]
-        like = blocks[0].attention_norm.weight
-        return self.sums_can_be_ordered and all(block.attention.is_row_invariant(like) for block in blocks)
 
     def checkpoint_tensors(self) -> dict[str, Destination]:
         table: dict[str, Destination] = {}

@@ -92,6 +92,11 @@ class TransformersModel(CausalLM):
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
         return [[each.below(f"{self._prefix}.") for each in block] for block in _by_block(self._linears)]
 
+    @property
+    def is_row_invariant(self) -> bool:
+        """Nobody knows what the modules' own operations do."""
+        return False
+
     def checkpoint_tensors(self) -> dict[str, Destination]:
         table: dict[str, Destination] = {
             f"{self._prefix}.{name}": self._vocabulary.without_padding(tensor).detach()
