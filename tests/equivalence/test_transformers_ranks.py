@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from service.config import ParallelConfig
-from service.layers.tensor_parallel import ALONE
-from service.models.registry import ARCHITECTURES
+from service.layers.tensor_parallel import ALONE, TensorParallel
+from service.models.dummy_weights import fill_with_dummy_weights
+from service.models.registry import ARCHITECTURES, open_model
 from tests.equivalence.family_list import FAMILIES
-from tests.equivalence.rank_work import answer
+from tests.equivalence.random_adapters import save_random_adapters
+from tests.equivalence.rank_work import Asked, answer
 from tests.equivalence.stage_work import answer_in_stages
-from tests.equivalence.test_tensor_parallel import ALL_KINDS, check_same, requests_of
+from tests.equivalence.test_tensor_parallel import ALL_KINDS, GREEDY, SAMPLED, check_same, prompts, requests_of
 from tests.ranks import Ranks
 
 MAX_TOKENS = 6
@@ -57,3 +61,43 @@ def test_two_stages_of_two_ranks_answer_as_one_process(tmp_path: Path, name: str
     finally:
         ranks.stop()
     check_same(answer(ALONE, folder, asked, MAX_TOKENS), [last.answered])
+
+
+@pytest.mark.parametrize("name", [SOME[0], pytest.param(SOME[1], marks=pytest.mark.load)])
+def test_adapters_beside_the_base_answer_as_in_one_process(two_ranks: Ranks, tmp_path: Path, name: str):
+    """Of OLMo 3 also where what a rank has is gathered behind the adapter."""
+    folder = SERVED[name].save(tmp_path / "model")
+    adapters = save_random_adapters(folder, tmp_path / "adapters", (3, 8, 1))
+    asked = [
+        Asked(prompt, {"seed": number, **(GREEDY if number else SAMPLED)}, adapter)
+        for number, prompt in enumerate(prompts(2, longest=30))
+        for adapter in ("", *adapters)
+    ]
+    alone = answer(ALONE, folder, asked, MAX_TOKENS, adapters=adapters)
+    assert len({tuple(tokens) for tokens in alone.tokens.values()}) > len(asked) // 2
+    of_ranks = two_ranks.run(answer, folder, asked, MAX_TOKENS, None, "cpu", adapters)
+    assert [each.tokens for each in of_ranks] == [alone.tokens] * 2
+    how = (MAX_TOKENS, ParallelConfig(1, 2), tmp_path / "control", None, adapters)
+    last, _ = two_ranks.run(answer_in_stages, folder, asked, *how)
+    assert last.answered.tokens == alone.tokens
+
+
+def dummy_sums(parallel: TensorParallel, folder: Path) -> dict[str, float]:
+    """Of the tensors that are whole on every rank."""
+    model = open_model(folder, "auto", parallel).model
+    model.materialize(torch.float32, torch.device("cpu"))
+    fill_with_dummy_weights(model, 3)
+    shards = model.checkpoint_shards()
+    parts = {name: tensor for name, tensor in model.checkpoint_tensors().items() if isinstance(tensor, Tensor)}
+    return {
+        name: float(parallel.all_reduce(tensor.double().sum()[None]) if name in shards else tensor.double().sum())
+        for name, tensor in parts.items()
+    }
+
+
+def test_dummy_weights_are_the_same_whoever_divides_them(two_ranks: Ranks, tmp_path: Path):
+    folder = SERVED["GLM-4.5"].save(tmp_path)
+    alone = dummy_sums(ALONE, folder)
+    assert any("experts.down_proj" in name for name in alone)
+    for each in two_ranks.run(dummy_sums, folder):
+        assert each == pytest.approx(alone, abs=1e-6)
