@@ -76,6 +76,7 @@ orca() { # figures 9 (equal batches), 10 (Poisson) and 11 (equal requests)
 
 [[ $parts == *tests* ]] && part tests "$python" -m pytest -q -p no:cacheprovider -m gpu -rs \
     tests/kernels/test_one_shot_all_reduce.py tests/runner/test_stage_step.py tests/equivalence/test_tensor_parallel.py \
+    tests/equivalence/test_transformers_ranks.py tests/equivalence/test_training_ranks.py \
     tests/e2e/test_tensor_parallel.py tests/e2e/test_pipeline_parallel.py
 [[ $parts == *sums* ]] && part sums "$python" -m loadtest.bench.all_reduce
 [[ $parts == *one* ]] && part one serving one

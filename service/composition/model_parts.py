@@ -37,6 +37,7 @@ from service.text.tokenizer import Tokenizer
 from service.text.tokenizer_config import read_tokenizer_config
 
 if TYPE_CHECKING:
+    from service.distributed.rank_trainings import SharedTrainings
     from service.layers.pipeline_stage import RankPlace
     from service.lora.adapter_store import AdapterReader, HostAdapter
     from service.runner.load import LoadedModel
@@ -49,7 +50,7 @@ class ModelParts:
     """executor: of plans, on all ranks. template: None if the model has no chat template. cost: the predictors,
     calibrated if a policy needs it. adapter_reader: for all ranks; None where no adapters are served. adapters: those
     of the start, by name. tokenizer_options: the fields of tokenizer_config.json. embedder: how the model embeds; None:
-    it generates."""
+    it generates. trainings: for all ranks; None where one alone trains."""
 
     loaded: LoadedModel
     executor: Executor
@@ -61,6 +62,7 @@ class ModelParts:
     adapters: Mapping[str, HostAdapter]
     tokenizer_options: Mapping[str, object]
     embedder: EmbedderConfig | None = None
+    trainings: SharedTrainings | None = None
 
 
 def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks: Ranks = ONE_RANK) -> ModelParts:
@@ -141,8 +143,8 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
     cost = _make_cost(settings, loaded, executor, scheduler, recorder, clock)
     options = read_tokenizer_config(text_folder).options
     reader = None if loaded.adapters is None else ranks.adapters(loaded.adapters)
-    adapters = _read_adapters(settings, reader)
-    return ModelParts(loaded, executor, tokenizer, template, scheduler, cost, reader, adapters, options, embedder)
+    rest = reader, _read_adapters(settings, reader), options, embedder, ranks.trainings()
+    return ModelParts(loaded, executor, tokenizer, template, scheduler, cost, *rest)
 
 
 def _embedder(settings: Settings, folder: Path) -> EmbedderConfig | None:

@@ -27,6 +27,7 @@ from service.hosts.one_host import OneHost, OtherHosts
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
+    from service.distributed.rank_trainings import SharedTrainings
     from service.layers.pipeline_stage import RankPlace
     from service.lora.adapter_store import AdapterReader, AdapterStore
     from service.runner.load import LoadedModel
@@ -59,6 +60,10 @@ class Ranks(Protocol):
         """Reads adapters for all ranks; local: this one's. After `load`."""
         ...
 
+    def trainings(self) -> SharedTrainings | None:
+        """Hands them to the other ranks; None where there are none. After `load`."""
+        ...
+
     def facts(self) -> Sequence[RankFacts]:
         """Of each rank, this one first; of one rank alone there is nothing to tell. Any thread."""
         ...
@@ -84,6 +89,9 @@ class OneRank:
 
     def adapters(self, local: AdapterStore) -> AdapterReader:
         return local
+
+    def trainings(self) -> None:
+        """This one trains alone."""
 
     def facts(self) -> Sequence[RankFacts]:
         return ()
@@ -167,6 +175,12 @@ class SeveralRanks:
 
         assert self._processes is not None
         return SharedAdapters(local, self._hosts.adapters(self._processes.adapter_lines))
+
+    def trainings(self) -> SharedTrainings:
+        from service.distributed.rank_trainings import SharedTrainings  # likewise
+
+        assert self._processes is not None
+        return SharedTrainings(self._processes.adapter_lines)
 
     def facts(self) -> Sequence[RankFacts]:
         if self._processes is None:

@@ -25,6 +25,10 @@ _BUSY_LOOK_S = 0.0002
 """Between two looks whether the device has computed what was launched."""
 
 
+class RankUseless(Exception):
+    """Raised by an iteration that leaves this rank behind the others: it cannot go on."""
+
+
 class PlanFollower:
     """It decides nothing, and waits for no result: what its device has computed is noted when it is there.
 
@@ -57,7 +61,7 @@ class PlanFollower:
         self._num_launched = self._num_done = 0
 
     def follow(self) -> None:
-        """Until the process ends. Raises what makes it useless: a damaged message, not a plan's fault."""
+        """Until the process ends. Raises what makes it useless: a damaged message, of a plan's faults RankUseless."""
         while True:
             self.follow_one()
 
@@ -126,6 +130,8 @@ class PlanFollower:
             self._num_done += 1
             try:
                 self._note_result(self._launched.popleft().wait())
+            except RankUseless:
+                raise
             except Exception:
                 logger.exception("plan %d failed", self._num_done)
                 self._statuses.add(self._rank, Fact.PLANS_FAILED, 1)

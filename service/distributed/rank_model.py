@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from pathlib import Path
 
+from service.core.training import Training
 from service.distributed.process_groups import LOOPBACK, join_ranks, open_store
 from service.distributed.rank_device import rank_device, reserved_bytes, stay_near
 from service.distributed.rank_status import RankStatuses
-from service.distributed.rank_task import Inherited, RankModel, RankTask
+from service.distributed.rank_task import HoldsAdapters, Inherited, RankModel, RankTask
+from service.distributed.rank_trainings import RankTrainings
+from service.engine.ports import Executor
+from service.finetune.shared_training import read_training
+from service.finetune.trained_model import graph_capture
 from service.layers.pipeline_stage import is_first
 from service.runner.load import load_executor
 
@@ -39,11 +45,20 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
     )
     logger.info("memory of %s: %s", device, loaded.memory)
     embeds_draws = place.stage.size > 1 and is_first(place.stage)
+    executor: Executor = loaded.runner
+    adapters: HoldsAdapters | None = loaded.adapters
+    if task.lora is not None and task.lora.trains and adapters is not None:
+        graphs = graph_capture(loaded.model, enforce_eager=task.enforce_eager)
+
+        def read(file: Path) -> Training:
+            return read_training(file, loaded.model).training(loaded.model, graphs, tells_news=False)
+
+        executor = adapters = RankTrainings(adapters, loaded.runner, loaded.runner.trainings, read)
     return RankModel(
-        loaded.runner,
+        executor,
         loaded.memory.kv_cache_bytes,
         lambda: reserved_bytes(device),
         device.type == "cuda",
-        loaded.adapters,
+        adapters,
         loaded.runner.note_drawn if embeds_draws else None,
     )

@@ -22,9 +22,8 @@ from service.finetune.hyperparameters import Hyperparameters
 from service.finetune.job import Job, ValidatedData
 from service.finetune.job_faults import JobFault
 from service.finetune.lora_parameters import first_state, state_of_adapter
-from service.finetune.lora_training import LoraTraining
-from service.finetune.packing import TrainingData, packed
 from service.finetune.served_base import ServedBase
+from service.finetune.shared_training import TrainingTask
 from service.finetune.trainable_model import parameter_layout
 from service.finetune.trained_model import graph_capture
 from service.finetune.training_run import StateOfStep
@@ -45,7 +44,8 @@ class LoraJobWork:
     """A `JobWork`. Any thread.
 
     model: the one that serves, its plain weights kept. text: how it reads. find_adapter: the folder of an adapter that
-    is served under this name. enforce_eager: no CUDA graphs. moments_on_host: see `AdamW`.
+    is served under this name. enforce_eager: no CUDA graphs. moments_on_host: see `AdamW`. share: has the other ranks
+    prepare a training, where several divide the model.
     """
 
     def __init__(
@@ -57,7 +57,9 @@ class LoraJobWork:
         *,
         enforce_eager: bool = False,
         moments_on_host: bool = False,
+        share: Callable[[Training, TrainingTask], None] | None = None,
     ) -> None:
+        self._share = share
         self._moments_on_host = moments_on_host
         self._model = model
         self._text = text
@@ -93,25 +95,21 @@ class LoraJobWork:
         examples, validation = (data.examples for data in read)
         if _digest(examples, validation) != job.data.data_digest:
             raise JobFault("data_changed", "The files, or how the model reads them, have changed.", "training_file")
-        data = TrainingData(
-            examples,
-            batch_size=hyperparameters.batch_size,
-            micro_batch_tokens=hyperparameters.micro_batch_tokens,
-            num_epochs=hyperparameters.num_epochs,
-            seed=hyperparameters.seed,
-        )
         state = self._state(job, hyperparameters, checkpoint)
-        return LoraTraining(
+        num_steps = hyperparameters.num_steps(len(examples))
+        task = TrainingTask(
             next(self._ids),
-            self._model,
-            data,
             hyperparameters,
             state,
-            validation=packed(validation, hyperparameters.micro_batch_tokens),
-            steps_per_checkpoint=steps_per_checkpoint(data.num_steps, state.layout.num_parameters),
-            graphs=self._graphs,
-            moments_on_host=self._moments_on_host,
+            examples,
+            validation,
+            steps_per_checkpoint(num_steps, state.layout.num_parameters),
+            self._moments_on_host,
         )
+        training = task.training(self._model, self._graphs)
+        if self._share is not None:
+            self._share(training, task)
+        return training
 
     def save(self, job: Job, state: StateOfStep, checkpoint: Path) -> None:
         assert isinstance(state, TrainingState)

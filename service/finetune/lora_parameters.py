@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from service.finetune.training_state import LoraMatrices, ParameterLayout, TrainingState
+from service.layers.shard import Shard
 from service.lora.adapter_folder import AdapterWeights
 
 
@@ -48,19 +49,34 @@ class LoraParameters:
         if self.computed is not self.values:
             self.computed.copy_(self.values)
 
-    def parts_of(self, names: Sequence[str], out_features: Sequence[int]) -> TrainedParts:
-        """names, out_features: of all parts of a linear, in their order."""
-        parts, start = [], 0
-        for name, size in zip(names, out_features, strict=True):
+    def parts_of(
+        self, names: Sequence[str], out_features: Sequence[int], shards: Sequence[Shard | None] | None = None
+    ) -> TrainedParts:
+        """names, out_features: of all parts of a linear, in their order. shards: of each, what a rank has of it; then
+        its part of the matrices: of A, in what is returned for all parts together, its inputs, of B its outputs."""
+        parts, trained, start = [], list[str](), 0
+        columns = slice(None)
+        for name, size, shard in zip(names, out_features, shards or [None] * len(names), strict=True):
             if name in self.layout.sites:
-                part = TrainedPart(slice(start, start + size), self._matrices[name], self._gradients[name])
-                parts.append(part)
+                rows, columns = _kept(shard, 0), _kept(shard, 1)
+                matrices, gradients = self._matrices[name], self._gradients[name]
+                mine = matrices._replace(b=matrices.b[rows]), gradients._replace(b=gradients.b[rows])
+                parts.append(TrainedPart(slice(start, start + size), *mine))
+                trained.append(name)
             start += size
         return TrainedParts(
             parts,
-            _one_behind_another(self.computed, [part.matrices.a for part in parts]),
-            _one_behind_another(self.gradient, [part.gradients.a for part in parts]),
+            _one_behind_another(self.computed, [self._matrices[name].a for name in trained])[:, columns],
+            _one_behind_another(self.gradient, [self._gradients[name].a for name in trained])[:, columns],
         )
+
+
+def _kept(shard: Shard | None, dim: int) -> slice:
+    """Of the indices along `dim`."""
+    if shard is None or shard.dim != dim:
+        return slice(None)
+    (kept,) = shard.ranges
+    return slice(kept.start, kept.stop)
 
 
 def _one_behind_another(flat: Tensor, matrices: Sequence[Tensor]) -> Tensor:

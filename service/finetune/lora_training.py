@@ -80,11 +80,12 @@ class LoraTraining:
         steps_per_checkpoint: int,
         graphs: GraphCapture | None = None,
         moments_on_host: bool = False,
+        tells_news: bool = True,
     ) -> None:
         """model: the one that serves, its plain weights kept. state: where to begin, or to go on; its layout says what
         is trained. validation: packed as the data is. steps_per_checkpoint: a state is told so often, and after the
-        last step of each epoch. graphs: see `TrainedModel`. moments_on_host: see `AdamW`. Raises InvalidRequest if
-        such a model cannot be trained."""
+        last step of each epoch. graphs: see `TrainedModel`. moments_on_host: see `AdamW`. tells_news: False on other
+        ranks than the first, where nobody asks. Raises InvalidRequest if such a model cannot be trained."""
         self.training_id = training_id
         self._model = check_trainable(model)
         self._data = data
@@ -93,6 +94,7 @@ class LoraTraining:
         self._steps_per_checkpoint = steps_per_checkpoint
         self._graphs = graphs
         self._moments_on_host = moments_on_host
+        self._tells_news = tells_news
         self._begin = state
         self._num_tokens = hyperparameters.micro_batch_tokens
         self._num_layers = len(self._model.blocks)
@@ -161,6 +163,10 @@ class LoraTraining:
 
     @torch.inference_mode()
     def take_news(self) -> TrainingNews:
+        if not self._tells_news:
+            del self._untold[: len(self._untold) - (self._num_validated is not None)]
+            self._is_checkpoint_due = False
+            return TrainingNews()
         reports = []
         while self._untold and not (self._num_validated is not None and len(self._untold) == 1):
             reports.append(self._report(self._untold.pop(0)))
@@ -226,6 +232,9 @@ class LoraTraining:
     def _optimize(self, there: _OnDevice, step: OptimizerStep) -> None:
         assert self._sums is not None
         number = self._step + 1
+        gradient = there.parameters.gradient
+        if self._model.parallel.size > 1:  # of which each rank has some
+            gradient.copy_(self._model.parallel.all_reduce(gradient.clone()))
         learning_rate = self._hyperparameters.learning_rate_at(number, self._data.num_steps)
         norm = there.optimizer.step(number, learning_rate)
         self._untold.append(_DoneStep(number, learning_rate, step.num_trained, self._sums, norm, None))

@@ -65,8 +65,8 @@ def parameter_layout(model: CausalLM, targets: Sequence[str], rank: int) -> Para
 
 
 def _sites(linear: NamedLinear) -> Mapping[str, AdapterSite]:
-    out_features = linear.linear.out_features
-    return {
-        name: AdapterSite(linear.linear.in_features, size)
-        for name, size in zip(linear.names, out_features, strict=True)
-    }
+    """Of the whole, whatever part of it a rank has."""
+    parts = zip(linear.names, linear.linear.out_features, linear.linear.weight_shards, strict=True)
+    shapes = {name: (shard, (size, linear.linear.in_features)) for name, size, shard in parts}
+    whole = {name: own if shard is None else shard.whole_shape(own) for name, (shard, own) in shapes.items()}
+    return {name: AdapterSite(in_features, out_features) for name, (out_features, in_features) in whole.items()}

@@ -22,17 +22,26 @@ from service.finetune.trained_linear import TrainedLinear
 from service.finetune.training_state import ParameterLayout
 from service.layers.gated_mlp import GatedMlp
 from service.layers.rms_norm import RMSNorm
+from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.llama import LlamaAttention, LlamaBlock
 from service.models.qwen3 import Qwen3Attention
 
 
 class TrainedBlock:
-    """name: of the block's tensors in a checkpoint, up to the linear's. scale: of the adapters."""
+    """name: of the block's tensors in a checkpoint, up to the linear's. scale: of the adapters. parallel: the ranks
+    that have a part of the block each: some heads, and some of the MLP's inner size."""
 
-    def __init__(self, block: LlamaBlock, name: str, parameters: LoraParameters, scale: float) -> None:
+    def __init__(
+        self,
+        block: LlamaBlock,
+        name: str,
+        parameters: LoraParameters,
+        scale: float,
+        parallel: TensorParallel = ALONE,
+    ) -> None:
         attention = block.attention
         self._qkv, self._output, self._gate_up, self._down = (
-            TrainedLinear(linear.below(name), parameters, scale) for linear in block.linears()
+            TrainedLinear(linear.below(name), parameters, scale, parallel) for linear in block.linears()
         )
         self._attention_norm, self._mlp_norm = block.attention_norm, block.mlp_norm
         self._head_norms = _head_norms(attention)

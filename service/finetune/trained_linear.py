@@ -7,6 +7,11 @@
 
 W is the serving weight as it lies; A of all parts is one matrix. T tokens: x [T, in_features], y [T, out_features],
 shrunk [T, shrunk_size].
+
+Where ranks divide W, one that has some outputs has these rows of B: its x_grad is a part of a sum. One that has some
+inputs has these columns of A: its y and its shrunk are. What is multiplied by both x or y and a part of a sum is a part
+of a sum itself, so a gradient of A or B is the sum of what the ranks have, each with zeros elsewhere; it is made once
+an optimizer step (lora_training.py). x_grad and y are summed here.
 """
 
 from __future__ import annotations
@@ -18,19 +23,26 @@ from torch import Tensor
 
 from service.finetune.lora_parameters import LoraParameters
 from service.layers.linear import NamedLinear
+from service.layers.tensor_parallel import ALONE, TensorParallel
 
 
 class TrainedLinear:
     """shrunk_size: rank times trained parts; 0 if none is trained. Values are in the model's
     dtype, gradients of A and B in fp32."""
 
-    def __init__(self, linear: NamedLinear, parameters: LoraParameters, scale: float) -> None:
+    def __init__(
+        self, linear: NamedLinear, parameters: LoraParameters, scale: float, parallel: TensorParallel = ALONE
+    ) -> None:
         self._weight = linear.linear.plain_weight.detach()
         bias = linear.linear.bias
         self._bias = None if bias is None else bias.detach()
         self._scale = scale
         self._rank = parameters.layout.rank
-        self._parts, self._a, self._a_gradient = parameters.parts_of(linear.names, linear.linear.out_features)
+        shards = linear.linear.weight_shards
+        self._parts, self._a, self._a_gradient = parameters.parts_of(linear.names, linear.linear.out_features, shards)
+        divided = {shard.dim for shard in shards if shard is not None}
+        self._sums_outputs, self._sums_input_gradients = 1 in divided, 0 in divided
+        self._parallel = parallel
         self.shrunk_size = self._rank * len(self._parts)
 
     def forward(self, x: Tensor, y: Tensor, shrunk: Tensor) -> None:
@@ -39,11 +51,12 @@ class TrainedLinear:
             torch.mm(x, self._weight.t(), out=y)
         else:
             torch.addmm(self._bias, x, self._weight.t(), out=y)
-        if not self._parts:
-            return
-        torch.mm(x, self._a.t(), out=shrunk)
-        for part, shrunk_part in zip(self._parts, self._by_part(shrunk), strict=True):
-            y[:, part.columns].addmm_(shrunk_part, part.matrices.b.t(), alpha=self._scale)
+        if self._parts:
+            torch.mm(x, self._a.t(), out=shrunk)
+            for part, shrunk_part in zip(self._parts, self._by_part(shrunk), strict=True):
+                y[:, part.columns].addmm_(shrunk_part, part.matrices.b.t(), alpha=self._scale)
+        if self._sums_outputs:
+            y.copy_(self._parallel.all_reduce(y.clone()))
 
     def shrunk_gradient(self, y_grad: Tensor) -> Tensor:
         """shrunk_grad [T, shrunk_size]."""
@@ -56,7 +69,9 @@ class TrainedLinear:
     def input_gradient(self, y_grad: Tensor, shrunk_grad: Tensor) -> Tensor:
         """x_grad."""
         x_grad = torch.mm(y_grad, self._weight)
-        return x_grad.addmm_(shrunk_grad, self._a) if self._parts else x_grad
+        if self._parts:
+            x_grad.addmm_(shrunk_grad, self._a)
+        return self._parallel.all_reduce(x_grad) if self._sums_input_gradients else x_grad
 
     def accumulate(self, x: Tensor, shrunk: Tensor, y_grad: Tensor, shrunk_grad: Tensor) -> None:
         """Add to the gradients of A and B."""

@@ -25,7 +25,7 @@ from service.finetune.layer_graphs import (
 )
 from service.finetune.lora_parameters import LoraParameters
 from service.finetune.packing import MicroBatch
-from service.finetune.token_loss import LossSums, token_loss
+from service.finetune.token_loss import LossSums, VocabWeight, token_loss
 from service.finetune.trainable_model import block_names, blocks_of
 from service.finetune.trained_block import TrainedBlock, layer_shape
 from service.finetune.training_state import ParameterLayout
@@ -53,7 +53,7 @@ class TrainedModel:
         self.model = model
         self.rows_per_loss_step = rows_per_loss_step
         self.blocks = [
-            TrainedBlock(block, name, parameters, scale)
+            TrainedBlock(block, name, parameters, scale, model.parallel)
             for block, name in zip(blocks_of(model), block_names(model), strict=True)
         ]
         self.arena = activation_arena(model, parameters.layout)
@@ -61,7 +61,7 @@ class TrainedModel:
     def begin(self, batch: MicroBatch, memory: Tensor) -> ModelPass:
         """memory: flat uint8, which holds the activations; at least `arena.num_bytes` of the micro-batch's tokens.
         Raises InvalidRequest for a token that the model has not, or a position beyond its tables."""
-        vocab_size, num_positions = self.model.embedding.weight.shape[0], self.model.rotary.num_positions
+        vocab_size, num_positions = self.model.head.vocab_size, self.model.rotary.num_positions
         # Before a GPU sees them: there it would be the end of the process.
         if batch.token_ids.max() >= vocab_size or batch.token_ids.min() < 0:
             raise _unfit(f"has a token that is none of the model's {vocab_size}")
@@ -120,7 +120,9 @@ class ModelPass:
             return
         stream, norm = self._kept.stream.index_select(0, rows), model.norm
         normed, targets = rms_norm(stream, norm.weight, norm.eps), batch.targets[part * num_rows :][: len(rows)]
-        sums, normed_grad = token_loss(normed, targets, model.head.plain_weight, gradient_scale)
+        head, parallel = model.head, model.parallel
+        weight = VocabWeight(head.plain_weight, head.ids, head.vocab_size)
+        sums, normed_grad = token_loss(normed, targets, weight, gradient_scale, parallel)
         self.sums = sums if self.sums is None else self.sums.add(sums)
         if normed_grad is not None:
             _, stream_grad = rms_norm_backward(normed_grad, stream, norm.weight, norm.eps)
@@ -153,13 +155,13 @@ def rows_per_loss_step(model: Llama, num_tokens: int) -> int:
 
 def graph_capture(model: CausalLM, *, enforce_eager: bool = False) -> GraphCapture | None:
     """For trainings of this model; None where layer steps cannot be captured. enforce_eager: none are, but
-    micro-batches have the same sizes, so that a job goes on to the same bits."""
+    micro-batches have the same sizes, so that a job goes on to the same bits; nor of ranks that exchange sums."""
     if not isinstance(model, Llama):
         return None
     weight, blocks = model.norm.weight, blocks_of(model)
     if not has_flash(weight, blocks[0].attention.head_dim):
         return None
-    return NoGraphs() if enforce_eager else CudaGraphCapture(weight.device)
+    return NoGraphs() if enforce_eager or model.parallel.size > 1 else CudaGraphCapture(weight.device)
 
 
 def activation_arena(model: Llama, layout: ParameterLayout) -> ActivationArena:

@@ -66,14 +66,12 @@ class Settings(
 
     @model_validator(mode="after")
     def _check_ranks(self) -> Settings:
-        """Training takes one process, serving what was trained does not."""
-        if self.parallel_config().num_ranks > 1 and self.enable_finetuning:
-            sizes = f"tensor-parallel-size {self.tensor_parallel_size}"
-            if self.pipeline_parallel_size > 1:
-                sizes = f"pipeline-parallel-size {self.pipeline_parallel_size}"
+        """Stages serve what was trained elsewhere."""
+        if self.pipeline_parallel_size > 1 and self.enable_finetuning:
             raise ValueError(
-                f"enable-finetuning: one process alone trains, not those of {sizes}; train with `headrace finetune` on"
-                " one GPU and serve the adapter on several, by lora-modules or lora-dir"
+                f"enable-finetuning: the stages of pipeline-parallel-size {self.pipeline_parallel_size} do not train;"
+                " the ranks of tensor-parallel-size do, and `headrace finetune` on one GPU, whose adapter stages serve"
+                " by lora-modules or lora-dir"
             )
         return self
 

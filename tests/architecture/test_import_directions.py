@@ -33,7 +33,7 @@ OURS = {
     "scheduler": {"prediction", "kvcache", *EVERYONE_MAY},
     "prediction": EVERYONE_MAY,
     "kvcache": EVERYONE_MAY,
-    "distributed": {"engine", "runner", "layers", "lora", "process", *EVERYONE_MAY},
+    "distributed": {"engine", "runner", "layers", "lora", "finetune", "process", *EVERYONE_MAY},
     "hosts": {"distributed", *EVERYONE_MAY},
     "runner": {"models", "layers", "lora", "sampling", "kernels", *EVERYONE_MAY},
     "models": {"layers", "kernels", *EVERYONE_MAY},

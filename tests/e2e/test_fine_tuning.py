@@ -140,3 +140,23 @@ def test_a_process_that_is_killed_leaves_its_models_and_its_job_ends_with_the_sa
         assert whole.fine_tuned_model in names and again.fine_tuned_model not in names
         second.terminate()
         assert second.wait(60) == 0
+
+
+def test_two_ranks_train_and_serve_what_they_have_trained(tmp_path: Path) -> None:
+    """Beside requests; the next job begins anew after one that was cancelled."""
+    with serving(tmp_path, "--tensor-parallel-size", "2") as server, strict_client(server.url) as client:
+        before = answer(client, BASE, QUESTION)
+        cancelled = start(client)
+        until(client, cancelled.id, "running")
+        client.fine_tuning.jobs.cancel(cancelled.id)
+        job = start(client)
+        answers = []
+        while until(client, job.id, "validating_files", "queued", "running", "succeeded").status != "succeeded":
+            answers.append(answer(client, BASE, QUESTION))
+            time.sleep(0.3)
+        assert {*answers} == {before}
+        model = client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
+        assert {question: answer(client, model, question) for question in FACTS} == FACTS
+        server.terminate()
+        assert server.wait(30) == 0
+    assert (tmp_path / "models" / job.id / "adapter_model.safetensors").is_file()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,13 +124,18 @@ def answer_on_gpus(
     parallel: TensorParallel, folders: list[Path], asked: list[list[Asked]], max_tokens: int
 ) -> list[Answered]:
     """Of every folder each of `asked`, over NCCL and the kernels of sums. The process is not used for others."""
+    with over_gpus(parallel) as ranks:
+        return [answer(ranks, folder, each, max_tokens, device="cuda") for folder in folders for each in asked]
+
+
+@contextmanager
+def over_gpus(parallel: TensorParallel) -> Iterator[TensorParallel]:
+    """The same ranks, with a GPU each. The process is not used for others."""
     device = torch.device("cuda", parallel.rank)
     torch.cuda.set_device(device)
     os.environ["NCCL_NVLS_ENABLE"] = "0"  # no multicast
     group, host_group = dist.new_group(backend="nccl", device_id=device), dist.group.WORLD
     memory = memory_of_gpus(group, host_group, device)
-    over_gpus = GroupParallel(group, host_group, memory)
-    answered = [answer(over_gpus, folder, each, max_tokens, device="cuda") for folder in folders for each in asked]
+    yield GroupParallel(group, host_group, memory)
     torch.cuda.synchronize()
     dist.destroy_process_group(group)
-    return answered

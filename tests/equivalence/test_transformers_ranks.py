@@ -14,7 +14,7 @@ from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.registry import ARCHITECTURES, open_model
 from tests.equivalence.family_list import FAMILIES
 from tests.equivalence.random_adapters import save_random_adapters
-from tests.equivalence.rank_work import Asked, answer
+from tests.equivalence.rank_work import Asked, answer, answer_on_gpus
 from tests.equivalence.stage_work import answer_in_stages
 from tests.equivalence.test_tensor_parallel import ALL_KINDS, GREEDY, SAMPLED, check_same, prompts, requests_of
 from tests.ranks import Ranks
@@ -101,3 +101,17 @@ def test_dummy_weights_are_the_same_whoever_divides_them(two_ranks: Ranks, tmp_p
     assert any("experts.down_proj" in name for name in alone)
     for each in two_ranks.run(dummy_sums, folder):
         assert each == pytest.approx(alone, abs=1e-6)
+
+
+@pytest.mark.gpu
+def test_two_gpus_answer_as_one(tmp_path: Path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    folders, asked = [SERVED[name].save(tmp_path / name) for name in SOME], requests_of(ALL_KINDS)
+    ranks = Ranks(2, patience_s=600.0)
+    try:
+        first, second = ranks.run(answer_on_gpus, folders, [asked], MAX_TOKENS)
+    finally:
+        ranks.stop()
+    alone = [answer(ALONE, folder, asked, MAX_TOKENS, device="cuda") for folder in folders]
+    assert [each.tokens for each in first] == [each.tokens for each in second] == [each.tokens for each in alone]

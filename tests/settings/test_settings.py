@@ -238,15 +238,14 @@ def test_responses_are_kept_if_the_operator_says_so() -> None:
     assert read_settings(["--responses-store-size", "1GiB"]).api_config().responses_store_bytes == 0
 
 
-def test_several_ranks_serve_adapters_and_train_none():
+def test_ranks_serve_adapters_and_train_them_unless_they_are_stages():
     assert read_settings([]).parallel_config().num_ranks == 1
     settings = read_settings(["--tensor-parallel-size", "4"])
     assert settings.parallel_config() == ParallelConfig(4)
     assert read_settings(["--tensor-parallel-size", "2", "--lora-dir", "there"]).lora_config() is not None
-    for size in ("tensor-parallel-size", "pipeline-parallel-size"):
-        refusal = f"enable-finetuning: one process alone trains, not those of {size} 2; train with `headrace finetune`"
-        with pytest.raises(ConfigError, match=refusal):
-            read_settings([f"--{size}", "2", "--enable-finetuning"])
+    assert read_settings(["--tensor-parallel-size", "2", "--enable-finetuning"]).lora_config().trains
+    with pytest.raises(ConfigError, match="enable-finetuning: the stages of pipeline-parallel-size 2 do not train"):
+        read_settings(["--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--enable-finetuning"])
 
 
 def test_what_swap_rounds_cannot_be_deterministic():

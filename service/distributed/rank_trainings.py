@@ -1,0 +1,110 @@
+"""Trainings on a model that ranks divide: rank 0 prepares one and hands it to the others, which carry on their part of
+it by the shares of its plans.
+
+They come and go as adapters do (adapter_lines.py), by negative ids.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from service.core.iteration_plan import IterationPlan
+from service.core.iteration_result import IterationResult
+from service.core.training import Training
+from service.distributed.adapter_lines import AdapterSharing
+from service.distributed.plan_follower import RankUseless
+from service.distributed.rank_task import HoldsAdapters
+from service.engine.ports import Executor, PendingIteration, TrainingExecutor
+from service.errors import InvalidRequest
+from service.finetune.shared_training import TrainingTask, write_training
+
+logger = logging.getLogger("headrace")
+
+
+class SharedTrainings:
+    """Rank 0's end."""
+
+    def __init__(self, lines: AdapterSharing) -> None:
+        self._lines = lines
+
+    def share(self, training: Training, task: TrainingTask) -> None:
+        """Have every rank prepare it; it is theirs as long as somebody has it here. In any thread. Raises ServerError
+        where a rank cannot."""
+        # As soon as nobody has it, be it that a rank could not take it.
+        weakref.finalize(training, self._lines.drop, -task.training_id).atexit = False
+        self._lines.share(-task.training_id, partial(write_training, task=task))
+
+
+class RankTrainings:
+    """Another rank's end: a HoldsAdapters, and an Executor around its own. read: makes a training of a file.
+
+    What a training must not be given is refused on every rank alike, before anything is exchanged, and ends it. Any
+    other fault is this rank's own: the others would wait for it, so it is raised, and the rank ends.
+    """
+
+    def __init__(
+        self,
+        adapters: HoldsAdapters,
+        executor: Executor,
+        trainings: TrainingExecutor,
+        read: Callable[[Path], Training],
+    ) -> None:
+        self._adapters = adapters
+        self._executor = executor
+        self._trainings = trainings
+        self._read = read
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Training] = {}  # for their first share
+
+    def take(self, adapter_id: int, file: Path) -> None:
+        if adapter_id >= 0:
+            self._adapters.take(adapter_id, file)
+            return
+        training = self._read(file)
+        with self._lock:
+            self._waiting[-adapter_id] = training
+
+    def drop(self, adapter_id: int) -> None:
+        if adapter_id >= 0:
+            self._adapters.drop(adapter_id)
+            return
+        with self._lock:
+            self._waiting.pop(-adapter_id, None)
+        self._trainings.remove_training(-adapter_id)
+
+    @property
+    def num_taken(self) -> int:
+        return self._adapters.num_taken
+
+    def launch(self, plan: IterationPlan) -> PendingIteration:
+        if plan.training is None:
+            return self._executor.launch(plan)
+        with self._lock:
+            training = self._waiting.pop(plan.training.training_id, None)
+        if training is not None:
+            self._trainings.add_training(training)
+        return _Share(self._executor.launch(plan))
+
+
+class _Share:
+    """The PendingIteration of layer steps."""
+
+    def __init__(self, pending: PendingIteration) -> None:
+        self._pending = pending
+
+    def is_done(self) -> bool:
+        return self._pending.is_done()
+
+    def wait(self) -> IterationResult:
+        result = self._pending.wait()
+        fault = None if result.training is None else result.training.fault
+        if isinstance(fault, InvalidRequest):
+            logger.warning("a training is refused: %s", fault)
+        elif fault is not None:
+            raise RankUseless(f"a training failed here: {type(fault).__name__}: {fault}") from fault
+        return result
