@@ -140,7 +140,7 @@ class AsyncEngine:
     def busy_since_s(self) -> float | None:
         """Since when the engine has not got on, on its clock: the beginning of the present iteration, or of the time
         in which requests wait and none has run. None while there is nothing to do."""
-        stalled_since_s = self._loop.stalled_since_s
+        stalled_since_s = self._loop.watch.stalled_since_s
         return self._loop.busy_since_s if stalled_since_s is None else stalled_since_s
 
     def give_up(self, error: RequestError) -> None:

@@ -27,21 +27,11 @@ from service.engine.commands import (
     Submit,
 )
 from service.engine.engine import Engine
+from service.engine.engine_watch import MAX_FAILED_IN_A_ROW, PROBE_EVERY_S, STALLED_AFTER_S, EngineWatch
 from service.engine.live_training import tell_end
 from service.errors import RequestError, ServerError
 
 logger = logging.getLogger(__name__)
-
-MAX_FAILED_IN_A_ROW = 3
-"""After this many failed iterations in a row the engine asks itself whether it is the executor that has failed, or what
-clients have asked for: one client's bad request, sent again and again, must not end the service for others."""
-
-PROBE_EVERY_S = 1.0
-"""While probes fail, or find no room: also without requests, since a balancer sends none to a server that fails."""
-
-STALLED_AFTER_S = 10.0
-
-LOOK_WHILE_STALLED_S = 0.05
 
 IDLE_BEFORE_WORK_S = 0.01
 """Without a command for so long, the engine does a piece of idle work: not in the pause between a client's calls."""
@@ -68,13 +58,9 @@ class Queued(NamedTuple):
 
 class EngineLoop:
     """Commands come in by `send`, events go out by `publish`. Of the rest other threads only read: `snapshot`, what
-    `num_queued` counts, and `busy_since_s`, `stalled_since_s` and `failing`, each of them from one object that is
-    replaced whole.
+    `num_queued` counts, `busy_since_s`, and what `watch` knows, each of them from one object that is replaced whole.
 
-    busy_since_s: when the present iteration began; None while there is nothing to do. stalled_since_s: since when there
-    are requests and no iteration that could run; None ordinarily, for whoever waits while nothing runs is admitted or
-    refused by the next decision. failing: why every request would fail, found out by a probe; None if it is not known
-    that any would.
+    busy_since_s: when the present iteration began; None while there is nothing to do.
 
     publish(events): called on the engine thread with everything that has happened, once an iteration: as soon as the
         one behind it is launched, or before that launch is delayed.
@@ -98,7 +84,6 @@ class EngineLoop:
         self._clock = clock
         self._publish = publish
         self._on_death = on_death
-        self._stalled_after_s = stalled_after_s
         self._wait = wait
         self._inbox: deque[Command] = deque()
         self._wake = threading.Event()
@@ -108,10 +93,7 @@ class EngineLoop:
         self._sent = self._taken = _Amount()
         self._known = _Known(engine.snapshot(), self._taken)
         self.busy_since_s: float | None = None
-        self.stalled_since_s: float | None = None
-        self.failing: str | None = None
-        self._stall_told = False
-        self._probe_due_s = clock.now_s()
+        self.watch = EngineWatch(engine, clock, lambda seconds: wait(self._wake, seconds), stalled_after_s)
         self._snapshot_due_s = 0.0
         self._catch_up_due_s = clock.now_s() + CATCH_UP_EVERY_S
         self._has_idle_work = True
@@ -186,57 +168,20 @@ class EngineLoop:
             self._note_state()
             self._engine.requests.record_commands(self._clock.now_s() - started_s)
         has_stepped = self._engine.step(self._hand_over)
-        if not has_stepped or self.stalled_since_s is not None:
-            self._note_stall(goes_on=has_stepped)
+        if not has_stepped or self.watch.stalled_since_s is not None:
+            self.watch.note_stall(goes_on=has_stepped)
         if not self._engine.scheduler.is_steady or self.busy_since_s >= self._snapshot_due_s:
             self._note_state()
             self._snapshot_due_s = self.busy_since_s + SNAPSHOT_EVERY_S
         if not self._engine.has_launched:
             self._hand_over()
-        if self._engine.num_failed_in_a_row >= MAX_FAILED_IN_A_ROW or self.failing is not None:
+        if self._engine.num_failed_in_a_row >= MAX_FAILED_IN_A_ROW or self.watch.failing is not None:
             self._note_failures()
 
-    def _note_stall(self, *, goes_on: bool) -> None:
-        """goes_on: whether the step had something to do."""
-        if goes_on or not self._engine.has_work:
-            self.stalled_since_s, self._stall_told = None, False
-            return
-        now_s = self._clock.now_s()
-        if self.stalled_since_s is None:
-            self.stalled_since_s = now_s
-        if now_s - self.stalled_since_s >= self._stalled_after_s and not self._stall_told:
-            reason = self._engine.scheduler.describe_wait()
-            logger.error("no iteration for %.0f s: %s", now_s - self.stalled_since_s, reason)
-            self._stall_told = True
-        self._wait(self._wake, LOOK_WHILE_STALLED_S)
-
     def _note_failures(self) -> None:
-        """Several iterations have failed: find out whether the next request would, too. Raises if the executor does."""
-        num_failed, now_s = self._engine.num_failed_in_a_row, self._clock.now_s()
-        if num_failed < MAX_FAILED_IN_A_ROW:
-            self._note_recovery("a request has got a token")
-            return
-        if now_s < self._probe_due_s:
-            return
-        try:
-            answers = self._engine.probe()
-        except Exception as fault:
-            raise RuntimeError(f"{num_failed} iterations in a row have failed, and so has a probe") from fault
-        if not answers:
-            self._probe_due_s = self._clock.now_s() + PROBE_EVERY_S
-        if answers:
-            logger.warning("%d iterations in a row gave their requests nothing, but a probe got a token", num_failed)
-            self._note_recovery("a probe has got a token")
-        elif answers is False and self.failing is None:
-            self.failing = f"{num_failed} iterations in a row gave no request a token, nor did a probe"
-            logger.critical("every request fails: %s", self.failing)
-        self._note_state()
-        self._hand_over()
-
-    def _note_recovery(self, why: str) -> None:
-        if self.failing is not None:
-            logger.warning("requests are answered again: %s", why)
-            self.failing = None
+        if self.watch.note_failures():
+            self._note_state()
+            self._hand_over()
 
     def _delay_launch(self) -> None:
         """Let the time pass until the next launch is due; the event loop has the interpreter meanwhile. Each command is
@@ -260,7 +205,7 @@ class EngineLoop:
             self.busy_since_s = self._clock.now_s()
             has_more = self._has_idle_work = self._engine.use_idle_time(self._wake.is_set)
         self.busy_since_s = None
-        while not self._wake.wait(None if self.failing is None else PROBE_EVERY_S):
+        while not self._wake.wait(None if self.watch.failing is None else PROBE_EVERY_S):
             self.busy_since_s = self._clock.now_s()
             self._note_failures()
             self.busy_since_s = None

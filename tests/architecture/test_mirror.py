@@ -38,6 +38,7 @@ WITHOUT_A_TWIN = {
     "service/__main__.py": "tests/test_cli.py runs it",
     "service/main.py": "tests/e2e/test_serve.py starts the whole service",
     "service/engine/ports.py": "Protocols only",
+    "service/engine/engine_watch.py": "tests/engine/test_engine_loop.py, test_ailment.py",
     "service/kvcache/block_supply.py": "tests/kvcache/test_block_manager.py",
     "service/runner/captured_step.py": "tests/runner/test_cuda_graphs.py",
     "service/runner/graph_step.py": "tests/runner/test_cuda_graphs.py",

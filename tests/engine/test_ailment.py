@@ -18,7 +18,8 @@ from service.core.request import Request
 from service.core.sequence_group import SequenceGroup
 from service.engine.ailment import Ailment, ailment_of
 from service.engine.commands import Abort, Command, Expire, Submit
-from service.engine.engine_loop import MAX_FAILED_IN_A_ROW, PROBE_EVERY_S, STALLED_AFTER_S, EngineLoop
+from service.engine.engine_loop import EngineLoop
+from service.engine.engine_watch import MAX_FAILED_IN_A_ROW, PROBE_EVERY_S, STALLED_AFTER_S
 from service.errors import Overloaded
 from service.kvcache.block_manager import BlockManager, Fit
 from service.scheduler.admission import OnDemandAdmission
@@ -246,7 +247,7 @@ def test_a_stall_ends_with_those_who_wait(command: Callable[[str], Command]):
         served.loop.send(command(f"request-{number}"))
     served.loop._iterate()
     assert served.ailment() is None
-    assert served.loop.stalled_since_s is None
+    assert served.loop.watch.stalled_since_s is None
 
 
 def test_a_full_house_is_no_stall():
@@ -257,7 +258,7 @@ def test_a_full_house_is_no_stall():
     while len(served.finals) < 4:
         served.loop._iterate()
         served.harness.clock.advance(STUCK_AFTER_S / 2)
-        assert served.loop.stalled_since_s is None
+        assert served.loop.watch.stalled_since_s is None
 
 
 def test_a_thread_that_has_ended():

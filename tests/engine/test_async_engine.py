@@ -14,7 +14,7 @@ from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.engine.async_engine import AsyncEngine
 from service.engine.commands import Stop
-from service.engine.engine_loop import MAX_FAILED_IN_A_ROW
+from service.engine.engine_watch import MAX_FAILED_IN_A_ROW
 from service.engine.ports import TrainingExecutor
 from service.engine.request_stream import RequestStream
 from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, ServerError, Unavailable

@@ -14,13 +14,8 @@ from service.core.iteration_result import IterationResult
 from service.core.training import TrainingInterrupted
 from service.engine.commands import Abort, StartTraining, Stop, StopTraining, Submit
 from service.engine.engine import Engine
-from service.engine.engine_loop import (
-    CATCH_UP_EVERY_S,
-    IDLE_BEFORE_WORK_S,
-    MAX_FAILED_IN_A_ROW,
-    SNAPSHOT_EVERY_S,
-    EngineLoop,
-)
+from service.engine.engine_loop import CATCH_UP_EVERY_S, IDLE_BEFORE_WORK_S, SNAPSHOT_EVERY_S, EngineLoop
+from service.engine.engine_watch import MAX_FAILED_IN_A_ROW
 from service.engine.ports import Executor, PendingIteration
 from service.errors import ServerError, Unavailable
 from tests.engine.harness import Harness
@@ -399,7 +394,7 @@ def test_commands_are_taken_between_layer_steps_and_the_loop_goes_on_with_a_trai
     for number in range(3):
         scene.loop.send(Submit(scene.harness.request((1, 2), 5)))
         scene.outbox.wait_for(f"request-{number}")
-        assert scene.loop.stalled_since_s is None
+        assert scene.loop.watch.stalled_since_s is None
         assert scene.loop.busy_since_s is not None
     so_far = training.num_done
     until(lambda: training.num_done > so_far)
