@@ -103,7 +103,8 @@ class LoraTraining:
         self._num_loss_steps = -(-self._num_tokens // self._rows_per_loss_step)
         self.layer_steps_per_iteration = 2 * self._num_layers + self._num_loss_steps + 1
 
-        reserve_host_copies(3, state.layout.num_parameters, self._model.norm.weight.device)
+        if tells_news:
+            reserve_host_copies(3, state.layout.num_parameters, self._model.norm.weight.device)
 
         self._there: _OnDevice | None = None
         self._memory: Tensor | None = None

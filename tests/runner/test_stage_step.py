@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ from service.runner.graph_sizes import GraphSize, graph_sizes
 from service.runner.load import load_executor
 from service.runner.model_runner import ModelRunner
 from tests.distributed.scene import Done
+from tests.equivalence.family_list import FAMILIES
 from tests.examples import examples
-from tests.models.checkpoints import llama, random_prompts
+from tests.models.checkpoints import gpt_oss, llama, random_prompts
 from tests.runner import uncaptured
 from tests.runner.loading import source
 from tests.runner.plan_player import PlanPlayer
@@ -177,6 +179,15 @@ def test_by_graphs_stages_draw_what_one_draws_whichever_has_them(
     assert [num > 10 for num in replayed] == list(graphed)
 
 
+def test_by_graphs_stages_of_transformers_modules_draw_what_one_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    uncaptured.without_capture(monkeypatch)
+    folder, between = smollm3(tmp_path), deque[Tensor]()
+    stages = both_stages(folder, between)
+    for stage in stages:
+        stage.capture_graphs([size for size in graph_sizes(8, 64) if not size.is_mixed])
+    assert min(check_graphs(*stages, loaded_as(folder, None, 8))) > 10
+
+
 def test_a_replayed_step_that_fails_is_handed_over_all_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch):
     uncaptured.without_capture(monkeypatch)
     between = deque[Tensor]()
@@ -190,9 +201,16 @@ def test_a_replayed_step_that_fails_is_handed_over_all_the_same(folder: Path, mo
     assert [hidden.isnan().all() for hidden in between] == [True]
 
 
+def smollm3(folder: Path) -> Path:
+    """By transformers' modules; queries of one layer are not turned."""
+    (family,) = (family for family in FAMILIES if family.name == "SmolLM3")
+    return family.save(folder)
+
+
 @pytest.mark.gpu
-def test_two_stages_on_one_gpu_replay_their_graphs(tmp_path: Path):
-    folder, between, how = llama(tmp_path), deque[Tensor](), {"device": "cuda"}
+@pytest.mark.parametrize("make", [llama, gpt_oss, smollm3])
+def test_two_stages_on_one_gpu_replay_their_graphs(tmp_path: Path, make: Callable[[Path], Path]):
+    folder, between, how = make(tmp_path), deque[Tensor](), {"device": "cuda"}
     stages = both_stages(folder, between, **how)
     replayed = check_graphs(*stages, loaded_as(folder, None, 8, enforce_eager=True, **how))
     assert min(replayed) > 10
