@@ -74,7 +74,9 @@ def time_shares(latency_s: float, together_s: float, spent: Mapping[str, float],
     phases = {phase: spent[_phase(phase)] for phase in ("schedule", "launch", "wait", "apply")}
     in_engine_s = min(latency_s, spent["headrace_request_seconds_sum"] / spent["headrace_request_seconds_count"])
     outside_s = latency_s - in_engine_s
-    share = in_engine_s / max(together_s - outside_s, sum(phases.values()))
+    in_phases_s = sum(phases.values())
+    at_work_s = max(together_s - outside_s, in_phases_s)
+    share = in_engine_s / at_work_s
     phases = {phase: share * seconds for phase, seconds in phases.items()}
     staging = phases["launch"] if staging_s is None else min(share * staging_s, phases["launch"])
     return TimeShares(
@@ -82,7 +84,7 @@ def time_shares(latency_s: float, together_s: float, spent: Mapping[str, float],
         device_s=phases["wait"] + phases["launch"] - staging,
         staging_s=staging,
         deciding_s=phases["schedule"] + phases["apply"],
-        between_s=max(0.0, in_engine_s - sum(phases.values())),
+        between_s=share * (at_work_s - in_phases_s),
         outside_s=outside_s,
     )
 

@@ -42,6 +42,7 @@ def test_no_part_is_below_zero_even_where_clocks_differ_by_a_little(latency_s: f
     spent = SPENT | {"headrace_iteration_seconds_sum{phase=wait}": 7.5}
     shares = time_shares(latency_s, together_s, spent, None)
     assert min(parts(shares)) >= 0
+    assert time_shares(10.0, 10.0, spent, None).between_s == 0, "8.8 s of phases, 8 s in the engine"
     assert sum(parts(shares)) == pytest.approx(latency_s)
 
 
