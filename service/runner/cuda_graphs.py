@@ -103,7 +103,7 @@ class StepGraphs:
         if order is not None:
             self._flat_order = to_device({"order": order}, self._table.tensor.device)["order"]
         step.inputs.fill_decodes(decodes, self._table.take_changes(step.inputs.most_changes), version)
-        return self._run(step, num_seqs, turn, received)
+        return self._run(step, num_seqs, turn, received, self._flat_order)
 
     def can_replay_again(self, decodes: ScheduledDecodes) -> bool:
         """Whether the last decodes that were replayed are these, one token before."""
@@ -119,7 +119,7 @@ class StepGraphs:
         self._rows.grow_tables(decodes)
         changes = self._table.take_changes(step.inputs.most_changes)
         step.inputs.advance(decodes, self._rows, self._block_size, changes)
-        return self._run(step, len(decodes), turn, received)
+        return self._run(step, len(decodes), turn, received, self._flat_order)
 
     def handed_over(self, outputs: StepOutputs) -> Tensor:
         """Of the last decodes that were replayed what goes to the next stage, of its own memory: in the order of the
@@ -133,13 +133,14 @@ class StepGraphs:
         self.recent_steps.append(step)
         return self._table.is_complete and step.size is not None
 
-    def replay_mixed(self, batch: FlatBatch, turn: StagingTurn) -> StepOutputs:
-        """Replay a batch that `can_replay_mixed`; the outputs have one row a draw, in the plan's order."""
+    def replay_mixed(self, batch: FlatBatch, turn: StagingTurn, received: Tensor | None = None) -> StepOutputs:
+        """Replay a batch that `can_replay_mixed`; the outputs have one row a draw, in the plan's order; where another
+        stage draws, one a token, in the batch's. received: as Step has it."""
         size = self._padded(batch).size
         assert size is not None
         step = self._mixed[size]
         step.inputs.fill(batch, self._table.take_changes(step.inputs.most_changes))
-        return self._run(step, batch.num_draws, turn)
+        return self._run(step, batch.num_draws, turn, received)
 
     def padded_size(self, num_tokens: int, num_decodes: int, num_prompts: int) -> GraphSize | None:
         """The size of the graph that computes such a step, None if there is none. Of the `num_tokens` tokens
@@ -165,15 +166,22 @@ class StepGraphs:
         captured[size] = CapturedStep(compute_by_table, inputs, self._pool, self._stream)
 
     def _run(
-        self, step: CapturedStep, num_draws: int, turn: StagingTurn, received: Tensor | None = None
+        self,
+        step: CapturedStep,
+        num_draws: int,
+        turn: StagingTurn,
+        received: Tensor | None = None,
+        order: Tensor | None = None,
     ) -> StepOutputs:
         """num_draws: how many are wanted. Of what a graph draws nothing is cut off, as that would cost the host two
-        more calls."""
+        more calls. order: of the places at which what was received belongs; None: as it lies."""
         turn.begins()
         there = step.inputs.step.received
         if received is not None and there is not None:
-            assert self._flat_order is not None
-            there.index_copy_(0, self._flat_order, received)
+            if order is None:
+                there[: len(received)].copy_(received)
+            else:
+                there.index_copy_(0, order, received)
         step.graph.replay()
         outputs = step.outputs
         return outputs if isinstance(outputs, StepOutputs) else self._step.draw(outputs, step.inputs.step, num_draws)

@@ -73,6 +73,7 @@ class GraphInputs:
     version: of the ScheduledDecodes that it holds; None if it holds others, or none. num_adapters: that a step may
     have, and then the columns are those that tell of them; 0: the steps have none. split_len: of attention
     (`RowInvariance`). received: as StepInputs has it. all_as_prompts: of decodes alone, as of `attention_inputs`.
+    reads_all: the last layer's output is wanted of all tokens, not only of those whose logits are.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class GraphInputs:
         received: Tensor | None = None,
         *,
         all_as_prompts: bool = False,
+        reads_all: bool = False,
     ) -> None:
         lengths = {
             **dict.fromkeys(columns.per(Per.TOKEN), size.num_tokens),
@@ -122,8 +124,10 @@ class GraphInputs:
                     rows=fixed["prompt_rows"],
                     split_len=split_len,
                 )
+                attention = replace(attention, prefill=prefill)
+            if size.is_mixed and not reads_all:
                 last = decode_batch(table, fixed["logit_lens"], block_size, fixed["draw_rows"], split_len)
-                attention = replace(attention, prefill=prefill).read_at(fixed["logit_rows"], last)
+                attention = attention.read_at(fixed["logit_rows"], last)
             return attention
 
         slots = [fixed[name] for name in columns.slots]
@@ -134,7 +138,7 @@ class GraphInputs:
             attention=AttentionInputs.by_group(columns.group_of, block_table, slots, of_group),
             draw_rows=fixed["draw_rows" if size.is_mixed else "decode_rows"],
             sampling=SamplingBatch({c.name: fixed[c.name] for c in columns.per(Per.DRAW)}, is_greedy=False),
-            adapters=_adapter_inputs(fixed, size) if num_adapters else None,
+            adapters=_adapter_inputs(fixed, reads_all=reads_all or not size.is_mixed) if num_adapters else None,
             received=received,
         )
         self._size, self._num_adapters = size, num_adapters
@@ -200,9 +204,9 @@ def _length_of_tiles(num_tokens: int, num_adapters: int) -> int:
     return most_tiles(num_tokens, num_adapters) * (1 + tile_size(num_tokens))
 
 
-def _adapter_inputs(fixed: FixedTensors, size: GraphSize) -> AdapterInputs:
+def _adapter_inputs(fixed: FixedTensors, *, reads_all: bool) -> AdapterInputs:
     tokens = token_slots(fixed["adapter_slots"], fixed["adapter_tiles"])
-    return AdapterInputs(tokens, token_slots(fixed["read_slots"], fixed["read_tiles"]) if size.is_mixed else tokens)
+    return AdapterInputs(tokens, tokens if reads_all else token_slots(fixed["read_slots"], fixed["read_tiles"]))
 
 
 def can_advance(held: Mapping[str, Array], decodes: ScheduledDecodes) -> bool:

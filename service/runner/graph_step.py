@@ -55,10 +55,13 @@ class GraphStep:
         split_len, model, received = self._forward_pass.row_invariance.split_len, self._model, None
         if not is_first(model.stage):
             received = torch.zeros(size.num_tokens, model.hidden_size, dtype=model.dtype, device=block_table.device)
-        return GraphInputs(size, block_table, block_size, columns, num_adapters, split_len, received)
+        reads_all = not is_last(model.stage)
+        return GraphInputs(
+            size, block_table, block_size, columns, num_adapters, split_len, received, reads_all=reads_all
+        )
 
     def hidden(self, inputs: StepInputs) -> Tensor:
-        """The hidden states [N, hidden_size] of the rows that draw."""
+        """The hidden states [N, hidden_size] of the rows that draw; of all, where another stage draws."""
         self._forward_pass.row_invariance.want(self.deterministic)
         self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
         attention = inputs.attention.afresh()

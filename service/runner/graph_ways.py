@@ -54,7 +54,10 @@ class MixedGraph:
         return step.is_plain and _is_kind_of(self._graphs, step) and self._graphs.can_replay_mixed(step.batch)
 
     def compute(self, step: Step) -> Outputs:
-        return drawn(self._graphs.replay_mixed(step.batch, step.turn), step.batch.num_draws, step)
+        return drawn(self.replay(step), step.batch.num_draws, step)
+
+    def replay(self, step: Step) -> StepOutputs:
+        return self._graphs.replay_mixed(step.batch, step.turn, step.received)
 
 
 class DecodeGraphLogits:

@@ -136,7 +136,7 @@ def load_executor(
     num_threads = use_cores(device, place.num_ranks)
     timer = timer or timer_of(device)
     dtype = _chosen_dtype(source, file, device, config, timer, place)
-    graphs = _graphs(device, max_num_seqs, max_num_batched_tokens, stage, enforce_eager=enforce_eager)
+    graphs = _graphs(device, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager)
     limits = max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size
     sizes = StepSizes(*limits, graphs, deterministic=source.deterministic)
     unread = _store_quantized(model, config.quantization, device)
@@ -228,14 +228,12 @@ def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, place: R
 
 
 def _graphs(
-    device: torch.device, max_num_seqs: int, max_num_batched_tokens: int, stage: PipelineStage, *, enforce_eager: bool
+    device: torch.device, max_num_seqs: int, max_num_batched_tokens: int, *, enforce_eager: bool
 ) -> list[GraphSize]:
-    """Sizes that may have a CUDA graph. Stages have those of decodes alone: beside tokens of prompts the host has time
-    enough."""
+    """Sizes that may have a CUDA graph."""
     if device.type != "cuda" or enforce_eager:
         return []
-    sizes = graph_sizes(max_num_seqs, max_num_batched_tokens)
-    return sizes if stage.size == 1 else [size for size in sizes if not size.is_mixed]
+    return graph_sizes(max_num_seqs, max_num_batched_tokens)
 
 
 def _made_for(

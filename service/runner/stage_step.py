@@ -13,7 +13,7 @@ from service.layers.pipeline_stage import PipelineStage, is_first
 from service.runner.batch_columns import Int64Array
 from service.runner.cuda_graphs import StepGraphs
 from service.runner.forward_pass import ForwardPass
-from service.runner.graph_ways import DecodeGraph
+from service.runner.graph_ways import DecodeGraph, MixedGraph
 from service.runner.sequence_rows import DrawnIds, SequenceRows
 from service.runner.staging import PendingTokenIds, to_device
 from service.runner.step_ways import Outputs, Step, StepWay
@@ -101,15 +101,16 @@ class StageStep:
 
 
 class StageGraph:
-    """A StepWay: decodes by a graph, whatever their draws ask for, as they are drawn elsewhere."""
+    """A StepWay: decodes by a graph, whatever their draws ask for, as they are drawn elsewhere; and prompts beside
+    them."""
 
     def __init__(self, graphs: StepGraphs, rows: SequenceRows, block_size: int, hand_over: HandOver) -> None:
         self._graphs = graphs
-        self._decodes = DecodeGraph(graphs, rows, block_size)
+        self._decodes, self._mixed = DecodeGraph(graphs, rows, block_size), MixedGraph(graphs)
         self._hand_over = hand_over
 
     def takes(self, step: Step) -> bool:
-        return self._is_again(step) or self._decodes.has_room_for(step)
+        return self._is_again(step) or self._decodes.has_room_for(step) or self._mixed.takes(step)
 
     def compute(self, step: Step) -> Outputs:
         """Hands over what comes of it; of a step that fails, NaN."""
@@ -117,9 +118,13 @@ class StageGraph:
         try:
             if self._is_again(step):
                 outputs = self._graphs.replay_again(plan.decodes, step.turn, step.received)
-            else:
+                hidden = self._graphs.handed_over(outputs)
+            elif self._decodes.has_room_for(step):
                 outputs = self._decodes.replay(step, None if plan.scheduled else plan.decodes.version)
-            hidden = self._graphs.handed_over(outputs)
+                hidden = self._graphs.handed_over(outputs)
+            else:
+                outputs = self._mixed.replay(step)
+                hidden = outputs.logits[: step.batch.num_tokens].clone()  # the next replay writes there
         except BaseException:
             self._hand_over.send_nothing(plan.num_scheduled_tokens)
             raise

@@ -16,6 +16,7 @@ from service.core.iteration_result import INVALID_TOKEN_ID
 from service.core.sampling_params import SamplingParams
 from service.distributed.drawn_messages import HeardDraws, write_drawn
 from service.layers.pipeline_stage import PlannedStage
+from service.runner import graph_sizes as sizes_module
 from service.runner.graph_sizes import GraphSize, graph_sizes
 from service.runner.load import load_executor
 from service.runner.model_runner import ModelRunner
@@ -164,19 +165,27 @@ def check_graphs(first: ModelRunner, last: ModelRunner, whole: ModelRunner) -> l
     return in_turn.replayed
 
 
-@pytest.mark.parametrize("graphed", [(True, True), (True, False)], ids=["both", "first"])
+@pytest.mark.parametrize(
+    ("graphed", "drawing_tokens"),
+    [((True, True), 512), ((True, True), 32), ((True, False), 32)],
+    ids=["both", "both, some that draw nothing", "first"],
+)
 def test_by_graphs_stages_draw_what_one_draws_whichever_has_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, graphed: tuple[bool, bool]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, graphed: tuple[bool, bool], drawing_tokens: int
 ):
     """All but the capture."""
     uncaptured.without_capture(monkeypatch)
+    monkeypatch.setattr(sizes_module, "DRAWING_TOKENS", drawing_tokens)
     between = deque[Tensor]()
     stages = both_stages(folder, between)
     for stage, has_graphs in zip(stages, graphed, strict=True):
         if has_graphs:
-            stage.capture_graphs([size for size in graph_sizes(8, 64) if not size.is_mixed])
+            stage.capture_graphs(graph_sizes(8, 64))
     replayed = check_graphs(*stages, loaded_as(folder, None, 8))
     assert [num > 10 for num in replayed] == list(graphed)
+    for stage, has_graphs in zip(stages, graphed, strict=True):
+        sizes = [each.size for each in stage.recent_steps() if each.size is not None] if has_graphs else []
+        assert {size.is_mixed for size in sizes} == ({True, False} if has_graphs else set()), "with prompts and without"
 
 
 def test_by_graphs_stages_of_transformers_modules_draw_what_one_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -184,7 +193,7 @@ def test_by_graphs_stages_of_transformers_modules_draw_what_one_draws(tmp_path: 
     folder, between = smollm3(tmp_path), deque[Tensor]()
     stages = both_stages(folder, between)
     for stage in stages:
-        stage.capture_graphs([size for size in graph_sizes(8, 64) if not size.is_mixed])
+        stage.capture_graphs(graph_sizes(8, 64))
     assert min(check_graphs(*stages, loaded_as(folder, None, 8))) > 10
 
 
