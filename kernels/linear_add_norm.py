@@ -35,6 +35,7 @@ from kernels.dependent_launch import start_dependents, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.pairwise_sum import pairwise_sum
 from kernels.quantized_weight import Weight, dense
+from kernels.register_product import first_places, register_product
 from kernels.skinny_linear import (
     SkinnyConfig,
     check_skinny,
@@ -107,6 +108,7 @@ def _linear_add_norm_kernel(
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    WARP_TILES: tl.constexpr,
     ORDERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -126,10 +128,17 @@ def _linear_add_norm_kernel(
     wait_for_inputs(PDL)
     residual = tl.load(residual_ptr + cell, mask=is_cell, other=0.0)
     norm_weight = tl.load(norm_weight_ptr + feature, mask=is_feature, other=0.0)
-    acc = skinny_product(
-        weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, size, FORM, GROUP, HAS_ZEROS, SPLITS,
-        NUM_STAGES,
-    )  # fmt: skip
+    if WARP_TILES > 0:
+        acc = register_product(
+            x_ptr, x_stride_row, num_rows, weight_ptr, weight_stride_row, scales_ptr, zeros_ptr,
+            strip * BLOCK_N + first_places(BLOCK_N, WARP_TILES), num_features, 8, num_features, BLOCK_N // WARP_TILES,
+            size, FORM, GROUP, HAS_ZEROS, BLOCK_N, WIDTH, WARP_TILES, SPLITS, NUM_STAGES,
+        )  # fmt: skip
+    else:
+        acc = skinny_product(
+            weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, size, FORM, GROUP, HAS_ZEROS, SPLITS,
+            NUM_STAGES,
+        )  # fmt: skip
     if SPLITS > 1:
         if not is_last_part(acc, partial_ptr, arrivals_ptr, feature, is_feature, num_features, SPLITS):
             return

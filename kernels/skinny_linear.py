@@ -37,6 +37,8 @@ from kernels.dependent_launch import dependent_launch, start_dependents, wait_fo
 from kernels.fp8_numbers import fp8_numbers
 from kernels.optional_triton import tl, triton
 from kernels.quantized_weight import QuantizedWeight, Weight, dense
+from kernels.register_product import MOST_ROWS as MOST_REGISTER_ROWS
+from kernels.register_product import first_places, register_product, takes
 
 FEW_ROWS, MAX_ROWS = 16, 64
 MAX_QUANTIZED_ROWS = 256
@@ -52,13 +54,15 @@ share one for their addresses, and each waits for the one before. Llama-8B's dow
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
     """block_n: output features a program, 16 for each warp. block_k: input features a stage (half of it in fp32).
-    num_splits: of K."""
+    num_splits: of K. warp_tiles: of 16 output features that a warp has in registers (kernels/register_product.py);
+    0: the product goes through shared memory. Tables have 0 until the other has been measured."""
 
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
     num_splits: int = 1
+    warp_tiles: int = 0
 
 
 def skinny_config(num_rows: int, num_features: int, size: int) -> SkinnyConfig:
@@ -311,6 +315,7 @@ def _skinny_linear_kernel(
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    WARP_TILES: tl.constexpr,
     TILES: tl.constexpr,
     IS_BESIDE: tl.constexpr,
     PDL: tl.constexpr,
@@ -326,10 +331,17 @@ def _skinny_linear_kernel(
     scales_ptrs, zeros_ptrs = scale_ptrs(scales_ptr, feature, size, GROUP), scale_ptrs(zeros_ptr, feature, size, GROUP)
     if not IS_BESIDE:
         wait_for_inputs(PDL)
-    acc = skinny_product(
-        weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, size, FORM, GROUP, HAS_ZEROS, SPLITS,
-        NUM_STAGES,
-    )  # fmt: skip
+    if WARP_TILES > 0:
+        acc = register_product(
+            x_ptr, x_stride_row, num_rows, weight_ptr, weight_stride_row, scales_ptr, zeros_ptr,
+            tl.program_id(0) * BLOCK_N + first_places(BLOCK_N, WARP_TILES), num_features, 8, num_features,
+            BLOCK_N // WARP_TILES, size, FORM, GROUP, HAS_ZEROS, BLOCK_N, WIDTH, WARP_TILES, SPLITS, NUM_STAGES,
+        )  # fmt: skip
+    else:
+        acc = skinny_product(
+            weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, size, FORM, GROUP, HAS_ZEROS, SPLITS,
+            NUM_STAGES,
+        )  # fmt: skip
     if IS_BESIDE:
         wait_for_inputs(PDL)
     if SPLITS > 1:
@@ -372,6 +384,10 @@ def skinny_launch(x: Tensor, weight: Weight, arrivals: Tensor | None, config: Sk
         config = config or skinny_config(num_rows, *weight.shape)
         form, elements, tensors, group, has_zeros = _PLAIN, weight, (weight, weight, weight), 0, False
     block_m = FEW_ROWS if num_rows <= FEW_ROWS else MAX_ROWS if num_rows <= MAX_ROWS else _MANY_ROWS_TILE
+    if config.warp_tiles:
+        block_m = MOST_REGISTER_ROWS
+        assert isinstance(weight, QuantizedWeight) and takes(x, weight)
+        assert config.block_n == 16 * config.num_warps * config.warp_tiles
     num_strips, num_tiles = triton.cdiv(num_features, config.block_n), triton.cdiv(num_rows, block_m)
     num_splits = 1 if arrivals is None or num_tiles > 1 else config.num_splits
     partial = x
@@ -389,6 +405,7 @@ def skinny_launch(x: Tensor, weight: Weight, arrivals: Tensor | None, config: Sk
         "WIDTH": block_k // 2 if form == _INT4 else block_k,
         "SPLITS": num_splits,
         "NUM_STAGES": config.num_stages,
+        "WARP_TILES": config.warp_tiles,
         "num_warps": config.num_warps,
         "maxnreg": _MAX_REGISTERS,
         **dependent_launch(x.device),

@@ -28,6 +28,7 @@ from kernels.fp8_linear import MAX_FP8_ROWS, fp8_linear, fp8_linear_config, fp8_
 from kernels.fp8_rows import fp8_rows
 from kernels.quantized_linear import product_of_many_rows, quantized_linear
 from kernels.quantized_weight import QuantizedWeight, Weight, quantize_fp8
+from kernels.register_product import MOST_ROWS as MOST_REGISTER_ROWS
 from kernels.replay_timing import seconds_by_replay
 from kernels.skinny_linear import (
     FEW_ROWS,
@@ -140,9 +141,19 @@ def tuned_configs(form: str, rows: int) -> Iterator[SkinnyConfig]:
         ]
     else:
         tiles = [(64, 128, 4, 3), (64, 128, 4, 4), (128, 128, 4, 3), (128, 128, 8, 3), (128, 128, 8, 4)]
+    if form != UNITS and rows <= MOST_REGISTER_ROWS:
+        yield from _register_configs(form)
     for block_n, block_k, num_warps, num_stages in tiles:
         for num_splits in splits if rows <= MAX_ROWS else (1,):
             yield SkinnyConfig(block_n, block_k, num_warps, num_stages, num_splits)
+
+
+def _register_configs(form: str) -> Iterator[SkinnyConfig]:
+    """Of kernels/register_product.py."""
+    chunk = 128 if form == "int4" else 64
+    for num_warps, chunks, num_stages in ((4, 1, 1), (4, 2, 1), (2, 2, 1), (1, 4, 1), (4, 1, 4), (1, 1, 6)):
+        for num_splits in (1, 2, 4, 8, 16):
+            yield SkinnyConfig(32 * num_warps, chunks * chunk, num_warps, num_stages, num_splits, warp_tiles=2)
 
 
 def _launch_skinny(x: Tensor, arrivals: Tensor, weight: QuantizedWeight, config: SkinnyConfig) -> object:

@@ -62,6 +62,14 @@ def ptx_for_sm90(launch: Launch) -> str:
     return str(_compile(launch).asm["ptx"])
 
 
+def layouts_of_assembly(launch: Launch) -> set[str]:
+    """How tensors lie over threads that inline assembly gets."""
+    text = str(_compile(launch).asm["ttgir"])
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg.*)$", text, re.MULTILINE))
+    names = re.findall(r"elementwise_inline_asm[^\n]*-> tensor<[^,>]*, (#\w+)>", text)
+    return {layouts[name] for name in names}
+
+
 def compile_for_sm90(launch: Launch, folder: Path) -> Compiled:
     """A kernel with matrix products."""
     compiled = _compile(launch)

@@ -38,7 +38,14 @@ from tests.kernels.quantized_weights import random_weight
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
-    from tests.kernels.sm90 import CUOBJDUMP, Launch, LaunchRecorder, compile_for_sm90, ptx_for_sm90
+    from tests.kernels.sm90 import (
+        CUOBJDUMP,
+        Launch,
+        LaunchRecorder,
+        compile_for_sm90,
+        layouts_of_assembly,
+        ptx_for_sm90,
+    )
 
 pytestmark = [
     pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"),
@@ -227,6 +234,24 @@ def test_skinny_linear_of_quantized_weights(num_rows, kind, monkeypatch, tmp_pat
     compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
     check(compiled)
     assert "cvt.rn.f16x2.e4m3x2" not in compiled.ptx and "cvt.rn.f32.u8" not in compiled.ptx
+
+
+@pytest.mark.parametrize("kind", spread(["int4", "fp8", "fp8 groups"], 2))
+def test_products_in_registers_lie_as_the_matrix_unit_wants_them(kind, monkeypatch, tmp_path):
+    """And nothing goes through shared memory or is spilled, in a plain product as behind a norm."""
+    monkeypatch.setattr(skinny, "_skinny_linear_kernel", LaunchRecorder(skinny._skinny_linear_kernel))
+    monkeypatch.setattr(behind, "_norm_linear_kernel", LaunchRecorder(behind._norm_linear_kernel))
+    weight, _ = random_weight(kind, 4096, 1024, torch.bfloat16, group=128)
+    x, arrivals = torch.zeros(1, 1024, dtype=torch.bfloat16), skinny.new_arrivals(4096, torch.device("cpu"))
+    config = skinny.SkinnyConfig(128, 256 if weight.is_int4 else 128, 4, 1, 4, warp_tiles=2)
+    skinny.skinny_linear_triton(x, weight, None, arrivals, config)
+    normed = before.DeferredNorm(x, torch.empty(128, 8), 1e-5)
+    behind.norm_linear_triton(normed, weight, None, arrivals, True, config)
+    for launch in (*skinny._skinny_linear_kernel.launches, *behind._norm_linear_kernel.launches):
+        (layout,) = layouts_of_assembly(with_pdl(launch))
+        assert "sizePerThread = [1, 4], threadsPerWarp = [8, 4], warpsPerCTA = [4, 1], order = [1, 0]" in layout
+        compiled = compile_for_sm90(with_pdl(launch), tmp_path)
+        assert "mma.sync" in compiled.ptx and "cp.async" not in compiled.ptx and compiled.spills_in_loops == 0
 
 
 @pytest.mark.parametrize(("num_rows", "num_features"), spread([(256, 4096), (16, 4096), (64, 4096), (64, 28672)], 1))

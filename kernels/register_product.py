@@ -1,0 +1,315 @@
+"""Few rows times a quantized weight, in registers from the load to the sum: a part of kernels, as `skinny_product` of
+kernels/skinny_linear.py is, whose faster twin it is for one to eight rows of bf16.
+
+    acc[n, m] = sum_k x[m, k] * weight[n, k], but for the one scale that a channel may have
+
+A thread loads 16 bytes of a row of the weight, makes numbers of them and hands them to the matrix unit as they lie. The
+unit sums over K in whatever order it is given, if that of x is the same. So nothing goes through shared memory, threads
+do not wait for each other, and neighbours need not be sorted: for int4 1.9 instructions an element instead of 3.8, for
+fp8 2.6 instead of 4.6.
+
+    fp8     two elements of a word at a time go to bf16's places by shifts and masks, which makes them 2^120 times too
+            small. x is made 2^60 times larger, and so is the sum at the end: all in between are normal numbers of fp32
+    int4    two at a time, in the last bits of a bf16 number of 128, which makes them 128 too large. What zeros and that
+            add is taken off each group's sum, by x's own, which the unit sums beside
+
+How threads lie. mma.m16n8k16 wants of thread t of a warp rows t // 4 and t // 4 + 8 of the weight, and row t // 4 of x;
+each four threads have all of K between them. Triton lays out a load of 8 rows of 64 bytes in the same way, 16 bytes
+a thread, four threads a row, if addresses are known to be multiples of 16 bytes; and its inline assembly gets four
+neighbouring words of a thread at once. tests/kernels/test_sm90_compile.py holds that it does.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import torch
+from torch import Tensor
+
+from kernels.optional_triton import tl, triton
+from kernels.quantized_weight import QuantizedWeight
+
+MOST_ROWS = 8
+CHUNK_BYTES = 64
+"""Of a row of the weight, in one step: 64 elements of fp8, 128 of int4."""
+_INT4_CHUNK = 128
+_ALIGNMENT = 16
+
+
+def takes(x: Tensor, weight: QuantizedWeight) -> bool:
+    """Whether these rows and this weight are laid out for it."""
+    if not 0 < x.shape[0] <= MOST_ROWS or x.dtype != torch.bfloat16:
+        return False
+    if x.data_ptr() % _ALIGNMENT or x.stride(0) % _ALIGNMENT or weight.elements.data_ptr() % _ALIGNMENT:
+        return False
+    if weight.elements.shape[1] % CHUNK_BYTES:
+        return False
+    if weight.is_int4:
+        return weight.chunk == _INT4_CHUNK
+    return weight.scales.shape[1] == 1 or weight.group_size % CHUNK_BYTES == 0
+
+
+def _mma(a: list[str], b: list[str]) -> str:
+    sums = "{c0, c1, c2, c3}"
+    operands = f"{sums}, {{{', '.join(a)}}}, {{{', '.join(b)}}}, {sums}"
+    return f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {operands};\n"
+
+
+def _body(registers: str, begin: list[str], code: str) -> str:
+    """begin: of the four sums, which become the four outputs."""
+    first = "".join(f"mov.f32 c{i}, {value};\n" for i, value in enumerate(begin))
+    last = "".join(f"mov.f32 ${i}, c{i};\n" for i in range(4))
+    return f"{{\n.reg .f32 c<4>;\n.reg .b32 {registers};\n{first}{code}{last}}}\n"
+
+
+def _fp8_assembly() -> str:
+    """Words of the upper rows 4 to 7, of the lower 8 to 11, x 12 to 19, sums 20 to 23. Bytes 0 and 2, then 1 and 3."""
+    code = ""
+    for word in range(4):
+        for half, operand in enumerate((f"${4 + word}", f"${8 + word}")):
+            code += f"""
+                shl.b32 sign, {operand}, 8;
+                shl.b32 rest, {operand}, 4;
+                and.b32 rest, rest, 0x07f007f0;
+                lop3.b32 even{half}, sign, 0x80008000, rest, 0xea;
+                shr.b32 rest, {operand}, 4;
+                and.b32 rest, rest, 0x07f007f0;
+                lop3.b32 odd{half}, {operand}, 0x80008000, rest, 0xea;
+            """
+        code += _mma(["even0", "even1", "odd0", "odd1"], [f"${12 + word}", f"${16 + word}"])
+    return _body("sign, rest, even<2>, odd<2>", [f"${20 + i}" for i in range(4)], code)
+
+
+_ZEROS = ["0f00000000"] * 4
+
+
+def _int4_assembly() -> str:
+    """Words of the upper rows 4 to 7, of the lower 8 to 11, x 12 to 27: of low halves the even and the odd, of high
+    ones likewise. A word's halves of bytes from the last to the first: low even, high even, low odd, high odd."""
+    code = ""
+    for word in range(4):
+        for half, operand in enumerate((f"${4 + word}", f"${8 + word}")):
+            for place in range(4):
+                moved = operand
+                if place:
+                    moved = "moved"
+                    code += f"shr.b32 moved, {operand}, {4 * place};\n"
+                code += f"lop3.b32 a{2 * place + half}, {moved}, 0x000f000f, 0x43004300, 0xea;\n"
+        code += _mma(["a0", "a1", "a2", "a3"], [f"${12 + word}", f"${20 + word}"])
+        code += _mma(["a4", "a5", "a6", "a7"], [f"${16 + word}", f"${24 + word}"])
+    return _body("moved, a<8>", _ZEROS, code)
+
+
+def _sums_assembly() -> str:
+    """x 4 to 19, as of `_int4_assembly`."""
+    code = "mov.b32 one, 0x3f803f80;\n"
+    for word in range(4):
+        for even_or_odd in (4, 8):
+            code += _mma(["one"] * 4, [f"${even_or_odd + word}", f"${even_or_odd + 8 + word}"])
+    return _body("one", _ZEROS, code)
+
+
+def _pairs_assembly(is_scaled: bool) -> str:
+    """Eight words of x, 8 to 15, as the first four and the last four: their even elements, then their odd ones."""
+    code = "{\n.reg .b32 factor, nothing, pair<8>;\nmov.b32 factor, 0x5d805d80;\nmov.b32 nothing, 0x80008000;\n"
+    for i in range(8):
+        first = 8 + 2 * (i % 4)
+        code += f"prmt.b32 pair{i}, ${first}, ${first + 1}, {'0x5410' if i < 4 else '0x7632'};\n"
+    for i in range(8):
+        code += f"fma.rn.bf16x2 ${i}, pair{i}, factor, nothing;\n" if is_scaled else f"mov.b32 ${i}, pair{i};\n"
+    return code + "}\n"
+
+
+if tl is not None:
+    _FP8_ASSEMBLY, _INT4_ASSEMBLY = tl.constexpr(_fp8_assembly()), tl.constexpr(_int4_assembly())
+    _SUMS_ASSEMBLY = tl.constexpr(_sums_assembly())
+    _PAIRS_ASSEMBLY, _SCALED_PAIRS_ASSEMBLY = tl.constexpr(_pairs_assembly(False)), tl.constexpr(_pairs_assembly(True))
+    _FP8_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 16 + ["f"] * 4))
+    _INT4_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 24))
+    _SUMS_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 16))
+    _PAIRS_OPERANDS = tl.constexpr(",".join(["=&r"] * 8 + ["r"] * 8))
+    _UNSCALED = tl.constexpr(2.0**60)
+
+
+@triton.jit
+@no_type_check
+def _pairs(first, last, ASSEMBLY: tl.constexpr):
+    """Of each two words of x the even elements and the odd ones: what one word of the weight is multiplied by."""
+    return tl.inline_asm_elementwise(
+        ASSEMBLY, _PAIRS_OPERANDS, [first, last], dtype=(tl.int32, tl.int32), is_pure=True, pack=4
+    )
+
+
+@triton.jit
+@no_type_check
+def _words(ptr, row, stride, at, is_there):
+    """[rows, 16]: a chunk of these rows of the weight."""
+    chunk = tl.arange(0, 16)[None, :] + at * 16
+    return tl.load(ptr + row.to(tl.int64)[:, None] * (stride // 4) + chunk, mask=is_there, other=0)
+
+
+@triton.jit
+@no_type_check
+def _of_both(ptr, upper, lower, size, at, is_there, GROUP: tl.constexpr):
+    """[rows, 16] fp32: scales or zeros of this group, by the fragment's rows: the first two words' are the upper's."""
+    is_upper = (tl.arange(0, 16) % 4 < 2)[None, :]
+    if GROUP > 0:
+        groups = size // GROUP
+        above = tl.load(ptr + upper * groups + at, mask=is_there, other=0).to(tl.float32)
+        below = tl.load(ptr + lower * groups + at, mask=is_there, other=0).to(tl.float32)
+    else:
+        above = tl.load(ptr + upper, mask=is_there, other=0).to(tl.float32)
+        below = tl.load(ptr + lower, mask=is_there, other=0).to(tl.float32)
+    return tl.where(is_upper, above[:, None], below[:, None])
+
+
+@triton.jit
+@no_type_check
+def _add_int4(
+    acc, weight_ptr, scales_ptr, zeros_ptr, upper, lower, stride, size, at, is_there, low_even, low_odd, high_even,
+    high_odd, sums, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+):  # fmt: skip
+    above, below = _words(weight_ptr, upper, stride, at, is_there), _words(weight_ptr, lower, stride, at, is_there)
+    part = tl.inline_asm_elementwise(
+        _INT4_ASSEMBLY,
+        _INT4_OPERANDS,
+        [above, below, low_even, low_odd, high_even, high_odd],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=4,
+    )
+    group = at * 128 // GROUP if GROUP > 0 else 0
+    if HAS_ZEROS:
+        part -= (_of_both(zeros_ptr, upper, lower, size, group, is_there, GROUP) + 128) * sums
+    else:
+        part -= 136 * sums
+    if GROUP > 0:
+        part *= _of_both(scales_ptr, upper, lower, size, group, is_there, GROUP)
+    return acc + part
+
+
+@triton.jit
+@no_type_check
+def _add_fp8(
+    acc, weight_ptr, scales_ptr, upper, lower, stride, size, at, is_there, even, odd, GROUP: tl.constexpr
+):  # fmt: skip
+    above, below = _words(weight_ptr, upper, stride, at, is_there), _words(weight_ptr, lower, stride, at, is_there)
+    begin = tl.zeros(acc.shape, tl.float32) if GROUP > 0 else acc
+    part = tl.inline_asm_elementwise(
+        _FP8_ASSEMBLY, _FP8_OPERANDS, [above, below, even, odd, begin], dtype=tl.float32, is_pure=True, pack=4
+    )
+    if GROUP > 0:
+        part = acc + part * _of_both(scales_ptr, upper, lower, size, at * 64 // GROUP, is_there, GROUP)
+    return part
+
+
+@triton.jit
+@no_type_check
+def _by_rows(acc, WARPS: tl.constexpr):
+    """[8 * WARPS, 16] as threads have it -> [16 * WARPS, 8], the weight's rows times x's."""
+    fragments = tl.reshape(acc, [WARPS, 8, 4, 2, 2])
+    return tl.reshape(tl.permute(fragments, [0, 3, 1, 2, 4]), [16 * WARPS, 8])
+
+
+@triton.jit
+@no_type_check
+def first_places(BLOCK_N: tl.constexpr, WARP_TILES: tl.constexpr):
+    """Where in a strip of BLOCK_N rows the upper halves of the first tile's rows are; the lower ones are 8 further, and
+    the next tile is BLOCK_N / WARP_TILES further."""
+    place = tl.arange(0, BLOCK_N // (2 * WARP_TILES))
+    return place // 8 * 16 + place % 8
+
+
+@triton.jit
+@no_type_check
+def register_product(
+    x_ptr,
+    x_stride_row,
+    num_rows,
+    weight_ptr,
+    weight_stride_row,
+    scales_ptr,
+    zeros_ptr,
+    upper_row,
+    upper_end,
+    half_step,
+    lower_end,
+    tile_step,
+    size,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WARP_TILES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """[BLOCK_N, 8] fp32, over the split's part of K, as of `skinny_product`, with WIDTH bytes of a row in a turn of the
+    loop. upper_row: of the weight, at `first_places`; those of the lower halves are half_step further, of the second
+    tile tile_step. The ends are beyond the last rows that either may be."""
+    WARPS: tl.constexpr = BLOCK_N // (16 * WARP_TILES)
+    TURN: tl.constexpr = WIDTH // 64
+    weight_ptr = weight_ptr.to(tl.pointer_type(tl.int32))
+    x_row = tl.arange(0, 8 * WARPS) % 8
+    word = tl.arange(0, 16)
+    x_ptrs = x_ptr.to(tl.pointer_type(tl.int32)) + x_row.to(tl.int64)[:, None] * (x_stride_row // 2)
+    x_ptrs += (word // 4 * 8 + word % 4)[None, :]
+    is_row = (x_row < num_rows)[:, None]
+    upper0, lower0 = tl.minimum(upper_row, upper_end - 1), tl.minimum(upper_row + half_step, lower_end - 1)
+    upper1 = tl.minimum(upper_row + tile_step, upper_end - 1)
+    lower1 = tl.minimum(upper_row + tile_step + half_step, lower_end - 1)
+    num_chunks = size // (128 if FORM == 2 else 64)
+    begin = tl.program_id(1) * num_chunks // SPLITS
+    end = (tl.program_id(1) + 1) * num_chunks // SPLITS
+    acc0 = tl.zeros([8 * WARPS, 16], tl.float32)
+    acc1 = tl.zeros([8 * WARPS, 16], tl.float32)
+    for chunk in tl.range(begin, end, TURN, num_stages=NUM_STAGES):
+        for i in tl.static_range(TURN):
+            at = chunk + i
+            is_there = at < end
+            if FORM == 2:
+                x0 = tl.load(x_ptrs + at * 64, mask=is_row & is_there, other=0)
+                x1 = tl.load(x_ptrs + (at * 64 + 4), mask=is_row & is_there, other=0)
+                x2 = tl.load(x_ptrs + (at * 64 + 32), mask=is_row & is_there, other=0)
+                x3 = tl.load(x_ptrs + (at * 64 + 36), mask=is_row & is_there, other=0)
+                low_even, low_odd = _pairs(x0, x1, _PAIRS_ASSEMBLY)
+                high_even, high_odd = _pairs(x2, x3, _PAIRS_ASSEMBLY)
+                sums = tl.inline_asm_elementwise(
+                    _SUMS_ASSEMBLY,
+                    _SUMS_OPERANDS,
+                    [low_even, low_odd, high_even, high_odd],
+                    dtype=tl.float32,
+                    is_pure=True,
+                    pack=4,
+                )
+                acc0 = _add_int4(
+                    acc0, weight_ptr, scales_ptr, zeros_ptr, upper0, lower0, weight_stride_row, size, at, is_there,
+                    low_even, low_odd, high_even, high_odd, sums, GROUP, HAS_ZEROS,
+                )  # fmt: skip
+                if WARP_TILES == 2:
+                    acc1 = _add_int4(
+                        acc1, weight_ptr, scales_ptr, zeros_ptr, upper1, lower1, weight_stride_row, size, at, is_there,
+                        low_even, low_odd, high_even, high_odd, sums, GROUP, HAS_ZEROS,
+                    )  # fmt: skip
+            else:
+                x0 = tl.load(x_ptrs + at * 32, mask=is_row & is_there, other=0)
+                x1 = tl.load(x_ptrs + (at * 32 + 4), mask=is_row & is_there, other=0)
+                even, odd = _pairs(x0, x1, _SCALED_PAIRS_ASSEMBLY)
+                acc0 = _add_fp8(
+                    acc0, weight_ptr, scales_ptr, upper0, lower0, weight_stride_row, size, at, is_there, even, odd,
+                    GROUP,
+                )  # fmt: skip
+                if WARP_TILES == 2:
+                    acc1 = _add_fp8(
+                        acc1, weight_ptr, scales_ptr, upper1, lower1, weight_stride_row, size, at, is_there, even, odd,
+                        GROUP,
+                    )  # fmt: skip
+    if WARP_TILES == 2:
+        both = tl.permute(tl.join(_by_rows(acc0, WARPS), _by_rows(acc1, WARPS)), [2, 0, 1])
+        acc = tl.reshape(both, [BLOCK_N, 8])
+    else:
+        acc = _by_rows(acc0, WARPS)
+    if FORM == 1:
+        acc *= _UNSCALED
+    return acc

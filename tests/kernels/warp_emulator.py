@@ -1,0 +1,85 @@
+"""A warp of 32 threads that runs the little assembly of kernels/register_product.py on a CPU: with a row of 16 words a
+register of four neighbours, as Triton gives them out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+Registers = np.ndarray
+LANES = np.arange(32)
+
+
+def run(assembly: str, inputs: Sequence[np.ndarray], num_outputs: int) -> list[np.ndarray]:
+    """inputs [8, 16] uint32 each, thread t with row t // 4 and words 4 (t % 4) to 4 (t % 4) + 3; outputs likewise."""
+    registers: dict[str, Registers] = {}
+    for place, tensor in enumerate(inputs):
+        for i in range(4):
+            registers[f"${4 * (num_outputs + place) + i}"] = tensor[LANES // 4, LANES % 4 * 4 + i].astype(np.uint32)
+    for statement in re.sub(r"[{}]\s*\n|\.reg[^;]*;", "", assembly).split(";"):
+        if statement.strip():
+            _execute(statement.strip(), registers)
+    outputs = []
+    for place in range(num_outputs):
+        output = np.zeros((8, 16), np.uint32)
+        for i in range(4):
+            output[LANES // 4, LANES % 4 * 4 + i] = registers[f"${4 * place + i}"]
+        outputs.append(output)
+    return outputs
+
+
+def _execute(statement: str, registers: dict[str, Registers]) -> None:
+    name, operands = statement.split(None, 1)
+    if name.startswith("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"):
+        d, a, b, c = ([each.strip() for each in group.split(",")] for group in re.findall(r"{([^}]*)}", operands))
+        sums = _mma(*([registers[each] for each in group] for group in (a, b, c)))
+        registers.update(zip(d, sums, strict=True))
+        return
+    target, *sources = [each.strip() for each in operands.split(",")]
+    values = [registers[each] if each in registers else _constant(each) for each in sources]
+    if name.startswith("mov"):
+        result = values[0]
+    elif name in ("shl.b32", "shr.b32"):
+        result = values[0] << values[1] if name == "shl.b32" else values[0] >> values[1]
+    elif name == "and.b32":
+        result = values[0] & values[1]
+    elif name == "lop3.b32":
+        assert sources[3] == "0xea"
+        result = (values[0] & values[1]) | values[2]
+    elif name == "prmt.b32":
+        numbers = values[0].astype(np.uint64) | values[1].astype(np.uint64) << np.uint64(32)
+        picks = [int(sources[2], 16) >> 4 * i & 7 for i in range(4)]
+        result = sum(
+            ((numbers >> np.uint64(8 * pick)) & np.uint64(255)) << np.uint64(8 * i) for i, pick in enumerate(picks)
+        )
+    elif name == "fma.rn.bf16x2":
+        halves = [_wide(x) * _wide(y) + _wide(z) for x, y, z in [[(v >> s) & 0xFFFF for v in values] for s in (0, 16)]]
+        assert all((half.view(np.uint32) & 0xFFFF == 0).all() for half in halves), "exact here"
+        result = halves[0].view(np.uint32) >> 16 | halves[1].view(np.uint32)
+    else:
+        raise AssertionError(name)
+    registers[target] = np.broadcast_to(np.asarray(result, np.uint32), (32,))
+
+
+def _constant(text: str) -> np.ndarray:
+    return np.uint32(int(text[2:], 16) if text.startswith("0f") else int(text, 0))
+
+
+def _wide(halves: np.ndarray) -> np.ndarray:
+    return np.broadcast_to((np.asarray(halves, np.uint32) << 16).astype(np.uint32), (32,)).copy().view(np.float32)
+
+
+def _mma(a: list[Registers], b: list[Registers], c: list[Registers]) -> list[Registers]:
+    left, right, out = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8), np.float32)
+    group, place = LANES // 4, LANES % 4
+    for i in range(4):
+        for half in range(2):
+            left[group + i % 2 * 8, place * 2 + i // 2 * 8 + half] = _wide(a[i] >> 16 * half & 0xFFFF)
+            out[group + i // 2 * 8, place * 2 + i % 2] = c[i].view(np.float32)
+    for i in range(2):
+        for half in range(2):
+            right[place * 2 + i * 8 + half, group] = _wide(b[i] >> 16 * half & 0xFFFF)
+    out = (out + left @ right).astype(np.float32)
+    return [out[group + i // 2 * 8, place * 2 + i % 2].view(np.uint32) for i in range(4)]
