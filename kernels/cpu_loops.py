@@ -66,8 +66,8 @@ class CpuLoops:
 
 
 def loops_for(x: Tensor) -> CpuLoops | None:
-    """For operations on this tensor; None: torch's."""
-    if x.dtype is not torch.bfloat16 or x.is_cuda or x.requires_grad:
+    """For operations on this tensor; None: torch's, also for one without memory (on the meta device)."""
+    if x.dtype is not torch.bfloat16 or not x.is_cpu or x.requires_grad:
         return None
     return cpu_loops()
 

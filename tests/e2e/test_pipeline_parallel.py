@@ -93,7 +93,7 @@ def test_a_lost_stage_ends_each_request_in_one_error_and_the_process_with_status
     ("arguments", "words"),
     [
         (("4",), "pipeline-parallel-size: 4 does not divide the model's 6 layers"),
-        (("2", "--enable-finetuning"), "enable-finetuning: one process alone trains"),
+        (("2", "--enable-finetuning"), "enable-finetuning: the stages of pipeline-parallel-size 2 do not train"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_loaded(arguments: tuple[str, ...], words: str):

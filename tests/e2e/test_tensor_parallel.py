@@ -187,18 +187,23 @@ def test_no_rank_is_left_where_the_first_is_killed_while_all_load():
         assert comes_true(lambda: not is_running(other), LOST_WITHIN_S)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--tensor-parallel-size", "3"), "tensor-parallel-size: 3 does not divide the model's"),
-        (("--tensor-parallel-size", "2", "--enable-finetuning"), "enable-finetuning: one process alone trains"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_loaded(arguments: tuple[str, ...], words: str):
-    with ServerProcess("--device", "cpu", *arguments, wait_until_ready=False) as server:
+def test_what_cannot_be_is_refused_before_anything_is_loaded():
+    with ServerProcess("--device", "cpu", "--tensor-parallel-size", "3", wait_until_ready=False) as server:
         assert server.wait(60) in (1, 2)
-    assert words in "".join(server.log)
+    assert "tensor-parallel-size: 3 does not divide the model's" in "".join(server.log)
     assert "rank 0 of" not in "".join(server.log)
+
+
+@pytest.mark.load
+@pytest.mark.parametrize("option", ["--tensor-parallel-size", "--pipeline-parallel-size"])
+def test_ranks_of_transformers_modules_say_what_the_native_file_says(option: str):
+    said: list[list[str]] = []
+    for how in ((), ("--model-impl", "transformers", option, "2")):
+        cpu = ("--device", "cpu", "--dtype", "float32", "--kv-cache-memory", "16MiB")
+        with ServerProcess(*cpu, *how) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+            greedy = [whole(http, "/v1/completions", {**GREEDY, "prompt": text}) for text in PROMPTS]
+            said.append([answer["choices"][0]["text"] for answer in greedy])
+    assert said[0] == said[1]
 
 
 def check_two_gpus(option: str) -> None:

@@ -137,12 +137,12 @@ class TransformersModel(CausalLM):
         there = {id(module) for module in self.base.modules()}
         self._linears = [each for each in self._linears if id(each.linear) in there]
         self._elsewhere = frozenset(whole - self.checkpoint_tensors().keys())
-        self._try("pipeline-parallel-size", "stages of it", self._num_layers // stage.size, self._heads)
+        self._trial()._try("pipeline-parallel-size", "stages of it", self._num_layers // stage.size, self._heads)
 
     def shard(self, parallel: TensorParallel) -> None:
         division = Division(self.base, self._text, self._linears, self._heads)
         check_sizes(division.sizes(), parallel.size)
-        trial = copy.deepcopy(self, {id(self.stage): self.stage})
+        trial = self._trial()
         trial._divide(Division(trial.base, trial._text, trial._linears, trial._heads), Silent(parallel.size))
         heads = self._heads.of_rank(parallel)
         num_layers = self._num_layers // self.stage.size
@@ -157,8 +157,12 @@ class TransformersModel(CausalLM):
         if is_last(self.stage):
             self._vocabulary.shard(parallel)
 
+    def _trial(self) -> TransformersModel:
+        """A copy without memory, of one dtype."""
+        return copy.deepcopy(self, {id(self.stage): self.stage}).float()
+
     def _try(self, setting: str, what: str, num_layers: int, heads: Heads) -> None:
-        """Compute a step of nothing, as this one is now. Raises ConfigError naming the setting."""
+        """Compute a step of nothing, as this trial is now. Raises ConfigError naming the setting."""
         recorder, like = Recorder(), torch.empty(NUM_TOKENS, self.hidden_size, device="meta")
         positions = torch.zeros(NUM_TOKENS, dtype=torch.int64, device="meta")
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from service.errors import ConfigError
+from service.layers.pipeline_stage import PlannedStage
 from service.layers.tensor_parallel import Planned
 from service.models.causal_lm import CausalLM
 from service.models.registry import open_model
@@ -103,3 +105,14 @@ def test_what_ranks_cannot_share_is_refused_by_name(name, changes, size, why, tm
     folder = save(name, tmp_path, **changes)
     with pytest.raises(ConfigError, match=f"^tensor-parallel-size: .*{why}"):
         open_model(folder, "auto", Planned(size))
+
+
+@pytest.mark.parametrize("name", ["SmolLM3", "OLMo 2", "GLM-4.5"])
+def test_a_model_of_16_bits_is_tried_without_memory(tmp_path: Path, name: str):
+    """As real ones are: a CPU's own loops take addresses."""
+    folder = save(name, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    config, model = open_model(folder, "auto", Planned(2), None, PlannedStage(2))
+    assert config.checkpoint_dtype == "bfloat16"
+    assert {each.device.type for each in model.parameters()} == {"meta"}
