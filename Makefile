@@ -32,9 +32,9 @@ unit: interpret cpu-tests
 # With Python's bytecode: without it, every process that the tests start compiles all that it imports.
 unit interpret cpu-tests: export PYTHONDONTWRITEBYTECODE :=
 
-# A worker a core. Files stay whole, since their tests share servers and models; the last of the folders are the short ones.
+# A worker a core and one more, since many tests wait for other processes. Files stay whole, since their tests share servers and models; the last of the folders are the short ones.
 cpu-tests: $(VENV)/.installed-dev
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 interpret: $(VENV)/.installed-dev
 	TRITON_INTERPRET=1 $(BIN)/pytest -m interpret tests/kernels

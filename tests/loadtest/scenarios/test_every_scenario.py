@@ -14,11 +14,11 @@ TINY = dataclasses.replace(
     SMALL,
     max_model_len=256,
     max_num_seqs=34,
-    request_divisor=40,
-    policy_divisor=10,
-    num_probes=8,
-    sweep_s=0.1,
-    rate_factors=(0.5, 1.0),
+    request_divisor=100,
+    policy_divisor=40,
+    num_probes=4,
+    sweep_s=0.05,
+    rate_factors=(0.7,),
 )
 
 
