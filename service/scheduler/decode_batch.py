@@ -261,7 +261,6 @@ class DecodeBatch:
         sequence.num_computed_tokens = num_computed = columns[END] - columns[NUM_NEW]
         sequence.token_ids += [PENDING_TOKEN_ID] * (num_computed + 1 - len(sequence.token_ids))
         sequence.last_iteration = max(sequence.last_iteration, self._last_number)
-        self._blocks.forget_unseen(sequence.sequence_id, num_computed)  # here only when a decode needs a new one
 
     def _drop_left(self) -> None:
         """Who has left is in the columns no more."""

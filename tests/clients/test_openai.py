@@ -11,7 +11,6 @@ from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel, Field
 
 from tests.clients.conftest import MODEL
-from tests.examples import examples
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is Headrace?"}]
 
@@ -75,7 +74,7 @@ def test_async_calls_side_by_side(base_url: str) -> None:
                     client.chat.completions.parse(
                         model=MODEL, messages=QUESTION, response_format=Weather, seed=seed, max_tokens=100
                     )
-                    for seed in range(examples(8))
+                    for seed in range(8)
                 )
             )
         return [answer.choices[0].message.parsed for answer in answers]

@@ -7,13 +7,12 @@ from service.engine.live_requests import LiveRequests
 from service.errors import ServerError
 from tests.engine.harness import Harness
 from tests.engine.test_result_applier import BrokenForOne
-from tests.examples import examples
 
 
 def test_a_journal_tells_what_happened():
     """Prompts in chunks, a wait for memory, preemptions with what they cost: bounded facts for the trace."""
     harness = Harness(num_blocks=10, block_size=4, max_num_batched_tokens=16)
-    for seed in range(examples(3)):
+    for seed in range(3):
         assert harness.add(harness.request(tuple(range(50 * seed, 50 * seed + 20)), 16, seed=seed))
     harness.run()
     by_arrival = sorted((stats for stats, _, _ in harness.sink.requests), key=lambda stats: stats.finished_s)
@@ -118,7 +117,7 @@ def test_what_a_choice_said_before_its_text_ended_it_is_found_again():
 @pytest.mark.parametrize("end", [LiveRequests.abort, lambda requests, request_id: requests.stop_choice(request_id, 0)])
 def test_a_fault_at_one_requests_end_costs_that_request_only(end):
     harness = Harness(prefix_cache=BrokenForOne(4))
-    for seed in range(examples(3)):
+    for seed in range(3):
         harness.add(harness.request((1, 2), 12, seed=seed))
     for _ in range(9):
         harness.step()

@@ -14,7 +14,6 @@ from service.kvcache.prefix_cache import ChainedPrefixCache
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness
 from tests.engine.toy_model import ToyExecutor, oracle
-from tests.examples import examples
 
 
 def test_finish_reasons():
@@ -78,7 +77,7 @@ class BrokenForOne(ChainedPrefixCache):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_fault_at_one_requests_token_costs_that_request_only(overlap: bool):
     harness = Harness(prefix_cache=BrokenForOne(4), overlap=overlap)
-    for seed in range(examples(3)):
+    for seed in range(3):
         harness.add(harness.request((1, 2), 12, seed=seed))
     harness.run()
     outcomes = [harness.finals[f"request-{i}"].outcome for i in range(3)]

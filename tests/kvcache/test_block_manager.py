@@ -13,7 +13,6 @@ from service.kvcache.block_manager import BlockManager, Fit
 from service.kvcache.block_table import HOLE
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from tests.engine.harness import Harness
-from tests.examples import examples
 from tests.kvcache.test_prefix_cache import make_sequence
 
 
@@ -168,7 +167,7 @@ def test_blocks_of_one_token_under_pressure_give_what_larger_blocks_give():
     def run(block_size: int) -> Harness:
         chance = random.Random(2)
         harness = Harness(num_blocks=48 // block_size, block_size=block_size, max_num_seqs=8)
-        for seed in range(examples(8)):
+        for seed in range(8):
             prompt = tuple(chance.randrange(3) for _ in range(chance.randint(1, 12)))
             harness.add(harness.request(prompt, 16, n=1 + seed % 2, seed=seed))
         harness.add(harness.beam_request((1, 2, 0), 6, width=3, n=3))

@@ -15,7 +15,6 @@ from service.prediction.recovery_ledger import RecoveryLedger
 from service.prediction.workload import Workload
 from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap
 from tests.engine.harness import Harness
-from tests.examples import examples
 from tests.prediction.test_preemption_cost import NOBODY, make_cost, seconds_of
 from tests.scheduler.test_request_pool import make_group
 
@@ -217,7 +216,7 @@ def test_an_iteration_is_predicted_for_the_heat_that_it_meets(cost: PreemptionCo
 
 def test_the_last_preemptions_of_a_request_are_kept_and_all_are_counted():
     harness = Harness(num_blocks=6, block_size=1, max_num_batched_tokens=32, max_num_seqs=2)
-    for seed in range(examples(2)):
+    for seed in range(2):
         harness.add(harness.request((1, 2), 4, seed=seed))
     harness.run()
     (stats,) = [s for s, _, _ in harness.sink.requests if s.num_preemptions]
@@ -233,7 +232,7 @@ def test_nothing_is_remembered_of_who_has_ended():
         harness = Harness(
             num_blocks=9, block_size=2, max_num_batched_tokens=32, preemption=preemption, num_host_blocks=9
         )
-        for seed in range(examples(5)):
+        for seed in range(5):
             harness.add(harness.request((1, 2, 3), 9, seed=seed))
         for _ in range(12):
             harness.step()

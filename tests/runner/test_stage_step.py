@@ -22,7 +22,6 @@ from service.runner.load import load_executor
 from service.runner.model_runner import ModelRunner
 from tests.distributed.scene import Done
 from tests.equivalence.family_list import FAMILIES
-from tests.examples import examples
 from tests.models.checkpoints import gpt_oss, llama, random_prompts
 from tests.runner import uncaptured
 from tests.runner.loading import source
@@ -154,7 +153,7 @@ def check_graphs(first: ModelRunner, last: ModelRunner, whole: ModelRunner) -> l
     """Random lengths, so that the flat batch's order is not the plan's; some steps have prompts, and some draws ask for
     more than a graph gives. Returns how many steps of each stage were replayed."""
     chance, in_turn = random.Random(3), InTurn(first, last)
-    for seed in range(examples(2)):
+    for seed in range(2):
         count, max_seqs, chunk = chance.randint(6, 16), chance.choice([3, 7]), chance.choice([5, 31])
         prompts = [random_prompts(48)[i][: chance.randint(1, 40)] for i in chance.sample(range(48), count)]
         told = [

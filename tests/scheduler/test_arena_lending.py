@@ -195,4 +195,4 @@ def test_no_request_is_queued_preempted_or_refused_for_a_trainings_memory(seed: 
 
 
 def test_these_histories_do_take_it_back():
-    assert sum(request_plans(seed, 16, 12)[1] for seed in range(examples(10))) > 5
+    assert sum(request_plans(seed, 16, 12)[1] for seed in range(10)) > 5

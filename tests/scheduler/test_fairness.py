@@ -7,7 +7,6 @@ from service.kvcache.block_pool import BlockPool
 from service.kvcache.swap_space import SwapSpace
 from service.scheduler.fairness import Fair
 from tests.engine.harness import Harness
-from tests.examples import examples
 
 
 def make_group(order: int, length: int, arrival_s: float, num_preemptions: int = 0) -> SequenceGroup:
@@ -110,7 +109,7 @@ def test_who_starts_or_ends_waits_no_more():
 def weighted_turnaround(policy: str) -> float:
     """AdaptiveLLM's measure over one long request and many short ones on one seat."""
     harness = Harness(num_blocks=400, max_num_seqs=1, max_num_batched_tokens=4, policy=policy)
-    for seed in range(examples(10)):
+    for seed in range(10):
         long = seed % 3 == 0
         harness.add(harness.request((1,) * (60 if long else 2), 20 if long else 2, seed=seed))
     harness.run()

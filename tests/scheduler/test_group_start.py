@@ -8,7 +8,6 @@ from service.core.stats import AdapterUse
 from service.scheduler.chunk_budget import FixedBudget
 from service.scheduler.preemption import AlwaysSwap
 from tests.engine.harness import Harness
-from tests.examples import examples
 
 
 def running(harness: Harness) -> list[str]:
@@ -78,7 +77,7 @@ def test_a_seat_is_free_from_when_its_last_token_is_being_drawn(max_tokens: int)
 def test_each_token_of_a_prompt_is_computed_for_it_for_the_first_time_or_cached():
     """Also if the prompt is preempted in its middle, and another has computed more of the same meanwhile."""
     num_again = 0
-    for seed in range(examples(40)):
+    for seed in range(40):
         chance = random.Random(seed)
         harness = Harness(num_blocks=12, block_size=2, max_num_seqs=6, max_num_batched_tokens=8, policy="priority")
         prompt = tuple(chance.randrange(3) for _ in range(18))

@@ -187,10 +187,7 @@ def test_decodes_alone_are_decided_as_they_are_among_others(overlap: bool, monke
         return plan
 
     def histories() -> list[object]:
-        return [
-            play(seed, num_blocks=12, block_size=2, overlap=overlap, swap=seed % 2 == 1)[0]
-            for seed in range(examples(8))
-        ]
+        return [play(seed, num_blocks=12, block_size=2, overlap=overlap, swap=seed % 2 == 1)[0] for seed in range(8)]
 
     monkeypatch.setattr(IterationScheduler, "_schedule_decodes", counted)
     want = histories()

@@ -87,7 +87,7 @@ def test_what_fits_to_the_last_block_starts(
     harness = Harness(num_blocks, block_size=2)
     if groups is not None:
         harness = Harness(num_blocks * groups.size, block_size=2, window=100, groups=groups)
-    for seed in range(examples(2)):
+    for seed in range(2):
         harness.engine.requests.add(harness.request((1, 2), 8, seed=seed))
     running, waiting = harness.scheduler.pool.groups()
     assert make().fit(waiting, [], harness.blocks, [running]).name == answer
@@ -107,7 +107,7 @@ def test_who_has_left_keeps_its_blocks_until_its_last_iteration_is_over(admissio
 
 def test_what_a_request_has_generated_is_not_to_come_again():
     harness = Harness(num_blocks=7, block_size=2)
-    for seed in range(examples(2)):
+    for seed in range(2):
         harness.engine.requests.add(harness.request((1, 2), 8, seed=seed))
     running, waiting = harness.scheduler.pool.groups()
     running.leader.token_ids.extend([5] * 6)  # 8 tokens now and 2 to come: 14 at the peak

@@ -17,7 +17,6 @@ from service.scheduler.preemption import (
     num_computed_tokens,
 )
 from tests.engine.harness import Harness
-from tests.examples import examples
 from tests.scheduler.test_request_pool import make_group
 
 
@@ -30,7 +29,7 @@ def run_under_pressure(preemption: Preemption, transfer_delay: int = 2) -> Harne
         num_host_blocks=10,
         transfer_delay=transfer_delay,
     )
-    for seed in range(examples(5)):
+    for seed in range(5):
         assert harness.add(harness.request((1, 2, 3, seed), 8, seed=seed, n=1 + seed % 2))
     harness.run()
     for request_id, request in harness.requests.items():
@@ -43,7 +42,7 @@ def test_two_that_share_a_prefix_leave_in_one_iteration():
     harness = Harness(num_blocks=10, max_num_batched_tokens=32, preemption=AlwaysSwap(), num_host_blocks=20)
     assert harness.add(harness.request((0, 1, 2, 3), 10))
     harness.step()
-    for seed in range(examples(4)):
+    for seed in range(4):
         assert harness.add(harness.request((1, 1, 1, 1, 1), 10, seed=seed))
         harness.step()
         harness.step()
@@ -111,7 +110,7 @@ class WatchedFcfs(FirstComeFirstServed):
 def test_no_victim_is_at_its_bound_while_another_is_below():
     watched = WatchedFcfs()
     harness = Harness(num_blocks=20, block_size=2, max_num_batched_tokens=32, max_preemptions=1, policy=watched)
-    for seed in range(examples(8)):
+    for seed in range(8):
         assert harness.add(harness.request((1, 2, 3, seed), 30, seed=seed))
         harness.clock.advance(0.001)
     harness.run(max_steps=1000)

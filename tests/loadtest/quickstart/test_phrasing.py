@@ -73,6 +73,6 @@ def test_dress_keeps_the_question(seed: int) -> None:
 def test_the_same_seed_varies_in_the_same_way() -> None:
     rules = load_corpus().rules
     question = "how do i start the server"
-    first = [vary(question, rules, random.Random(seed)) for seed in range(examples(30))]
-    assert first == [vary(question, rules, random.Random(seed)) for seed in range(examples(30))]
+    first = [vary(question, rules, random.Random(seed)) for seed in range(30)]
+    assert first == [vary(question, rules, random.Random(seed)) for seed in range(30)]
     assert len(set(first)) > 10
