@@ -75,7 +75,7 @@ ON_EVERY_TOKEN = (
 """Called so often that a few calls of different kinds have to do."""
 
 THE_END_OF_A_SERVER = (
-    FaultSite("outbox", f"{_ENGINE}.stream_pacing:StreamDelivery.publish", Reach.PROCESS, MemoryError, _BEFORE),
+    FaultSite("outbox", f"{_ENGINE}.engine_loop:EngineLoop._hand_over", Reach.PROCESS, MemoryError, _BEFORE),
     FaultSite("deliver", f"{_ENGINE}.stream_pacing:StreamDelivery.deliver", Reach.PROCESS, MemoryError, _BEFORE),
     FaultSite("pacing", f"{_ENGINE}.stream_pacing:StreamPacing.deliver", Reach.PROCESS, MemoryError, _BEFORE),
     FaultSite("reader", f"{_ENGINE}.request_stream:RequestStream.wake", Reach.PROCESS, MemoryError, _BEFORE),
