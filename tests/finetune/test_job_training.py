@@ -39,7 +39,7 @@ def test_the_last_epochs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         job = await made.until(await made.job(), JobStatus.SUCCEEDED)
         await made.until_true(lambda: list(made.names.folders) == [job.fine_tuned_model])
         assert len((await made.jobs.checkpoints(job, ALL)).items) == 1
-        assert len(list((tmp_path / "models").iterdir())) == 1
+        await made.until_true(lambda: len(list((tmp_path / "models").iterdir())) == 1)
 
     play(tmp_path, scene)
 
