@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.fp8_numbers import fp8_numbers
-from kernels.mxfp4 import GROUP, dequantize_mxfp4, mxfp4_values
+from kernels.mxfp4 import GROUP, dequantize_mxfp4, mxfp4_halves
 from kernels.optional_triton import tl, triton
 from kernels.quantized_weight import QuantizedWeight, chunk_of
 from kernels.skinny_linear import int4_numbers
@@ -157,24 +157,30 @@ def grouped_product(
             low_x = tl.load(low_ptrs, mask=is_row[:, None], other=0.0)
             x = tl.load(low_ptrs + BLOCK_K // 2, mask=is_row[:, None], other=0.0)
             low, weight = int4_numbers(numbers, zeros, x.dtype)
+        elif FORM == 2:
+            half = tl.arange(0, BLOCK_K // 2)
+            byte = start // 2 + half
+            group = start // GROUP_SIZE + tl.arange(0, BLOCK_K // GROUP_SIZE)
+            is_byte = (byte < size // 2)[None, :]
+            is_group = is_feature[:, None] & (group < size // GROUP_SIZE)[None, :]
+            numbers_ptrs = values_ptr + row[:, None] * (size // 2) + byte[None, :]
+            numbers = tl.load(numbers_ptrs, mask=is_feature[:, None] & is_byte, other=0)
+            scales_ptrs = scales_ptr + row[:, None] * (size // GROUP_SIZE) + group[None, :]
+            scales = tl.load(scales_ptrs, mask=is_group, other=0)
+            low_k = start + half // (GROUP_SIZE // 2) * GROUP_SIZE + half % (GROUP_SIZE // 2)
+            low_ptrs = x_row_ptrs + low_k[None, :]
+            low_x = tl.load(low_ptrs, mask=is_row[:, None] & is_byte, other=0.0)
+            x = tl.load(low_ptrs + GROUP_SIZE // 2, mask=is_row[:, None] & is_byte, other=0.0)
+            low, weight = mxfp4_halves(numbers, scales, x.dtype)
         else:
             x = tl.load(x_row_ptrs + (start + k)[None, :], mask=is_row[:, None] & is_k, other=0.0)
-            if FORM == 2:
-                byte = start // 2 + tl.arange(0, BLOCK_K // 2)
-                group = start // GROUP_SIZE + tl.arange(0, BLOCK_K // GROUP_SIZE)
-                is_byte = is_feature[:, None] & (byte < size // 2)[None, :]
-                is_group = is_feature[:, None] & (group < size // GROUP_SIZE)[None, :]
-                numbers = tl.load(values_ptr + row[:, None] * (size // 2) + byte[None, :], mask=is_byte, other=0)
-                scales_ptrs = scales_ptr + row[:, None] * (size // GROUP_SIZE) + group[None, :]
-                weight = mxfp4_values(numbers, tl.load(scales_ptrs, mask=is_group, other=0), GROUP_SIZE).to(x.dtype)
-            else:
-                weight_ptrs = values_ptr + row[:, None] * size + (start + k)[None, :]
-                weight = tl.load(weight_ptrs, mask=is_feature[:, None] & is_k, other=0.0)
-                if FORM == 1:
-                    weight = fp8_numbers(weight, x.dtype)
+            weight_ptrs = values_ptr + row[:, None] * size + (start + k)[None, :]
+            weight = tl.load(weight_ptrs, mask=is_feature[:, None] & is_k, other=0.0)
+            if FORM == 1:
+                weight = fp8_numbers(weight, x.dtype)
         is_by_group: tl.constexpr = GROUP_SIZE > 0 and FORM != 2
         part = tl.zeros(acc.shape, tl.float32) if is_by_group else acc
-        if FORM == 3:
+        if FORM >= 2:
             part = _product(low, low_x, part, WEIGHT_IS_LEFT)
         part = _product(weight, x, part, WEIGHT_IS_LEFT)
         if is_by_group:

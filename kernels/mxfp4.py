@@ -3,13 +3,14 @@
     value = scale * number        number = +-{0, 0.5, 1, 1.5, 2, 3, 4, 6}        scale = 2^(byte - 127)
 
 Tensors (K numbers, a multiple of 32, in any leading dims):
-    numbers  [..., K / 2]   uint8: number 2 i in the low half of byte i, 2 i + 1 in the high half; the highest bit of a
-                            half is the sign
+    numbers  [..., K / 2]   uint8: byte j of a group's 16 has the group's number j in its low half and its number j + 16
+                            in the high half; the highest bit of a half is the sign
     scales   [..., K / 32]  uint8
     returns  [..., K]       of the dtype that is asked for: bf16 and fp32 hold every value, except below 2^-126
 
-`mxfp4_values` is the same inside a kernel. There is no kernel of its own: the products of kernels/grouped_product.py
-read numbers and scales as they are.
+A checkpoint has neighbours in a byte; `halves_apart` moves them once. So a kernel that takes low and high halves apart
+has two tiles of neighbours, and needs no shuffle (`mxfp4_halves`). There is no kernel of its own: the products of
+kernels/grouped_product.py read numbers and scales as they are.
 """
 
 from __future__ import annotations
@@ -27,26 +28,80 @@ GROUP = 32
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
+def halves_apart(numbers: Tensor) -> Tensor:
+    """[..., K / 2] as a checkpoint has them, number 2 i in byte i's low half and 2 i + 1 in its high half -> as this
+    file's head says."""
+    pairs = numbers.unflatten(-1, (-1, GROUP // 2))
+    in_order = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2)
+    low, high = in_order.chunk(2, dim=-1)
+    return (low | high << 4).flatten(-2)
+
+
 def dequantize_mxfp4(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     table = torch.tensor([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], dtype=dtype, device=numbers.device)
-    halves = torch.stack((numbers & 15, numbers >> 4), dim=-1).flatten(-2).int()
-    groups = table[halves].unflatten(-1, (-1, GROUP))
+    by_group = numbers.unflatten(-1, (-1, GROUP // 2))
+    groups = table[torch.cat((by_group & 15, by_group >> 4), dim=-1).int()]
     values: Tensor = groups * torch.exp2(scales.float() - 127).to(dtype)[..., None]
     return values.flatten(-2)
 
 
 @triton.jit
 @no_type_check
-def mxfp4_values(numbers, scales, GROUP_SIZE: tl.constexpr):
-    """numbers [N, K / 2], scales [N, K / GROUP_SIZE], both uint8 -> [N, K] fp32."""
-    BLOCK_N: tl.constexpr = numbers.shape[0]
-    NUM_GROUPS: tl.constexpr = scales.shape[1]
-    bits = numbers.to(tl.int32)
-    halves = tl.interleave(bits & 15, bits >> 4)
-    magnitude = halves & 7
-    # As a float's bits: from 1 on the number's own exponent and mantissa, moved to where a float has them.
+def mxfp4_halves(numbers, scales, dtype: tl.constexpr):
+    """numbers [N, K / 2], scales [N, K / 32], both uint8 -> two of [N, K / 2]: of the low halves, and of the high."""
+    if dtype == tl.bfloat16:
+        # Of a half without its sign, PRMT looks up the two bytes of a bf16 number in tables of eight bytes.
+        low, high = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 first, second, upper, lower, signs, raised, table_upper, table_lower;
+            mov.b32 table_upper, 0x3f3f3f00;
+            mov.b32 table_lower, 0xc0800000;
+            and.b32 first, $4, 0x77777777;
+            shr.b32 second, first, 16;
+            prmt.b32 upper, table_upper, 0x40404040, first;
+            prmt.b32 lower, table_lower, 0xc0804000, first;
+            prmt.b32 signs, $4, 0, 0x1404;
+            shl.b32 raised, signs, 4;
+            prmt.b32 $0, lower, upper, 0x6240;
+            prmt.b32 $2, lower, upper, 0x7351;
+            lop3.b32 $0, raised, 0x80008000, $0, 0xea;
+            lop3.b32 $2, signs, 0x80008000, $2, 0xea;
+            prmt.b32 upper, table_upper, 0x40404040, second;
+            prmt.b32 lower, table_lower, 0xc0804000, second;
+            prmt.b32 signs, $4, 0, 0x3424;
+            shl.b32 raised, signs, 4;
+            prmt.b32 $1, lower, upper, 0x6240;
+            prmt.b32 $3, lower, upper, 0x7351;
+            lop3.b32 $1, raised, 0x80008000, $1, 0xea;
+            lop3.b32 $3, signs, 0x80008000, $3, 0xea;
+            }
+            """,
+            "=&r,=&r,=&r,=&r,r",
+            [numbers],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+        factors = (scales.to(tl.int16) << 7).to(tl.bfloat16, bitcast=True)
+    else:
+        low, high = _numbers(numbers & 15, dtype), _numbers(numbers >> 4, dtype)
+        factors = (scales.to(tl.int32) << 23).to(tl.float32, bitcast=True).to(dtype)
+    return _scaled(low, factors), _scaled(high, factors)
+
+
+@triton.jit
+@no_type_check
+def _numbers(halves, dtype: tl.constexpr):
+    """As a float's bits: from 1 on the number's own exponent and mantissa, moved to where a float has them."""
+    bits = halves.to(tl.int32)
+    magnitude = bits & 7
     magnitude = tl.where(magnitude < 2, magnitude * (126 << 23), (magnitude << 22) + (126 << 23))
-    values = (magnitude | ((halves & 8) << 28)).to(tl.float32, bitcast=True)
-    factors = (scales.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-    groups = values.reshape([BLOCK_N, NUM_GROUPS, GROUP_SIZE]) * factors[:, :, None]
-    return groups.reshape([BLOCK_N, NUM_GROUPS * GROUP_SIZE])
+    return (magnitude | ((bits & 8) << 28)).to(tl.float32, bitcast=True).to(dtype)
+
+
+@triton.jit
+@no_type_check
+def _scaled(halves, factors):
+    by_group = halves.reshape([factors.shape[0], factors.shape[1], halves.shape[1] // factors.shape[1]])
+    return (by_group * factors[:, :, None]).reshape(halves.shape)

@@ -154,7 +154,7 @@ def configs() -> list[GroupedConfig]:
         c
         for c in made
         if (c.block_m + c.block_n) * c.block_k * DTYPE.itemsize * c.num_stages <= _SHARED_BYTES
-        and 2048 <= c.block_m * c.block_n <= 16384 * (c.num_warps // 4)
+        and 1024 <= c.block_m * c.block_n <= 16384 * (c.num_warps // 4)
         and (c.num_warps == 4 or c.block_m * c.block_n >= 8192)
     ]
 

@@ -21,7 +21,7 @@ from kernels.expert_blocks import expert_blocks
 from kernels.experts_down import experts_down
 from kernels.experts_gate_up import Clamp, experts_gate_up
 from kernels.grouped_product import ExpertWeight, grouped_config, tokens_of_each_config
-from kernels.mxfp4 import GROUP
+from kernels.mxfp4 import GROUP, halves_apart
 from kernels.quantized_weight import FP8
 from kernels.route_to_experts import route_to_experts
 from service.layers.experts_config import ExpertsConfig
@@ -179,6 +179,12 @@ class MixtureOfExperts(Layer):
 
     def finish_reading(self, dtype: torch.dtype) -> None:
         """The weights have been read: make of them what is multiplied by, for x of dtype."""
+        if self.config.is_mxfp4:
+            for numbers in (
+                *self.gate_up.data,
+                *self.down.data,
+            ):  # one by one: the way there takes several times as much
+                numbers.copy_(halves_apart(numbers))
         if self.storages is None:
             return
         storages, self.storages = list(self.storages), None

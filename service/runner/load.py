@@ -295,9 +295,9 @@ def _load_weights(
     else:
         is_torch = source.load_format == "pt"
         load_weights(model, folder, _phase("weights", on_progress), torch_format=is_torch, unread=unread)
+    model.finish_reading(dtype)
     if device.type == "cpu":
         model.dequantize(dtype)
-    model.finish_reading(dtype)
     phases.end("weights")
     model.build_positions(max_model_len, device)
     return weights_bytes

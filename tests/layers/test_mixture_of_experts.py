@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.mxfp4 import dequantize_mxfp4
+from kernels.mxfp4 import dequantize_mxfp4, halves_apart
 from service.layers.experts_config import ExpertsConfig
 from service.layers.mixture_of_experts import USUAL_NAMES, ExpertNames, MixtureOfExperts
 from tests.layers.test_shard import ranks
@@ -75,8 +75,10 @@ def test_experts_of_gpt_oss(is_mxfp4):
     t = {name.removeprefix("mlp.experts."): tensor for name, tensor in layer.checkpoint_tensors().items()}
     if is_mxfp4:
         for name in ("gate_up_proj", "down_proj"):
-            values = dequantize_mxfp4(t[f"{name}_blocks"].flatten(2), t[f"{name}_scales"], torch.float32)
+            numbers = halves_apart(t[f"{name}_blocks"].flatten(2))
+            values = dequantize_mxfp4(numbers, t[f"{name}_scales"], torch.float32)
             t[name] = values.transpose(1, 2)
+        layer.finish_reading(torch.float32)
 
     def expert_output(expert, row):
         gate_up = row @ t["gate_up_proj"][expert] + t["gate_up_proj_bias"][expert]

@@ -37,8 +37,8 @@ def logits(
         unread = store_quantized(model, config.quantization, dequantized=choice is None)
     model.materialize(torch.float32, torch.device("cpu"))
     load_weights(model, folder, unread=unread)
-    model.dequantize(torch.float32)
     model.finish_reading(torch.float32)
+    model.dequantize(torch.float32)
     model.build_positions(config.max_position_embeddings, torch.device("cpu"))
     if choice is None:
         for projection in model.projections:
