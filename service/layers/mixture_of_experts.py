@@ -180,11 +180,9 @@ class MixtureOfExperts(Layer):
     def finish_reading(self, dtype: torch.dtype) -> None:
         """The weights have been read: make of them what is multiplied by, for x of dtype."""
         if self.config.is_mxfp4:
-            for numbers in (
-                *self.gate_up.data,
-                *self.down.data,
-            ):  # one by one: the way there takes several times as much
-                numbers.copy_(halves_apart(numbers))
+            for of_experts in (self.gate_up, self.down):
+                for numbers in of_experts.data:  # one by one: the way there takes several times as much
+                    numbers.copy_(halves_apart(numbers))
         if self.storages is None:
             return
         storages, self.storages = list(self.storages), None
