@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from tests.e2e.server_process import ServerProcess, write_dummy_folder
 MODEL = "dummy"
 AT_ONCE = 24
 PROMPTS_A_CALL = 6
+TRIES = 10
 
 
 @contextmanager
@@ -35,10 +37,21 @@ def make_load(url: str) -> set[int]:
     for _ in range(2):
         statuses.add(_complete(url, "the same beginning of a prompt, long enough for a block", 4))
     statuses.add(_complete(url, "x", -1))
-    body = {"model": MODEL, "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
-        next(response.iter_bytes())
+    leave_early(url)
     return statuses
+
+
+def leave_early(url: str) -> None:
+    """Until the service has seen a client leave: a short answer may have ended before."""
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    for _ in range(TRIES):
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            next(response.iter_bytes())
+        for _ in range(TRIES):
+            if "headrace_aborts_total{" in httpx.get(f"{url}/metrics", timeout=60).text:
+                return
+            time.sleep(0.1)
+    raise AssertionError("no client was seen to leave")
 
 
 def _complete(url: str, prompt: str | list[str], max_tokens: int) -> int:
