@@ -181,7 +181,7 @@ def int4_numbers(packed, zeros, dtype: tl.constexpr):
         )
         raised_zeros = (zeros + 128).to(tl.bfloat16)[:, None]
         return low - raised_zeros, high - raised_zeros
-    else:  # noqa: RET505 - likewise
+    else:  # noqa: RET505 - of the two, the compiler is to see one
         return (packed & 15).to(dtype) - zeros[:, None], (packed >> 4).to(dtype) - zeros[:, None]
 
 

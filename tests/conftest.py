@@ -80,6 +80,15 @@ def device_memory_for_others(request: pytest.FixtureRequest) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
+@pytest.fixture
+def two_gpus() -> None:
+    """For a test that has ranks of its own on a GPU each: elsewhere there is nothing to look at."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+
+
 @pytest.fixture(scope="session")
 def two_ranks() -> Iterator[Ranks]:
     ranks = Ranks(2)

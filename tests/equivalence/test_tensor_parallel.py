@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from service.layers.tensor_parallel import ALONE
 from tests.equivalence.rank_work import Answered, Asked, agreed, answer, answer_on_gpus
@@ -167,10 +166,9 @@ def test_ranks_agree_on_choices_and_share_the_blocks(two_ranks: Ranks, some_llam
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("two_gpus")
 def test_two_gpus_answer_as_one(tmp_path: Path):
     """Kernel by kernel for prompts, decodes by CUDA graphs."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
     folders = [FAMILIES[family](tmp_path / family) for family in ("llama", "gpt2", "qwen2-moe", "gpt-oss")]
     asked = [requests_of(kinds) for kinds in ((GREEDY,), (SAMPLED, GREEDY), ALL_KINDS)]
     ranks = Ranks(2, patience_s=600.0)

@@ -81,9 +81,8 @@ def train_on_gpus(parallel: TensorParallel, folder: Path) -> Trained:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("two_gpus")
 def test_two_gpus_train_as_one(tmp_path: Path):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
     folder, ranks = FAMILIES["llama"](tmp_path), Ranks(2, patience_s=300.0)
     try:
         check_trained_alike(train(ALONE, folder, (), "cuda"), *ranks.run(train_on_gpus, folder))

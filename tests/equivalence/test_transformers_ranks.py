@@ -104,9 +104,8 @@ def test_dummy_weights_are_the_same_whoever_divides_them(two_ranks: Ranks, tmp_p
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("two_gpus")
 def test_two_gpus_answer_as_one(tmp_path: Path):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
     folders, asked = [SERVED[name].save(tmp_path / name) for name in SOME], requests_of(ALL_KINDS)
     ranks = Ranks(2, patience_s=600.0)
     try:

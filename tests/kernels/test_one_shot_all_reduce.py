@@ -69,9 +69,7 @@ def test_launches_one_behind_another_in_the_interpreter(two_ranks: Ranks, tmp_pa
 
 
 @pytest.fixture
-def ranks_of_gpus() -> Iterator[Ranks]:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
+def ranks_of_gpus(two_gpus: None) -> Iterator[Ranks]:
     ranks = Ranks(2)
     yield ranks
     ranks.stop()
