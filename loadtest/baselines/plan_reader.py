@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from service.core.iteration_plan import (
-    NO_DECODES,
-    PENDING_TOKEN_ID,
-    IterationPlan,
-    Sample,
-    ScheduledDecodes,
-    ScheduledSequence,
-)
+from service.core.iteration_plan import NO_DECODES, IterationPlan, ScheduledDecodes
+from service.core.scheduled_sequence import PENDING_TOKEN_ID, Sample, ScheduledSequence
 
 
 class PlanReader:

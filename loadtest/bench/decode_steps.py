@@ -23,8 +23,9 @@ import torch
 
 from loadtest.bench.kernel_profile import kernel_times, print_kernel_times, trace_events
 from service.config import CacheConfig, ModelSource
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_plan import IterationPlan
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.runner.load import LoadedModel, load_executor
 from service.runner.model_runner import ModelRunner
 

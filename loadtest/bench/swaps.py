@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from loadtest.bench.report import print_json, print_table
-from service.core.iteration_plan import Transfer
+from service.core.block_moves import Transfer
 from service.runner.host_blocks import PlainHostBlocks
 from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.kv_transfer import KvTransfer

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 
 from loadtest.baselines.kv_pool import KvPool
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_plan import IterationPlan
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 
 _STEPS = 24
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)

@@ -113,7 +113,7 @@ def _moved(stage: Stage, block_size: int, length: int) -> tuple[float, float]:
     """Median seconds out and in, of a sequence of so many tokens in scattered blocks."""
     import torch
 
-    from service.core.iteration_plan import Transfer
+    from service.core.block_moves import Transfer
     from service.runner.host_blocks import PlainHostBlocks
     from service.runner.kv_storage import KvLayout, KvStorage
     from service.runner.kv_transfer import KvTransfer

@@ -93,8 +93,9 @@ def staging_seconds(batch: int, context_len: int) -> float:
     """Seconds in which the runner turns a plan of so many decodes into arrays and tensors, on this CPU."""
     import torch
 
-    from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+    from service.core.iteration_plan import IterationPlan
     from service.core.sampling_params import SamplingParams
+    from service.core.scheduled_sequence import Sample, ScheduledSequence
     from service.runner.selective_batching import flatten, plan_columns
     from service.runner.sequence_rows import SequenceRows
     from service.runner.staging import to_device

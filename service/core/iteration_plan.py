@@ -9,81 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from service.core.adapter import AdapterLoad
+from service.core.block_moves import BlockCopy, Transfer, check_moves
 from service.core.grammar import TokenMasks
-from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import SAMPLES, SEQUENCE_ID, TOKEN_IDS, ScheduledSequence
 from service.core.training import TrainingShare
 
-PENDING_TOKEN_ID = -2
-"""Stands for the id that the sequence drew last, while the host does not know it yet."""
-
 Int64Array = npt.NDArray[np.int64]
-
-
-class Sample(NamedTuple):
-    """One id to be drawn from the logits of a scheduled sequence's last token.
-
-    sequence_id: the sequence that gets the id (a sibling's, when a prompt's logits serve all n choices).
-    seed: keys the draw together with the position of the new token.
-    """
-
-    sequence_id: int
-    seed: int
-
-
-class Past(NamedTuple):
-    """What came before the scheduled tokens, for an executor that sees the sequence for the first time.
-
-    token_ids: the ids at positions 0, 1, ..., num_computed_tokens - 1. num_prompt_tokens: of the whole sequence.
-    """
-
-    token_ids: tuple[int, ...]
-    num_prompt_tokens: int
-
-
-class ScheduledSequence(NamedTuple):
-    """One sequence of an iteration, with all that the executor has to be told of it.
-
-    row: where the executor keeps what it remembers of the sequence, >= 1. It is the sequence's from the first plan that
-        has it with table_start 0 until another sequence's is scheduled there so.
-    token_ids: the ids to compute, at positions num_computed_tokens, num_computed_tokens + 1, ... The last one may be
-        PENDING_TOKEN_ID: the executor takes the id that the row drew last, any valid id if that draw failed.
-    num_computed_tokens: tokens before them whose keys and values are in the cache.
-    table_start, block_ids: the sequence's block table from index `table_start` on is now `block_ids`; entries
-        before it are as the executor last saw them. A sequence new to the executor has table_start 0.
-        Empty when nothing changed.
-    samples: draws from the last token's logits; empty for a prompt chunk that is not the last.
-    past: given if the sequence is new to the executor and its sampling `looks_back`.
-    targets: if the prompt's logprobs are wanted, the prompt ids at positions num_computed_tokens + 1, ..., which the
-        scheduled tokens predict. At the prompt's end they are one fewer than the scheduled tokens.
-    num_pooled: of the scheduled tokens the last ones, whose hidden states are wanted, as their sum.
-    adapter_slot: of the adapter whose weights it is computed with, 0 for none; as long as it has its row.
-    """
-
-    sequence_id: int
-    row: int
-    token_ids: tuple[int, ...]
-    num_computed_tokens: int
-    table_start: int
-    block_ids: tuple[int, ...]
-    sampling: SamplingParams
-    samples: tuple[Sample, ...]
-    past: Past | None = None
-    targets: tuple[int, ...] = ()
-    adapter_slot: int = 0
-    num_pooled: int = 0
-
-
-SEQUENCE_ID, TOKEN_IDS, SAMPLES = (
-    itemgetter(ScheduledSequence._fields.index(name)) for name in ("sequence_id", "token_ids", "samples")
-)
-"""Fields of a ScheduledSequence, for `map`: a third of what the attribute costs."""
 
 
 _NONE: Int64Array = np.empty(0, np.int64)
@@ -127,27 +64,6 @@ NOTHING_GROWN = GrownTables(_NONE, _NONE, _NONE)
 NO_DECODES = ScheduledDecodes(0, _NONE, _NONE, _NONE, _NONE, _NONE, 0, NOTHING_GROWN)
 
 
-class BlockCopy(NamedTuple):
-    """Copy one block's keys and values, all layers, before the iteration writes (copy-on-write)."""
-
-    source: int
-    destination: int
-
-
-class Transfer(NamedTuple):
-    """Blocks that move between device and host beside the computation: device_blocks[i] <-> host_blocks[i].
-
-    It starts after everything that earlier plans compute. Until the executor says that it has finished, no plan writes
-    its blocks on either side, nor reads those that it fills. Blocks that are on their way to the host may be read, and
-    moved once more: sequences that share a prefix may leave one after another.
-    """
-
-    transfer_id: int
-    to_host: bool
-    device_blocks: tuple[int, ...]
-    host_blocks: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
     """One iteration, in the order: release, load adapters, copy, compute, sample; transfers run beside that. Or layer
@@ -185,7 +101,8 @@ class IterationPlan:
             self._check_drafts()
         assert all(map(TOKEN_IDS, scheduled)), "a scheduled sequence computes at least one token"
         if self.copies or self.transfers or self.adapter_loads:
-            self._check_blocks()
+            arena = None if self.training is None else self.training.arena
+            check_moves(self.copies, self.transfers, self.adapter_loads, arena)
         if self.training is not None:
             assert self.training.num_layer_steps > 0, "a share of training is some"
             assert not (self.computes or self.transfers or self.adapter_loads), "layer steps alone"
@@ -198,22 +115,6 @@ class IterationPlan:
                 assert len(before.samples) == len(item.samples) == len(item.token_ids) == 1, "a draft is one token"
                 assert item.num_computed_tokens == before.num_computed_tokens + len(before.token_ids), "one by one"
         assert num_behind == self.num_drafts, "a sequence is scheduled once an iteration, but for its drafts"
-
-    def _check_blocks(self) -> None:
-        destinations = {c.destination for c in self.copies}
-        assert len(destinations) == len(self.copies), "a block is the destination of one copy"
-        assert destinations.isdisjoint(c.source for c in self.copies), "copies do not chain"
-        filled = [block_id for t in self.transfers if not t.to_host for block_id in t.device_blocks]
-        leaving = {block_id for t in self.transfers if t.to_host for block_id in t.device_blocks}
-        assert len(set(filled)) == len(filled), "a block is filled once"
-        assert leaving.isdisjoint(filled), "a block that moves is not written"
-        assert destinations.isdisjoint(leaving.union(filled)), "a block that moves is not written"
-        loaded = [block_id for load in self.adapter_loads for block_id in load.block_ids]
-        assert len(set(loaded)) == len(loaded), "an adapter's block is its own"
-        assert destinations.union(leaving, filled).isdisjoint(loaded), "an adapter's block is its own"
-        assert len({load.slot for load in self.adapter_loads}) == len(self.adapter_loads), "a slot is filled once"
-        if self.training is not None and self.training.arena is not None:
-            assert destinations.isdisjoint(self.training.arena.block_ids), "an arena is its training's own"
 
     @property
     def computes(self) -> bool:

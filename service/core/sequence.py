@@ -15,8 +15,8 @@ A beam that is computed to its end keeps its `top`, the best next tokens, until 
 from __future__ import annotations
 
 from service.core.grammar import Matcher
-from service.core.iteration_plan import PENDING_TOKEN_ID, Sample
 from service.core.request import FinishReason
+from service.core.scheduled_sequence import PENDING_TOKEN_ID, Sample
 
 
 class Sequence:

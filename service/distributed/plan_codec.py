@@ -15,20 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.core.adapter import AdapterLoad
+from service.core.block_moves import BlockCopy, Transfer
 from service.core.grammar import TokenMasks
-from service.core.iteration_plan import (
-    NO_DECODES,
-    BlockCopy,
-    GrownTables,
-    Int64Array,
-    IterationPlan,
-    Past,
-    Sample,
-    ScheduledDecodes,
-    ScheduledSequence,
-    Transfer,
-)
+from service.core.iteration_plan import NO_DECODES, GrownTables, Int64Array, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.core.training import Arena, TrainingShare
 from service.distributed.integers import IntegerReader, IntegerWriter
 from service.distributed.sampling_codec import read_sampling, write_sampling

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import INVALID_TOKEN_ID
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.engine.ports import Executor
 from service.kvcache.block_manager import Fit
 from service.scheduler.iteration_scheduler import IterationScheduler

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from itertools import takewhile
 
 from service.core.adapter import Adapter, AdapterLoad
-from service.core.iteration_plan import BlockCopy, Transfer
+from service.core.block_moves import BlockCopy, Transfer
 from service.core.layer_groups import ALL_SEE_ALL
 from service.core.sequence import Sequence
 from service.kvcache.adapter_slots import AdapterSlots

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from service.core.iteration_plan import Transfer
+from service.core.block_moves import Transfer
 from service.kvcache.block_pool import BlockPool
 
 

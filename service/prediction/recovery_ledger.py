@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from service.core.iteration_plan import IterationPlan, ScheduledSequence, Transfer
+from service.core.block_moves import Transfer
+from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import FinishedTransfer
+from service.core.scheduled_sequence import ScheduledSequence
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import Prediction, PreemptionStats

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from service.core.iteration_plan import ScheduledSequence
 from service.core.layer_groups import LayerGroups
+from service.core.scheduled_sequence import ScheduledSequence
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.copy_blocks import copy_blocks
 from kernels.fp8_cache import FP8, Fp8Cache
 from service.config import CacheConfig
-from service.core.iteration_plan import BlockCopy
+from service.core.block_moves import BlockCopy
 from service.core.layer_groups import LayerGroups
 from service.layers.attention import LayerCache
 from service.layers.pipeline_stage import PipelineStage

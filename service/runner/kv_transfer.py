@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from service.core.iteration_plan import Transfer
+from service.core.block_moves import Transfer
 from service.core.iteration_result import FinishedTransfer
 from service.runner.host_blocks import Copy, HostBlocks
 from service.runner.kv_storage import KvStorage

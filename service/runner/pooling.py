@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from service.core.embedding import Vector
-from service.core.iteration_plan import ScheduledSequence
+from service.core.scheduled_sequence import ScheduledSequence
 from service.runner.selective_batching import FlatBatch
 from service.runner.staging import AsyncCopy, to_device
 

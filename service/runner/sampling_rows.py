@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import ScheduledSequence
 from service.runner.batch_columns import Array, Int32Array
 from service.runner.selective_batching import FlatBatch, PlanColumns
 from service.runner.sequence_rows import SequenceRows

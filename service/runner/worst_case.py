@@ -10,8 +10,9 @@ import torch
 
 from kernels.compile_ahead import compile_ahead
 from service.config import CacheConfig
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_plan import IterationPlan
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.core.training import MOST_GRAPH_TOKENS
 from service.lora.adapter_layout import AdapterLayout
 from service.models.causal_lm import CausalLM

@@ -6,8 +6,8 @@ lent, so that it does not go to and fro.
 
 from __future__ import annotations
 
+from service.core.block_moves import BlockCopy
 from service.core.clock import Clock
-from service.core.iteration_plan import BlockCopy
 from service.core.training import Arena
 from service.errors import ServerError
 from service.kvcache.block_manager import BlockManager

@@ -3,7 +3,7 @@ iteration could be decided, and the common case (`IterationScheduler`) is held t
 
 from __future__ import annotations
 
-from service.core.iteration_plan import PENDING_TOKEN_ID
+from service.core.scheduled_sequence import PENDING_TOKEN_ID
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from service.core.adapter import AdapterLoad
+from service.core.block_moves import BlockCopy, Transfer
 from service.core.embedding import Pooling
-from service.core.iteration_plan import NO_DECODES, BlockCopy, Past, Sample, ScheduledSequence, Transfer
+from service.core.iteration_plan import NO_DECODES
+from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.adapter_slots import AdapterSlots

@@ -4,16 +4,10 @@ import numpy as np
 import pytest
 
 from service.core.adapter import AdapterLoad
-from service.core.iteration_plan import (
-    BlockCopy,
-    GrownTables,
-    IterationPlan,
-    Sample,
-    ScheduledDecodes,
-    ScheduledSequence,
-    Transfer,
-)
+from service.core.block_moves import BlockCopy, Transfer
+from service.core.iteration_plan import GrownTables, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.core.training import Arena, TrainingShare
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from service.core.iteration_plan import PENDING_TOKEN_ID
+from service.core.scheduled_sequence import PENDING_TOKEN_ID
 from service.core.sequence import Sequence
 
 

@@ -8,18 +8,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from service.core.adapter import AdapterLoad
-from service.core.iteration_plan import (
-    NO_DECODES,
-    BlockCopy,
-    GrownTables,
-    IterationPlan,
-    Past,
-    Sample,
-    ScheduledDecodes,
-    ScheduledSequence,
-    Transfer,
-)
+from service.core.block_moves import BlockCopy, Transfer
+from service.core.iteration_plan import NO_DECODES, GrownTables, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import BeamParams, SamplingParams
+from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.core.training import Arena, TrainingShare
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from service.core.iteration_plan import NOTHING_GROWN, IterationPlan, Sample, ScheduledDecodes, ScheduledSequence
+from service.core.iteration_plan import NOTHING_GROWN, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.distributed.plan_codec import BATCHES_REMEMBERED, PlanDecoder, PlanEncoder
 from tests.complexity.growth import MOST_GROWTH, Work, WorstInput, least_growth
 from tests.distributed.plans import Masks, histories, is_same

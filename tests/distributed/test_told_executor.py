@@ -5,8 +5,9 @@ from random import Random
 
 import pytest
 
+from service.core.block_moves import Transfer
 from service.core.events import Outcome
-from service.core.iteration_plan import IterationPlan, Transfer
+from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import FinishedTransfer, IterationResult
 from service.distributed.rank_status import Fact
 from service.errors import ServerError

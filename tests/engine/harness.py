@@ -20,11 +20,12 @@ from service.core.events import (
     one_by_one,
 )
 from service.core.grammar import TokenMasker
-from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan
+from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import TokenLogprobs
 from service.core.layer_groups import TableGroups, one_group
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import BeamParams, SamplingParams
+from service.core.scheduled_sequence import PENDING_TOKEN_ID
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import IterationStats, RequestStats, TrainingStats

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.core.iteration_plan import Transfer
+from service.core.block_moves import Transfer
 from service.kvcache import prefix_cache
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.block_pool import BlockPool

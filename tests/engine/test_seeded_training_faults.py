@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from service.core.block_moves import BlockCopy
 from service.core.events import Outcome
-from service.core.iteration_plan import BlockCopy, IterationPlan
+from service.core.iteration_plan import IterationPlan
 from service.core.training import Arena
 from service.engine.live_requests import LiveRequests
 from service.kvcache.block_manager import BlockManager

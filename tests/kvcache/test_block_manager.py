@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.core.iteration_plan import PENDING_TOKEN_ID
 from service.core.layer_groups import TableGroups
+from service.core.scheduled_sequence import PENDING_TOKEN_ID
 from service.core.sequence import Sequence
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager, Fit

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.adapter import Adapter
-from service.core.iteration_plan import BlockCopy, Transfer
+from service.core.block_moves import BlockCopy, Transfer
 from service.core.sequence import Sequence
 from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.block_manager import BlockManager, Fit

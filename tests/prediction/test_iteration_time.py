@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.core.iteration_plan import GrownTables, IterationPlan, ScheduledDecodes, ScheduledSequence
+from service.core.iteration_plan import GrownTables, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import ScheduledSequence
 from service.prediction.device_heat import slowed_s
 from service.prediction.iteration_time import MIN_OBSERVED, IterationTime, PaddedSize, StepSize
 from service.prediction.workload import Workload, num_attended_pairs

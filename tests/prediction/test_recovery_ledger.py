@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from service.core.adapter import AdapterLoad
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, Transfer
+from service.core.block_moves import Transfer
+from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import FinishedTransfer
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.core.sequence_group import SequenceGroup
 from service.prediction.execution_time import ExecutionTime
 from service.prediction.preemption_cost import PreemptionCost, Recovery, RecoveryCosts

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from service.core.iteration_plan import Sample, ScheduledSequence
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.runner.batch_columns import BATCH_COLUMNS, BatchColumns, Column, Per
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize

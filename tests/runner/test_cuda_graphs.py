@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from service.config import CacheConfig
-from service.core.iteration_plan import BlockCopy, IterationPlan, Past, Sample, ScheduledSequence
+from service.core.block_moves import BlockCopy
+from service.core.iteration_plan import IterationPlan
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.runner import graph_sizes as sizes_module
 from service.runner.choices import add_norm_rows, kept_sizes
 from service.runner.graph_inputs import GraphInputs

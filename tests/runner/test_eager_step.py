@@ -5,8 +5,9 @@ import torch
 
 from kernels.greedy_tokens import greedy_tokens
 from kernels.sample_tokens import sample_tokens
-from service.core.iteration_plan import IterationPlan, Past, Sample, ScheduledSequence
+from service.core.iteration_plan import IterationPlan
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.runner import eager_step
 from service.runner.eager_step import with_grammar_masks
 from service.sampling.sampling_extras import SamplingExtras, TokenBitmask

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import ScheduledSequence
 from service.runner.forward_pass import attention_inputs
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import to_device

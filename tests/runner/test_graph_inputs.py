@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from service.core.iteration_plan import PENDING_TOKEN_ID, Sample, ScheduledSequence
 from service.core.layer_groups import LayerGroups
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import PENDING_TOKEN_ID, Sample, ScheduledSequence
 from service.runner.batch_columns import BATCH_COLUMNS
 from service.runner.forward_pass import attention_inputs
 from service.runner.graph_inputs import GraphInputs

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.core.iteration_plan import BlockCopy
+from service.core.block_moves import BlockCopy
 from service.models.model_config import parse_model_config
 from service.runner import kv_storage
 from service.runner.kv_storage import ALIGNMENT, KvLayout, KvStorage

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.core.iteration_plan import Transfer
+from service.core.block_moves import Transfer
 from service.runner.host_blocks import Fp8HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.kv_transfer import KvTransfer

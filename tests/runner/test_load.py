@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from service.config import CacheConfig, LoraConfig
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_plan import IterationPlan
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.errors import ConfigError, ModelLoadError
 from service.finetune.hyperparameters import Hyperparameters
 from service.layers.packed_weight import WeightForm, can_pack

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kernels.token_logprobs import token_logprobs
-from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import ScheduledSequence
 from service.runner.logprobs import DrawLogprobs, score_prompts
 from service.runner.sequence_rows import SequenceRows
 from tests.runner.plans import flat

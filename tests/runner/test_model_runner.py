@@ -7,8 +7,10 @@ import time
 import pytest
 import torch
 
-from service.core.iteration_plan import BlockCopy, IterationPlan, Sample, ScheduledSequence, Transfer
+from service.core.block_moves import BlockCopy, Transfer
+from service.core.iteration_plan import IterationPlan
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.runner import eager_step
 from service.runner.cuda_graphs import SameDecodesAgain, StepGraphs
 from service.runner.host_blocks import PlainHostBlocks

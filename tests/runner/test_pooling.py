@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from service.core.iteration_plan import ScheduledSequence
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import ScheduledSequence
 from service.runner.pooling import pool
 from service.runner.sequence_rows import SequenceRows
 from tests.runner.plans import flat

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from service.core.iteration_plan import NO_DECODES, IterationPlan, Past, Sample, ScheduledSequence
+from service.core.iteration_plan import NO_DECODES, IterationPlan
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.runner import sampling_rows
 from service.runner.sampling_rows import SamplingRows, _forbidden_now
 from service.runner.selective_batching import flatten, plan_columns

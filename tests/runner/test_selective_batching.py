@@ -8,8 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from service.core.iteration_plan import PENDING_TOKEN_ID, IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_plan import IterationPlan
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import PENDING_TOKEN_ID, Sample, ScheduledSequence
 from service.runner.graph_inputs import advance, can_advance
 from service.runner.selective_batching import decode_columns, flatten, plan_columns
 from service.runner.sequence_rows import SequenceRows

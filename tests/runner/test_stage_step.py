@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from service.config import CacheConfig
-from service.core.iteration_plan import NO_DECODES, IterationPlan, Sample, ScheduledDecodes, ScheduledSequence
+from service.core.iteration_plan import NO_DECODES, IterationPlan, ScheduledDecodes
 from service.core.iteration_result import INVALID_TOKEN_ID
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.distributed.drawn_messages import HeardDraws, write_drawn
 from service.layers.pipeline_stage import PlannedStage
 from service.runner import graph_sizes as sizes_module

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import torch
 
-from service.core.iteration_plan import IterationPlan, Past, Sample, ScheduledSequence
+from service.core.iteration_plan import IterationPlan
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import StagingTurns
 from service.runner.step_ways import Step

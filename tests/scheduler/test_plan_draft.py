@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from service.core.iteration_plan import Past
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Past
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.block_pool import BlockPool

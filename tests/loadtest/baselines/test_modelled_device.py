@@ -1,8 +1,10 @@
 import pytest
 
 from loadtest.baselines.modelled_device import ModelledDevice, iteration_s, swap_s
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence, Transfer
+from service.core.block_moves import Transfer
+from service.core.iteration_plan import IterationPlan
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 
 PARAMS = SamplingParams(max_tokens=1)
 

@@ -4,15 +4,9 @@ import numpy as np
 import pytest
 
 from loadtest.baselines.plan_reader import PlanReader
-from service.core.iteration_plan import (
-    PENDING_TOKEN_ID,
-    GrownTables,
-    IterationPlan,
-    Sample,
-    ScheduledDecodes,
-    ScheduledSequence,
-)
+from service.core.iteration_plan import GrownTables, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import PENDING_TOKEN_ID, Sample, ScheduledSequence
 
 PARAMS = (SamplingParams(4, top_k=3), SamplingParams(4))
 

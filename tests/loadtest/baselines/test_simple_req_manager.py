@@ -4,10 +4,11 @@ from loadtest.baselines.engine_system import constant_limit
 from loadtest.baselines.modelled_device import ModelledDevice
 from loadtest.baselines.simple_req_manager import PaddedBatch, rectangle_tokens, simple_req_manager
 from loadtest.offline.replay import replay
-from service.core.iteration_plan import IterationPlan, Sample, ScheduledSequence
+from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
+from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.core.sequence_group import SequenceGroup
 from tests.loadtest.baselines.pools import pool, request
 

@@ -1,0 +1,55 @@
+"""What an iteration does to whole blocks beside computing: copies, and transfers between device and host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from service.core.adapter import AdapterLoad
+from service.core.training import Arena
+
+
+class BlockCopy(NamedTuple):
+    """Copy one block's keys and values, all layers, before the iteration writes (copy-on-write)."""
+
+    source: int
+    destination: int
+
+
+class Transfer(NamedTuple):
+    """Blocks that move between device and host beside the computation: device_blocks[i] <-> host_blocks[i].
+
+    It starts after everything that earlier plans compute. Until the executor says that it has finished, no plan writes
+    its blocks on either side, nor reads those that it fills. Blocks that are on their way to the host may be read, and
+    moved once more: sequences that share a prefix may leave one after another.
+    """
+
+    transfer_id: int
+    to_host: bool
+    device_blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...]
+
+
+def check_moves(
+    copies: Sequence[BlockCopy],
+    transfers: Sequence[Transfer],
+    adapter_loads: Sequence[AdapterLoad],
+    arena: Arena | None,
+) -> None:
+    """Raise AssertionError where two of one plan's meet in a block. arena: of the training that has a share of it."""
+    copied = [copy.destination for copy in copies]
+    destinations = set(copied)
+    assert len(destinations) == len(copied), "a block is the destination of one copy"
+    assert destinations.isdisjoint(copy.source for copy in copies), "copies do not chain"
+    filled = [block_id for t in transfers if not t.to_host for block_id in t.device_blocks]
+    leaving = {block_id for t in transfers if t.to_host for block_id in t.device_blocks}
+    assert len(set(filled)) == len(filled), "a block is filled once"
+    assert leaving.isdisjoint(filled), "a block that moves is not written"
+    assert destinations.isdisjoint(leaving.union(filled)), "a block that moves is not written"
+    loaded = [block_id for load in adapter_loads for block_id in load.block_ids]
+    assert len(set(loaded)) == len(loaded), "an adapter's block is its own"
+    assert destinations.union(leaving, filled).isdisjoint(loaded), "an adapter's block is its own"
+    slots = [load.slot for load in adapter_loads]
+    assert len(set(slots)) == len(slots), "a slot is filled once"
+    if arena is not None:
+        assert destinations.isdisjoint(arena.block_ids), "an arena is its training's own"
