@@ -273,7 +273,7 @@ TEXT_INPUTS = [
     ),
     WorstInput(
         "detokenizer: first spaces, which have no text of their own",
-        ("text/detokenizer.py", "text/tokenizer.py"),
+        ("text/window_detokenizer.py", "text/tokenizer.py"),
         lambda n: _detokenized(_BYTE_FALLBACK, _ONE_SPACE, n),
         500,
         MOST_TOKENS,
@@ -281,7 +281,7 @@ TEXT_INPUTS = [
     ),
     WorstInput(
         "detokenizer: ids without a token",
-        ("text/detokenizer.py",),
+        ("text/window_detokenizer.py",),
         lambda n: _detokenized(_BYTE_FALLBACK, 999_999, n, special=True),
         2_000,
         MOST_TOKENS,
@@ -289,7 +289,7 @@ TEXT_INPUTS = [
     ),
     WorstInput(
         "detokenizer: bytes of a fallback",
-        ("text/detokenizer.py",),
+        ("text/window_detokenizer.py",),
         lambda n: _detokenized(_BYTE_FALLBACK, 3 + 0xE4, n),
         500,
         MOST_TOKENS,

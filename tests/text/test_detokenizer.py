@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from service.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, make_detokenizer
+from service.text.detokenizer import ByteDetokenizer, Detokenizer, make_detokenizer
 from service.text.tokenizer import Tokenizer
+from service.text.window_detokenizer import WindowDetokenizer
 from tests.text import tiny_tokenizers
 
 BYTE_LEVEL = Tokenizer(tiny_tokenizers.byte_level())
