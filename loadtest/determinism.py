@@ -4,6 +4,10 @@ Random completions at once, some of which their clients leave early, then each o
 and log probabilities are compared as they are in the answers. A server with few KV blocks (`--kv-cache-memory`)
 preempts meanwhile. `--seconds` bounds both halves together: what is not asked by then is not compared, and the last
 line says how many were. Exits with 1 if one differs, or none was compared.
+
+Alone means one after the other, which takes the most of the time. With `--servers N [--server-args FLAG ...]` in place
+of URL so many servers of this machine share the requests, each with a client of its own: on one GPU they compute beside
+each other. The quickstart model, unless the flags name another.
 """
 
 from __future__ import annotations
@@ -11,14 +15,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
 import sys
+import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from typing import Any
 
 import httpx
 
+from loadtest.headrace_server import headrace_server
 from loadtest.server_metrics import read_metrics
 
 _TIMEOUT_S = 600.0
@@ -38,10 +48,11 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """asked: of which some were left. compared: answered, and asked again alone. preemptions: that the server tells of,
-    meanwhile."""
+    """left: of those that were asked, by their clients. compared: answered, and asked again alone. preemptions: that
+    servers tell of, meanwhile."""
 
     asked: int
+    left: int
     compared: int
     different: int
     preemptions: int
@@ -78,12 +89,14 @@ async def bits(client: httpx.AsyncClient, body: dict[str, Any], timeout_s: float
     return json.dumps([(choice["token_ids"], choice["logprobs"]) for choice in choices])
 
 
-async def compare(url: str, num_requests: int, at_once: int, sizes: Sizes, seconds: float = float("inf")) -> Comparison:
-    """Half of the seconds at once, the other half alone. What differs is printed."""
+async def compare(
+    url: str, requests: Iterable[int], at_once: int, sizes: Sizes, seconds: float = float("inf")
+) -> Comparison:
+    """requests: their numbers. Half of the seconds at once, the other half alone. What differs is printed."""
     begin_s, before = time.monotonic(), _num_preemptions(url)
     limits = httpx.Limits(max_connections=at_once)
     async with httpx.AsyncClient(base_url=url, limits=limits) as client:
-        numbers = iter(range(num_requests))
+        numbers = iter(requests)
         together: dict[int, str | None] = {}
 
         async def ask_beside_others() -> None:
@@ -96,17 +109,38 @@ async def compare(url: str, num_requests: int, at_once: int, sizes: Sizes, secon
                 together[number] = await bits(client, random_body(number, sizes), timeout_s)
 
         await asyncio.gather(*(ask_beside_others() for _ in range(at_once)))
+        answered = [(number, found) for number, found in sorted(together.items()) if found is not None]
         compared = different = 0
-        for number, found in sorted(together.items()):
-            if found is None:
-                continue
+        for number, found in answered:
             if time.monotonic() - begin_s > seconds:
                 break
             compared += 1
             if await bits(client, random_body(number, sizes)) != found:
                 different += 1
                 print(json.dumps(random_body(number, sizes)))
-    return Comparison(len(together), compared, different, _num_preemptions(url) - before)
+    left = len(together) - len(answered)
+    return Comparison(len(together), left, compared, different, _num_preemptions(url) - before)
+
+
+def compare_on_servers(
+    num_servers: int, flags: Sequence[str], num_requests: int, at_once: int, sizes: Sizes, seconds: float = float("inf")
+) -> Comparison:
+    """Of all servers together, which are started with these flags; at_once and seconds: of each."""
+    if num_servers > 1:
+        with tempfile.TemporaryFile() as log, headrace_server(flags, log):
+            pass  # what has to be compiled is found by all others then
+    shares = [range(first, num_requests, num_servers) for first in range(num_servers)]
+    compare_share = partial(_compare_on_own_server, flags=flags, at_once=at_once, sizes=sizes, seconds=seconds)
+    with ProcessPoolExecutor(num_servers, multiprocessing.get_context("spawn")) as clients:
+        comparisons = list(clients.map(compare_share, shares))
+    return Comparison(*map(sum, zip(*map(astuple, comparisons), strict=True)))
+
+
+def _compare_on_own_server(
+    requests: range, flags: Sequence[str], at_once: int, sizes: Sizes, seconds: float
+) -> Comparison:
+    with tempfile.TemporaryFile() as log, headrace_server(flags, log) as server:
+        return asyncio.run(compare(f"http://127.0.0.1:{server.port}", requests, at_once, sizes, seconds))
 
 
 def _num_preemptions(url: str) -> int:
@@ -115,17 +149,25 @@ def _num_preemptions(url: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", nargs="?")
+    parser.add_argument("--servers", type=int, default=0, metavar="N", help="in place of a URL: start so many")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--at-once", type=int, default=64)
     parser.add_argument("--vocab-size", type=int, default=1000, help="prompts are of ids below it")
     parser.add_argument("--most-prompt-tokens", type=int, default=200, help=f"more than {_SHARED_TOKENS}")
     parser.add_argument("--most-tokens", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for the servers, last")
     options = parser.parse_args()
+    if (options.url is None) is not (options.servers > 0):
+        parser.error("either a URL or --servers")
     sizes = Sizes(options.vocab_size, options.most_prompt_tokens, options.most_tokens)
-    found = asyncio.run(compare(options.url, options.requests, options.at_once, sizes, options.seconds))
+    how = options.at_once, sizes, options.seconds
+    if options.servers:
+        found = compare_on_servers(options.servers, options.server_args, options.requests, *how)
+    else:
+        found = asyncio.run(compare(options.url, range(options.requests), *how))
     print(json.dumps(asdict(found)))
     sys.exit(0 if found.compared and not found.different else 1)
 

@@ -104,7 +104,6 @@ WITHOUT_A_TWIN = {
     "loadtest/__main__.py": "tests/loadtest/test_cli.py runs it",
     "loadtest/facts/__main__.py": "a measurement of half an hour; its parts have tests",
     "loadtest/bench/all_reduce.py": "a benchmark",
-    "loadtest/determinism.py": "a measurement against a server; tests/equivalence/test_determinism.py holds its law",
     "loadtest/host_benchmark.py": "a benchmark",
     "loadtest/host_server.py": "what the benchmark measures",
     "loadtest/client_process.py": "tests/loadtest/test_runner.py runs it, in processes of its own",
