@@ -243,7 +243,7 @@ def _loaded(args: argparse.Namespace) -> Measured:
         args.max_num_seqs,
         args.max_num_batched_tokens,
         config.vocab_size,
-        padded_size=loaded.runner.padded_size,
+        padded_size=loaded.runner.replays.padded_size,
         overlap=is_gpu,
         window=window,
     )

@@ -236,7 +236,7 @@ class Stage:
             MAX_NUM_BATCHED_TOKENS,
             self.vocab_size,
             loaded.num_host_blocks,
-            padded_size=loaded.runner.padded_size,
+            padded_size=loaded.runner.replays.padded_size,
             overlap=loaded.device != "cpu",
             trainings=loaded.runner.trainings,
         )

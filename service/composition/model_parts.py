@@ -180,7 +180,7 @@ def _make_cost(
     clock: Clock,
 ) -> PreemptionCost:
     """The predictors; timed now if something depends on them from the first request on, else learnt on the way."""
-    iteration_time, swap_time = IterationTime(loaded.runner.padded_size), SwapTime()
+    iteration_time, swap_time = IterationTime(loaded.runner.replays.padded_size), SwapTime()
     is_asked = settings.preemption == "adaptive" or settings.inter_token_target_ms is not None
     if is_asked or settings.speculation != "none":
         started_s = time.monotonic()

@@ -187,7 +187,7 @@ def load_executor(
 
 def _prepare(runner: ModelRunner, *, records: bool) -> None:
     if records:
-        runner.record_steps()
+        runner.replays.record()
     if runner.all_deterministic and not runner.batches_deterministic:
         logger.warning("deterministic: this model has no batched way here; a step computes one token after the other")
 
@@ -313,16 +313,17 @@ def _capture_graphs(runner: ModelRunner, choices: StepChoices, phases: LoadPhase
     common = common_sizes(choices.made_for.max_num_seqs, choices.made_for.max_num_batched_tokens)
     first = [size for size in choices.graphs if all_at_once or size in common]
     rest = [size for size in choices.graphs if size not in first]
-    runner.capture_graphs(first)
-    works = [IdleCapture(runner.capture_graphs, rest, runner.recent_steps)]
+    replays = runner.replays
+    replays.capture(first)
+    works = [IdleCapture(replays.capture, rest, replays.recent_steps)]
     if runner.adapters is not None:
-        capture = partial(runner.capture_graphs, adapters=True)
+        capture = partial(replays.capture, adapters=True)
         if all_at_once:
             capture(first)
         else:
-            works.append(IdleCapture(capture, first + rest, partial(runner.recent_steps, adapters=True)))
-    if runner.captures_asked:
-        capture_asked, seen = partial(runner.capture_graphs, asked=True), partial(runner.recent_steps, asked=True)
+            works.append(IdleCapture(capture, first + rest, partial(replays.recent_steps, adapters=True)))
+    if replays.captures_asked:
+        capture_asked, seen = partial(replays.capture, asked=True), partial(replays.recent_steps, asked=True)
         works.append(IdleCapture(capture_asked, first + rest, seen, once_seen=True))
     phases.end("graphs")
     return IdleWorks(works)

@@ -27,7 +27,7 @@ def warm_up(runner: ModelRunner) -> None:
     if runner.adapters is not None:
         _small_iteration(runner, 1, greedy, adapter_slot=1)  # which is empty, so that it changes nothing
         if runner.device.type == "cuda":
-            runner.compute_padding(_MANY_TOKENS, adapters=True)
+            runner.replays.compute_padding(_MANY_TOKENS, adapters=True)
     if runner.device.type == "cuda":
         for count in sorted({min(2**i, runner.max_num_seqs) for i in range(11)}):
             _small_iteration(runner, count, drawing)  # the attention kernel differs by the number of sequences

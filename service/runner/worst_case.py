@@ -123,9 +123,9 @@ class WorstCase:
         self.run()
         warm_up(self.runner)
         for size in self._graphs[:1]:
-            self.runner.compute_padding(size)
+            self.runner.replays.compute_padding(size)
         for num_rows in self._rows_of_each_kernel:
-            self.runner.compute_padding(GraphSize(num_rows, 1))
+            self.runner.replays.compute_padding(GraphSize(num_rows, 1))
 
 
 def choose_and_measure(
@@ -164,8 +164,8 @@ def choose_and_measure(
         cache.memory_utilization,
         cache.memory_bytes,
         worst_case.run,
-        worst_case.runner.capture_graphs,
-        choices.graphs * (1 + (sizes.adapters.num_slots > 0) + worst_case.runner.captures_asked),
+        worst_case.runner.replays.capture,
+        choices.graphs * (1 + (sizes.adapters.num_slots > 0) + worst_case.runner.replays.captures_asked),
         _table_bytes(layout, sizes) + sizes.adapters.table_bytes,
         sizes.adapters.training_bytes,
         sizes.adapters.moments_bytes,

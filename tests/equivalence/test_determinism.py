@@ -84,7 +84,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = load(folder, device=device)
     assert model.batches_deterministic or device == "cpu"
     if device == "cuda":
-        model.runner.capture_graphs(model.choices.graphs[::2], asked=True)
+        model.runner.replays.capture(model.choices.graphs[::2], asked=True)
     return model
 
 
@@ -300,7 +300,7 @@ def test_other_families_of_a_gpu_are_batched(tmp_path: Path, name: str):
     make, sizes = GPU_FAMILIES[name]
     loaded = load(make(tmp_path, **sizes), device="cuda")
     assert loaded.batches_deterministic
-    loaded.runner.capture_graphs(loaded.choices.graphs[::2], asked=True)
+    loaded.runner.replays.capture(loaded.choices.graphs[::2], asked=True)
     assert among(loaded, 9, max_num_batched_tokens=50) == among(loaded, 12, caches=True) == alone(loaded)
 
 

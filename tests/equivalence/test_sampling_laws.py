@@ -248,7 +248,7 @@ def test_a_scored_prompt_takes_nothing_from_the_prefix_cache(loaded: LoadedModel
 def test_scores_that_are_no_numbers_end_the_request_with_an_error(folder: Path) -> None:
     broken = load(folder)
     harness = harness_of(broken)
-    broken.runner._eager._model.norm.weight.data.fill_(float("nan"))
+    broken.runner.replays._model.norm.weight.data.fill_(float("nan"))
     request = harness.request(tuple(range(3, 40)), 0, num_prompt_logprobs=0)
     play(harness, [request])
     assert harness.finals[request.request_id].error is not None

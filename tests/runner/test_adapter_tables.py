@@ -116,19 +116,19 @@ def test_graphs_with_adapters_and_without_draw_what_steps_without_graphs_draw(ad
     served = Served(folder, adapters)
     runner = served.loaded.runner
     sizes = [GraphSize(32, 32), GraphSize(8, 8), GraphSize(128, 32), GraphSize(64, 16)]
-    runner.capture_graphs(sizes)
-    runner.capture_graphs(sizes, adapters=True)
+    runner.replays.capture(sizes)
+    runner.replays.capture(sizes, adapters=True)
     slots, wanted = mixed(want)
     assert served.generate(PROMPTS, slots, chunk=40, max_seqs=12) == wanted
     assert served.generate(PROMPTS[:8], [0] * 8, chunk=40) == want[0][:8]
-    taken = {step.size for step in runner.recent_steps(adapters=True)}
+    taken = {step.size for step in runner.replays.recent_steps(adapters=True)}
     assert len(taken - {None}) == len(sizes), "of every size"
 
 
 def test_padding_alone_is_computed_with_adapters_and_changes_nothing(adapted):
     folder, adapters, want = adapted
     served = Served(folder, adapters)
-    served.loaded.runner.compute_padding(GraphSize(512, 1), adapters=True)
+    served.loaded.runner.replays.compute_padding(GraphSize(512, 1), adapters=True)
     assert served.generate(PROMPTS[:2], [SLOTS[1], 0]) == [want[1][0], want[0][1]]
 
 
@@ -140,7 +140,7 @@ def test_recorded_steps_of_a_cpu_draw_what_plain_ones_do(tmp_path):
     slots = [SLOTS[i % 4] for i in range(len(PROMPTS))]
     plain, recorded = (Served(folder, adapters, dtype="bfloat16", enforce_eager=eager) for eager in (True, False))
     assert recorded.generate(PROMPTS, slots, max_seqs=9) == plain.generate(PROMPTS, slots, max_seqs=9)
-    (way,) = (way for way in recorded.loaded.runner._ways if isinstance(way, RecordedSteps))
+    (way,) = (way for way in recorded.loaded.runner.replays.ways if isinstance(way, RecordedSteps))
     assert {kind.adapters for kind in way._recorded} == {True} and not way._refused
     assert recorded.generate(PROMPTS[:4], [0] * 4) == plain.generate(PROMPTS[:4], [0] * 4)
     assert {kind.adapters for kind in way._recorded} == {True, False}

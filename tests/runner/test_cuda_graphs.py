@@ -76,7 +76,7 @@ def test_a_padded_size_draws_what_the_flat_batch_draws(mixed, tmp_path):
         else:
             inputs.fill_decodes(decode_columns(columns, runner._rows, 16))
         inputs.fetch()
-        padded = runner._graph_step.whole(inputs.step).token_ids.tolist()
+        padded = runner.replays._graph_step.whole(inputs.step).token_ids.tolist()
     want = list(runner.launch(IterationPlan(tuple(steps))).wait().token_ids)
     assert padded[: len(want)] == want
 
@@ -100,8 +100,8 @@ class SideBySide:
 
 def count_replays(runner, monkeypatch, name):
     replayed = []
-    replay = getattr(runner._graphs, name)
-    monkeypatch.setattr(runner._graphs, name, lambda *how: (replayed.append(1), replay(*how))[1])
+    replay = getattr(runner.replays._graphs, name)
+    monkeypatch.setattr(runner.replays._graphs, name, lambda *how: (replayed.append(1), replay(*how))[1])
     return replayed
 
 
@@ -113,7 +113,7 @@ def without_capture(request, tmp_path, monkeypatch):
     uncaptured.without_capture(monkeypatch)
     folder = llama(tmp_path)
     loaded, eager = (load(folder, max_num_seqs=20) for _ in range(2))
-    loaded.runner.capture_graphs(graph_sizes(20, 300))
+    loaded.runner.replays.capture(graph_sizes(20, 300))
     return loaded, eager
 
 
@@ -199,12 +199,12 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
 
 def compare_with_twins(runner, monkeypatch):
     """Every replay from now on must give its eager twin's results bit for bit. Returns the replayed inputs."""
-    run, replayed = runner._graphs._run, []
+    run, replayed = runner.replays._graphs._run, []
 
     def compared(step, num_draws, turn, *received):
         outputs = run(step, num_draws, turn, *received)
         logits, ids = outputs.logits[:num_draws].clone(), outputs.token_ids[:num_draws].clone()
-        parts, inputs = runner._graph_step, step.inputs.step
+        parts, inputs = runner.replays._graph_step, step.inputs.step
         num_drawn = len(inputs.draw_rows) if isinstance(step.outputs, StepOutputs) else num_draws
         twin = parts.draw(parts.hidden(inputs), inputs, num_drawn)
         assert torch.equal(twin.logits[:num_draws], logits)
@@ -212,7 +212,7 @@ def compare_with_twins(runner, monkeypatch):
         replayed.append(step.inputs)
         return outputs
 
-    monkeypatch.setattr(runner._graphs, "_run", compared)
+    monkeypatch.setattr(runner.replays._graphs, "_run", compared)
     return replayed
 
 
@@ -338,7 +338,7 @@ def runner(tmp_path_factory):
     loaded = load(llama(tmp_path_factory.mktemp("model")), max_num_seqs=8)
     with pytest.MonkeyPatch.context() as patch:
         uncaptured.without_capture(patch)
-        loaded.runner.capture_graphs([GraphSize(8, 8), GraphSize(4, 4), GraphSize(64, 8)])
+        loaded.runner.replays.capture([GraphSize(8, 8), GraphSize(4, 4), GraphSize(64, 8)])
         yield loaded.runner
 
 
@@ -346,7 +346,7 @@ def runner(tmp_path_factory):
 def asked(runner, monkeypatch):
     """launch(plan) -> the name of the way that computed it, and the drawn ids."""
     taken = []
-    for way in runner._ways:
+    for way in runner.replays.ways:
 
         def noting(step, way=way, compute=way.compute):
             taken.append(type(way).__name__)
@@ -418,7 +418,7 @@ def test_rows_beyond_those_that_were_planned_leave_the_graphs(tmp_path):
     loaded = load(llama(tmp_path), max_num_seqs=2)
     with pytest.MonkeyPatch.context() as patch:
         uncaptured.without_capture(patch)
-        loaded.runner.capture_graphs([GraphSize(4, 4)])
+        loaded.runner.replays.capture([GraphSize(4, 4)])
         assert loaded.runner.launch(plan(item(1))).wait().is_replayed
         assert loaded.runner.launch(plan(decodes=steady(1, computed=1))).wait().is_replayed
         assert not loaded.runner.launch(plan(item(40))).wait().is_replayed

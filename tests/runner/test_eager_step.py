@@ -82,7 +82,7 @@ def runner(tmp_path_factory):
 @pytest.mark.parametrize("where", ["logits", "draw"])
 def test_memory_that_runs_out_changes_no_draw(where, kinds, largest, runner, monkeypatch):
     want = outcome(runner, plan(kinds))
-    compute_logits, drawn = runner._eager._model.compute_logits, []
+    compute_logits, drawn = runner.replays._model.compute_logits, []
 
     def limited(function, num_rows):
         def call(*arguments):
@@ -95,7 +95,7 @@ def test_memory_that_runs_out_changes_no_draw(where, kinds, largest, runner, mon
         return call
 
     if where == "logits":
-        monkeypatch.setattr(runner._eager._model, "compute_logits", limited(compute_logits, lambda a: len(a[0])))
+        monkeypatch.setattr(runner.replays._model, "compute_logits", limited(compute_logits, lambda a: len(a[0])))
     else:
         # Behind the transforms: what they wrote must not be transformed again.
         monkeypatch.setattr("service.sampling.sampler.sample_tokens", limited(sample_tokens, rows_of_logits))
@@ -120,7 +120,7 @@ def test_one_draw_that_does_not_fit_is_a_fault(runner, monkeypatch):
     def compute_logits(hidden):
         raise torch.OutOfMemoryError("injected")
 
-    monkeypatch.setattr(runner._eager._model, "compute_logits", compute_logits)
+    monkeypatch.setattr(runner.replays._model, "compute_logits", compute_logits)
     with pytest.raises(torch.OutOfMemoryError):
         runner.launch(plan(KINDS[:1]))
     runner.launch(IterationPlan((), released=tuple(range(1, len(PROMPTS) + 1)))).wait()

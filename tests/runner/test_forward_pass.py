@@ -41,7 +41,7 @@ def test_the_last_layer_computes_what_is_read_and_no_more(save, device, tmp_path
 def test_one_row_of_a_prompt_goes_through_the_last_layer(tmp_path, monkeypatch):
     loaded = load(llama(tmp_path))
     counts = []
-    for block in list(loaded.runner._eager._model.blocks)[-2:]:
+    for block in list(loaded.runner.replays._model.blocks)[-2:]:
 
         def counting(x, mlp=block.mlp):
             counts.append(len(x))
@@ -58,7 +58,7 @@ def test_memory_that_runs_out_changes_no_id(largest, tmp_path, monkeypatch):
     prompts = random_prompts(10, longest=60)
     params = [SamplingParams(max_tokens=4, temperature=0.9 * (i % 2), seed=i) for i in range(10)]
     want = PlanPlayer(loaded.runner, loaded.num_blocks, 16).generate(prompts, params, chunk=33)
-    model, sizes = loaded.runner._eager._model, []
+    model, sizes = loaded.runner.replays._model, []
 
     def forward(token_ids, *arguments):
         if len(token_ids) > largest:

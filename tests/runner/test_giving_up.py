@@ -16,14 +16,14 @@ def test_no_layer_begins_once_somebody_has_come(save, tmp_path, monkeypatch):
     loaded = load(save(tmp_path), enforce_eager=True)
     runner, begun = loaded.runner, list[int]()
     want = PlanPlayer(runner, loaded.num_blocks, 16).generate(random_prompts(3), greedy(2))
-    for number, block in enumerate(runner._eager._model.blocks):
+    for number, block in enumerate(runner.replays._model.blocks):
 
         def noting(x, number=number, mlp=block.mlp):
             begun.append(number)
             return mlp(x)
 
         monkeypatch.setitem(vars(block), "mlp", noting)
-    for num_layers in range(len(runner._eager._model.blocks)):
+    for num_layers in range(len(runner.replays._model.blocks)):
         begun.clear()
         somebody_has_come = [False] * num_layers + [True]
         with pytest.raises(GivenUpError), runner._forward_pass.given_up_when(iter(somebody_has_come).__next__):

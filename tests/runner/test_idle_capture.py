@@ -102,7 +102,7 @@ def test_requests_between_captures_get_the_same_tokens_and_in_the_end_all_are_ca
     eager = load(folder, device="cuda", enforce_eager=True)
     want = PlanPlayer(eager.runner, eager.num_blocks, 16).generate(prompts, params, chunk=40, max_seqs=9)
     loaded = load_executor(source(folder, device="cuda"), folder, CACHE, 64, 2048)
-    graphs = loaded.runner._graphs
+    graphs = loaded.runner.replays._graphs
     assert set(captured_sizes(graphs)) == common_sizes(64, 2048) < set(graph_sizes(64, 2048))
     player, has_more = PlanPlayer(loaded.runner, loaded.num_blocks, 16), True
     while has_more:
@@ -121,8 +121,8 @@ def test_a_capture_that_fails_half_way_leaves_the_device_usable(tmp_path, monkey
     loaded = load_executor(source(folder, device="cuda"), folder, CACHE, 64, 2048)
     player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
     want = player.generate(prompts, params)
-    before = captured_sizes(loaded.runner._graphs)
-    compute_logits, calls = loaded.runner._eager._model.compute_logits, []
+    before = captured_sizes(loaded.runner.replays._graphs)
+    compute_logits, calls = loaded.runner.replays._model.compute_logits, []
 
     def out_of_memory_in_the_capture(hidden):
         calls.append(1)
@@ -130,14 +130,14 @@ def test_a_capture_that_fails_half_way_leaves_the_device_usable(tmp_path, monkey
             raise torch.OutOfMemoryError("injected")
         return compute_logits(hidden)
 
-    monkeypatch.setattr(loaded.runner._eager._model, "compute_logits", out_of_memory_in_the_capture)
+    monkeypatch.setattr(loaded.runner.replays._model, "compute_logits", out_of_memory_in_the_capture)
     assert loaded.idle_work.do_some()
     assert len(calls) == 2
     assert "serving goes on without it" in caplog.text
-    assert captured_sizes(loaded.runner._graphs) == before
-    monkeypatch.setattr(loaded.runner._eager._model, "compute_logits", compute_logits)
+    assert captured_sizes(loaded.runner.replays._graphs) == before
+    monkeypatch.setattr(loaded.runner.replays._model, "compute_logits", compute_logits)
     assert loaded.idle_work.do_some()
-    assert len(captured_sizes(loaded.runner._graphs)) == len(before) + 1
+    assert len(captured_sizes(loaded.runner.replays._graphs)) == len(before) + 1
     assert player.generate(prompts, params) == want
 
 
@@ -151,13 +151,13 @@ def test_a_capture_that_is_given_up_at_any_layer_is_made_later(num_layers, tmp_p
     loaded = load_executor(source(folder, device="cuda"), folder, CACHE, 64, 2048)
     player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
     want = player.generate(prompts, params)
-    before = captured_sizes(loaded.runner._graphs)
+    before = captured_sizes(loaded.runner.replays._graphs)
     asked = iter([False] * num_layers + [True])
     assert loaded.idle_work.do_some(lambda: next(asked, False))
-    assert captured_sizes(loaded.runner._graphs) == before
+    assert captured_sizes(loaded.runner.replays._graphs) == before
     assert player.generate(prompts, params) == want
     assert loaded.idle_work.do_some(lambda: False)
-    assert len(captured_sizes(loaded.runner._graphs)) == len(before) + 1
+    assert len(captured_sizes(loaded.runner.replays._graphs)) == len(before) + 1
     assert player.generate(prompts, params) == want
 
 
@@ -173,5 +173,5 @@ def test_a_size_that_decodes_have_to_do_without_is_missed_until_it_is_captured(t
         if loaded.idle_work.is_missed():
             loaded.idle_work.do_some()
     assert not loaded.idle_work.is_missed()
-    assert GraphSize(24, 24) in loaded.runner._graphs._decodes
+    assert GraphSize(24, 24) in loaded.runner.replays._graphs._decodes
     assert player.generate(prompts, params, chunk=2048, max_seqs=20) == want

@@ -121,7 +121,7 @@ def test_bf16_differs_only_between_near_ties(save, device, tmp_path, monkeypatch
     ours = player.generate(prompts, greedy(NUM_TOKENS))
     seen = []
     monkeypatch.setattr(
-        loaded.runner, "_ways", loaded.runner._ways[-1:]
+        loaded.runner.replays, "ways", loaded.runner.replays.ways[-1:]
     )  # graphs do not call what is put in its place here
     monkeypatch.setattr(eager_step, "sample", lambda logits, batch, **_: (seen.append(logits), logits.argmax(-1))[1])
     for prompt, made in zip(prompts, ours, strict=True):
@@ -260,7 +260,7 @@ def test_a_mask_holds_for_its_rows_only(tmp_path):
 def test_masks_are_waited_for_when_the_forward_pass_has_been_launched(tmp_path, monkeypatch):
     """So they are computed while it runs."""
     runner, order = load(llama(tmp_path)).runner, []
-    compute_logits = runner._eager._model.compute_logits
+    compute_logits = runner.replays._model.compute_logits
 
     class Masks(FixedMasks):
         def wait(self):
@@ -271,9 +271,9 @@ def test_masks_are_waited_for_when_the_forward_pass_has_been_launched(tmp_path, 
         order.append("logits")
         return compute_logits(hidden)
 
-    monkeypatch.setattr(runner._eager._model, "compute_logits", noting)
+    monkeypatch.setattr(runner.replays._model, "compute_logits", noting)
     sequence = ScheduledSequence(0, 1, (3, 1, 4), 0, 0, (0,), greedy(4), (Sample(0, 0),))
-    masks = Masks([0], [[5]], runner._eager._vocab_size)
+    masks = Masks([0], [[5]], runner.replays._eager._vocab_size)
     assert runner.launch(IterationPlan((sequence,), masks=masks)).wait().token_ids == (5,)
     assert order == ["logits", "masks"]
 
@@ -342,5 +342,5 @@ def test_a_fault_of_the_device_is_told_by_who_waits_for_the_result():
 def test_decodes_that_go_on_are_looked_for_in_all_graphs_before_columns_are_made_of_a_step(loaded):
     """Of steps with adapters, or that somebody asks to be deterministic, too."""
     runner = loaded.runner
-    ways = runner._graph_ways([StepGraphs.__new__(StepGraphs) for _ in range(3)])
+    ways = runner.replays._graph_ways([StepGraphs.__new__(StepGraphs) for _ in range(3)])
     assert [isinstance(way, SameDecodesAgain) for way in ways] == [True] * 3 + [False] * 9

@@ -26,7 +26,7 @@ def outputs(folder, max_seqs, enforce_eager, max_num_seqs=64):
     loaded = load(folder, dtype="bfloat16", enforce_eager=enforce_eager, max_num_seqs=max_num_seqs)
     player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
     return player.generate(PROMPTS[: 2 * max_seqs], greedy(8), chunk=64, max_seqs=max_seqs), next(
-        (way for way in loaded.runner._ways if isinstance(way, RecordedSteps)), None
+        (way for way in loaded.runner.replays.ways if isinstance(way, RecordedSteps)), None
     )
 
 

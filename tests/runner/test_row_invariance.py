@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def model_of(folder, dtype="bfloat16"):
-    return load(folder, dtype=dtype).runner._eager._model
+    return load(folder, dtype=dtype).runner.replays._model
 
 
 @pytest.fixture

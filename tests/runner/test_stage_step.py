@@ -180,11 +180,11 @@ def test_by_graphs_stages_draw_what_one_draws_whichever_has_them(
     stages = both_stages(folder, between)
     for stage, has_graphs in zip(stages, graphed, strict=True):
         if has_graphs:
-            stage.capture_graphs(graph_sizes(8, 64))
+            stage.replays.capture(graph_sizes(8, 64))
     replayed = check_graphs(*stages, loaded_as(folder, None, 8))
     assert [num > 10 for num in replayed] == list(graphed)
     for stage, has_graphs in zip(stages, graphed, strict=True):
-        sizes = [each.size for each in stage.recent_steps() if each.size is not None] if has_graphs else []
+        sizes = [each.size for each in stage.replays.recent_steps() if each.size is not None] if has_graphs else []
         assert {size.is_mixed for size in sizes} == ({True, False} if has_graphs else set()), "with prompts and without"
 
 
@@ -193,7 +193,7 @@ def test_by_graphs_stages_of_transformers_modules_draw_what_one_draws(tmp_path: 
     folder, between = smollm3(tmp_path), deque[Tensor]()
     stages = both_stages(folder, between)
     for stage in stages:
-        stage.capture_graphs(graph_sizes(8, 64))
+        stage.replays.capture(graph_sizes(8, 64))
     assert min(check_graphs(*stages, loaded_as(folder, None, 8))) > 10
 
 
@@ -201,10 +201,10 @@ def test_a_replayed_step_that_fails_is_handed_over_all_the_same(folder: Path, mo
     uncaptured.without_capture(monkeypatch)
     between = deque[Tensor]()
     first = loaded_as(folder, Queued(0, between))
-    first.capture_graphs([GraphSize(4, 4)])
+    first.replays.capture([GraphSize(4, 4)])
     first.launch(IterationPlan((prompt(1, 5, 6, 7),))).wait()
     between.clear()
-    monkeypatch.setattr(first._graphs, "_run", lambda *step: 1 / 0)
+    monkeypatch.setattr(first.replays._graphs, "_run", lambda *step: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         first.launch(IterationPlan((), decodes=decode_of(1, 3)))
     assert [hidden.isnan().all() for hidden in between] == [True]

@@ -131,8 +131,8 @@ def test_on_a_gpu_a_file_brings_kernels_and_graphs_which_are_all_captured_before
     drawn = []
     for loaded in (first, second):
         linears = loaded.choices.linears
-        assert all(each.method.choice == linears[each.shape_name] for each in loaded.runner._eager._model.projections)
-        graphs = loaded.runner._graphs
+        assert all(each.method.choice == linears[each.shape_name] for each in loaded.runner.replays._model.projections)
+        graphs = loaded.runner.replays._graphs
         assert sorted([*graphs._decodes, *graphs._mixed]) == sorted(loaded.choices.graphs)
         assert not loaded.idle_work.do_some()
         player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)

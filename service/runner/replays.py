@@ -1,0 +1,157 @@
+"""Steps that are replayed instead of computed kernel by kernel, and the ways of computing a step that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from kernels.cpu_loops import loops_for
+from service.models.causal_lm import CausalLM
+from service.runner.cuda_graphs import GraphPlace, SameDecodesAgain, StepGraphs
+from service.runner.eager_step import EagerStep
+from service.runner.forward_pass import ForwardPass
+from service.runner.graph_sizes import GraphSize, PaddedStep
+from service.runner.graph_step import GraphStep
+from service.runner.graph_ways import DecodeGraph, DecodeGraphLogits, MixedGraph
+from service.runner.kv_storage import KvStorage
+from service.runner.recorded_steps import RecordedDecodesAgain, RecordedSteps
+from service.runner.sequence_rows import DeviceBlockTable, DrawnIds, SequenceRows
+from service.runner.stage_step import StageStep
+from service.runner.step_ways import StepWay
+from service.sampling.vocab_shard import VocabShard
+
+
+class Replays:
+    """CUDA graphs of three kinds: of steps without adapters, of those with, and of those that somebody asks to be
+    deterministic; on a CPU, recordings. Engine thread only.
+
+    num_adapters: that a step may have. stage_step: computes a step of a stage that does not draw; None on the last one.
+    all_deterministic: as of ModelRunner.
+
+    ways: the first that takes a step is the one that computes it; the last takes any.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        storage: KvStorage,
+        forward_pass: ForwardPass,
+        rows: SequenceRows,
+        drawn: DrawnIds,
+        eager: EagerStep,
+        stage_step: StageStep | None,
+        shard: VocabShard | None,
+        device: torch.device,
+        num_adapters: int,
+        *,
+        all_deterministic: bool,
+    ) -> None:
+        self._model = model
+        self._storage = storage
+        self._block_size = storage.layout.block_size
+        self._forward_pass = forward_pass
+        self._rows = rows
+        self._drawn = drawn
+        self._eager = eager
+        self._stage_step = stage_step
+        self._device = device
+        self._num_adapters = num_adapters
+        self._all_deterministic = all_deterministic
+        self._graph_step = GraphStep(model, forward_pass, drawn, shard, deterministic=all_deterministic)
+        self._asked_step = GraphStep(model, forward_pass, drawn, shard, deterministic=True)
+        self._graphs: StepGraphs | None = None
+        self._adapter_graphs: StepGraphs | None = None
+        self._asked_graphs: StepGraphs | None = None
+        self._unreplayed: StepWay = stage_step or eager
+        self.ways: Sequence[StepWay] = (self._unreplayed,)
+
+    @property
+    def padded_size(self) -> Callable[[int, int, int], GraphSize | None] | None:
+        """(num_tokens, num_decodes, num_prompts) of a step -> the size that it is padded to, None if it is not. None
+        if no step is padded."""
+        return None if self._graphs is None else self._graphs.padded_size
+
+    def recent_steps(self, *, adapters: bool = False, asked: bool = False) -> Collection[PaddedStep]:
+        """The last steps, with or without adapters, or that were asked to be deterministic, that were replayed, or
+        could not be for want of a size."""
+        graphs = self._graphs_of(adapters=adapters, asked=asked)
+        return () if graphs is None else graphs.recent_steps
+
+    @property
+    def captures_asked(self) -> bool:
+        """Whether there are to be graphs for steps that are deterministic because somebody asks."""
+        return self._forward_pass.row_invariance.can_be_at_once and not self._all_deterministic
+
+    @torch.inference_mode()
+    def capture(
+        self,
+        sizes: Sequence[GraphSize],
+        must_give_up: Callable[[], bool] | None = None,
+        *,
+        adapters: bool = False,
+        asked: bool = False,
+    ) -> None:
+        """Steps, with or without adapters, or that are asked to be deterministic, that fit one of these sizes are
+        replayed from now on; but no steps that are computed token by token. On a GPU, while no iteration runs; may be
+        called again for more sizes. Raises GivenUpError soon after `must_give_up` has become true."""
+        if self._all_deterministic and not self._forward_pass.row_invariance.can_be_at_once:
+            return
+        if self._graphs is None:
+            self._make_graphs()
+        graphs = self._graphs_of(adapters=adapters, asked=asked)
+        assert graphs is not None
+        with self._forward_pass.given_up_when(must_give_up):
+            graphs.capture(sizes)
+
+    def record(self) -> None:
+        """Decode steps that consist of compiled loops are recorded and replayed from now on. On a CPU."""
+        loops = loops_for(self._storage.blocks)
+        if loops is not None:
+            recorded = RecordedSteps(
+                self._model,
+                self._forward_pass,
+                loops.new_recorder(),
+                self._rows,
+                self._block_size,
+                self._eager,
+                self._drawn,
+                self._num_adapters,
+            )
+            self.ways = (RecordedDecodesAgain(recorded), recorded, self._eager)
+
+    @torch.inference_mode()
+    def compute_padding(self, size: GraphSize, *, adapters: bool = False) -> None:
+        """The step that a graph of this size holds, of padding alone, kernel by kernel. adapters: for steps with
+        adapters."""
+        table, num_adapters = DeviceBlockTable(self._rows, self._device), self._num_adapters if adapters else 0
+        inputs = self._graph_step.inputs(size, table.tensor, self._block_size, self._rows.columns, num_adapters)
+        self._graph_step.whole(inputs.step)
+
+    def _make_graphs(self) -> None:
+        place = GraphPlace(self._rows, self._device)
+        self._graphs = StepGraphs(self._graph_step, self._rows, self._block_size, place)
+        all_graphs = [self._graphs]
+        if self._num_adapters:
+            self._adapter_graphs = StepGraphs(
+                self._graph_step, self._rows, self._block_size, place, num_adapters=self._num_adapters
+            )
+            all_graphs.append(self._adapter_graphs)
+        if self.captures_asked:
+            self._asked_graphs = StepGraphs(self._asked_step, self._rows, self._block_size, place)
+            all_graphs.append(self._asked_graphs)
+        self.ways = (*self._graph_ways(all_graphs), self._unreplayed)
+
+    def _graphs_of(self, *, adapters: bool, asked: bool) -> StepGraphs | None:
+        return self._asked_graphs if asked else self._adapter_graphs if adapters else self._graphs
+
+    def _graph_ways(self, all_graphs: Sequence[StepGraphs]) -> Sequence[StepWay]:
+        """First those that need nothing of a step's columns, whichever graphs they replay."""
+        by_graphs = [self._ways_of(graphs) for graphs in all_graphs]
+        return [*(again for again, *_ in by_graphs), *(way for _, *rest in by_graphs for way in rest)]
+
+    def _ways_of(self, graphs: StepGraphs) -> tuple[StepWay, ...]:
+        if self._stage_step is not None:
+            return self._stage_step.graph_ways(graphs, self._block_size)
+        decodes = DecodeGraph(graphs, self._rows, self._block_size)
+        return SameDecodesAgain(graphs), decodes, MixedGraph(graphs), DecodeGraphLogits(decodes, self._eager)
