@@ -151,5 +151,6 @@ START = (
 )
 FIRST_REQUEST = Row("the first request", "fixed-128x8", 1, ())
 """Sent as soon as the service is ready; all rows come after it."""
+FIRST_ASKED = Row("the first deterministic request", "fixed-128x8", 1, ())
 
 OF_OFFLINE = Target("of the offline engine", "of_offline", goal=0.95, less_is_better=False)

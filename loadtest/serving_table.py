@@ -3,6 +3,8 @@
 `python -m loadtest.serving_table [MODEL ...]` starts the server once for each model (dummy weights, its defaults) and
 sends the workload of every row (loadtest/serving_rows.py): streaming, temperature 0, end of sequence ignored, prompts
 of random ids. About two minutes a model.
+The server captures most of its CUDA graphs when it has nothing to do, which a row in a hurry does not leave it. With
+`--captured` all rows wait until it has them; with `--deterministic-share` they always do.
 After a model's rows come its server's host profile (FineInfer's table, of all rows together) and, where a row asks for
 it, the same requests through the engine without HTTP.
 `python -m loadtest.serving_table --markdown FILE` prints the table of docs/figures.md out of what a run has saved.
@@ -11,13 +13,14 @@ it, the same requests through the engine without HTTP.
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,12 +33,13 @@ from loadtest.random_streams import random_stream
 from loadtest.runner import LoadPlan, default_num_processes, run_load
 from loadtest.server_facts import fetch_server_facts
 from loadtest.server_process import RunningServer, free_port, running_server
-from loadtest.serving_rows import FIRST_REQUEST, OF_OFFLINE, ROWS, SEED, START, Row, Target
+from loadtest.serving_rows import FIRST_ASKED, FIRST_REQUEST, OF_OFFLINE, ROWS, SEED, START, Row, Target
 from loadtest.table import format_figure
 from loadtest.trace import with_arrivals
 from loadtest.workload import draw, named
 
 _CACHED_AT_MOST = 0.01
+_POLL_S = 0.1
 _CACHED_AT_LEAST = 0.9
 """Of prompts sent again: a prompt's last tokens fill no block, and one token at least is always computed."""
 
@@ -65,6 +69,15 @@ def host_profile(output: str) -> str:
     """The table in what a server with --profile-host has printed."""
     rows = output[output.rindex("host profile of") :].splitlines()
     return "\n".join(rows[: 1 + next(i for i, row in enumerate(rows) if row.startswith("other"))])
+
+
+def await_graphs(output: int, kind: str, timeout_s: float = 120.0) -> None:
+    """Until a server whose log goes to this file has all CUDA graphs of a kind of steps. Raises TimeoutError."""
+    late_s = time.monotonic() + timeout_s
+    while f"all CUDA graphs of {kind} steps are captured".encode() not in os.pread(output, os.fstat(output).st_size, 0):
+        if time.monotonic() > late_s:
+            raise TimeoutError(f"in {timeout_s:g} s the server has not captured all CUDA graphs of {kind} steps")
+        time.sleep(_POLL_S)
 
 
 def offline_requests_per_s(model: str, row: Row, python: str, extra: Sequence[str]) -> float:
@@ -166,8 +179,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=default_num_processes(), help="client processes")
     parser.add_argument("--python", default=sys.executable, help="the server's interpreter")
     parser.add_argument("--out", type=Path, default=Path("serving_table.jsonl"))
-    share = "of the requests that ask to be deterministic; each row runs once before, to have graphs of such steps"
+    share = "of the requests that ask to be deterministic"
     parser.add_argument("--deterministic-share", type=float, default=0.0, metavar="SHARE", help=share)
+    parser.add_argument("--captured", action="store_true", help="rows begin once the server has all its CUDA graphs")
     parser.add_argument("--http-only", action="store_true", help="without the engine beside it, which has one rank")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: print a saved run")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for the server, last")
@@ -194,11 +208,12 @@ def _measure_model(model: str, rows: Sequence[Row], args: argparse.Namespace) ->
             start = {"label": "start", "start_s": server.start_s, "first_ttft_ms": first["median_ttft_ms"]}
             yield start
             _print_all("start", START, start)
+            if args.captured or args.deterministic_share:
+                await_graphs(output.fileno(), "plain")
+            if args.deterministic_share:  # graphs of such steps are captured once there was one
+                measure(base_url, FIRST_ASKED, vocab_size, 1, deterministic_share=1.0)
+                await_graphs(output.fileno(), "deterministic")
             for row in rows:
-                if args.deterministic_share:
-                    # CUDA graphs of such steps are captured once they are missed.
-                    before = replace(row, name=f"{row.name}, before")
-                    measure(base_url, before, vocab_size, args.processes, deterministic_share=args.deterministic_share)
                 measured = measure(
                     base_url,
                     row,

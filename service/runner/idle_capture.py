@@ -20,7 +20,8 @@ class IdleCapture:
     It decides when each size is captured, not which: those are chosen (`StepChoices.graphs`). recent_steps: of which
     some would have had a narrower graph among `sizes`. What is missed most comes first, the others in their order. What
     cannot be captured is told once; its steps run in larger graphs or kernel by kernel, as they did before.
-    once_seen: nothing is captured before there has been a step of this kind, which there may never be.
+    kind: of the steps, for the log. once_seen: nothing is captured before there has been such a step, which there may
+    never be.
     """
 
     def __init__(
@@ -28,9 +29,11 @@ class IdleCapture:
         capture: Callable[[Sequence[GraphSize], Callable[[], bool] | None], None],
         sizes: Sequence[GraphSize],
         recent_steps: Callable[[], Collection[PaddedStep]] = tuple,
+        kind: str = "plain",
         *,
         once_seen: bool = False,
     ) -> None:
+        self._kind = kind
         self._once_seen = once_seen
         self._capture = capture
         self._waiting = list(sizes)
@@ -60,7 +63,7 @@ class IdleCapture:
                 exc_info=True,
             )
         if not self._waiting:
-            logger.info("all CUDA graphs are captured")
+            logger.info("all CUDA graphs of %s steps are captured", self._kind)
         return bool(self._waiting)
 
 

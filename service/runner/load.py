@@ -321,10 +321,11 @@ def _capture_graphs(runner: ModelRunner, choices: StepChoices, phases: LoadPhase
         if all_at_once:
             capture(first)
         else:
-            works.append(IdleCapture(capture, first + rest, partial(replays.recent_steps, adapters=True)))
+            seen = partial(replays.recent_steps, adapters=True)
+            works.append(IdleCapture(capture, first + rest, seen, "adapters'"))
     if replays.captures_asked:
         capture_asked, seen = partial(replays.capture, asked=True), partial(replays.recent_steps, asked=True)
-        works.append(IdleCapture(capture_asked, first + rest, seen, once_seen=True))
+        works.append(IdleCapture(capture_asked, first + rest, seen, "deterministic", once_seen=True))
     phases.end("graphs")
     return IdleWorks(works)
 

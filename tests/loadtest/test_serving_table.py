@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from loadtest.process_cpu import CpuUse
 from loadtest.prompts import prompt_token_ids
 from loadtest.runner import LoadOutcome, LoadPlan, run_load
 from loadtest.serving_rows import Row, Target
-from loadtest.serving_table import host_profile, lines, markdown_table, measure
+from loadtest.serving_table import await_graphs, host_profile, lines, markdown_table, measure
 from loadtest.stub_server import VOCAB_SIZE
 from service.core.host_times import HostTimes, host_table
 from tests.loadtest.conftest import ITL_S, TTFT_S
@@ -95,6 +96,19 @@ def test_a_saved_run_becomes_a_markdown_table() -> None:
     assert "| start: process to ready, s | 13.3 | 79.5 | - | 79.5 |" in table
     assert "| decode-1: TPOT, ms | 4.275 | 4.94 | 1.045 | 1.62 |" in table
     assert "| decode-8: TPOT, ms | - | 5.06 |  |  |" in table
+
+
+def test_rows_wait_until_the_server_has_its_graphs(tmp_path: Path) -> None:
+    """tests/runner/test_idle_capture.py holds the words."""
+    with (tmp_path / "log").open("w+b") as output:
+        output.write(b"INFO all CUDA graphs of plain steps are captured\n")
+        output.flush()
+        await_graphs(output.fileno(), "plain")
+        with pytest.raises(TimeoutError, match="deterministic"):
+            await_graphs(output.fileno(), "deterministic", timeout_s=0.0)
+        output.write(b"more\n")
+        output.seek(0)
+        assert output.read().endswith(b"captured\nmore\n"), "the server's place in it has not moved"
 
 
 def test_the_host_profile_is_found_in_what_the_server_prints() -> None:

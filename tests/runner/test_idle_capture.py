@@ -25,6 +25,15 @@ def test_a_piece_is_one_graph():
     assert captured == [[size] for size in SIZES]
 
 
+def test_the_end_is_told(caplog):
+    """loadtest/serving_table.py waits for it."""
+    work = IdleCapture(lambda sizes, must_give_up: None, SIZES, kind="deterministic")
+    with caplog.at_level(logging.INFO):
+        while work.do_some():
+            assert not caplog.records
+    assert caplog.messages == ["all CUDA graphs of deterministic steps are captured"]
+
+
 def test_a_kind_of_steps_that_there_may_never_be_waits_until_there_was_one():
     plain, asked, steps = [], [], []
     works = IdleWorks(
