@@ -71,7 +71,7 @@ class BlockManager:
         self.swap_space = SwapSpace(min(num_host_blocks, num_blocks), self.pool)
         self.adapter_slots = AdapterSlots(num_adapter_slots, self.pool)
         self.arena = TrainingArena(self.pool)
-        self.supply = BlockSupply(self.pool, prefix_cache, self.adapter_slots, self.arena)
+        self.supply = BlockSupply(self.pool, prefix_cache.known, self.adapter_slots, self.arena)
         self._tables: dict[int, BlockTable] = {}
         self._holes_of_swapped: dict[int, int] = {}  # units with holes, of those that have any
         self._free_rows: list[int] = []
@@ -144,7 +144,7 @@ class BlockManager:
 
     def forget_prefixes(self) -> None:
         """No prefix is found any more until it has been computed again; nobody loses a block."""
-        self._prefix_cache.forget_all()
+        self._prefix_cache.known.forget_all()
 
     def num_free_among(self, block_ids: list[int]) -> int:
         """How many of these no table holds: to share them takes free blocks."""
@@ -244,7 +244,7 @@ class BlockManager:
         in_use = [block_id for block_id in run if self.pool.reference_count(block_id)]
         free = [block_id for block_id in run if not self.pool.reference_count(block_id)]
         self.pool.share_many(free)
-        self._prefix_cache.forget(free)
+        self._prefix_cache.known.forget(free)
         moved = dict(zip(in_use, self.supply.take(len(in_use)), strict=True))
         self._move(moved)
         self.arena.lend(first, num_blocks)
@@ -317,7 +317,7 @@ class BlockManager:
 
     def lose(self, block_ids: set[int]) -> list[int]:
         """What they hold is not what it should be: it is found no more. Returns the sequences that have any of them."""
-        self._prefix_cache.forget(block_ids)
+        self._prefix_cache.known.forget(block_ids)
         return [i for i, table in self._tables.items() if not block_ids.isdisjoint(table.block_ids)]
 
     def check_invariants(self) -> None:
@@ -336,7 +336,7 @@ class BlockManager:
             held[block_id] = 1
         for block_id in self.arena.held_blocks():
             assert block_id not in held, "a training shares its blocks with nobody"
-            assert block_id not in self._prefix_cache.known_blocks(), "nobody looks for anything there"
+            assert block_id not in self._prefix_cache.known.block_ids(), "nobody looks for anything there"
             held[block_id] = 1
         assert all(map(self.swap_space.holds, self._holes_of_swapped)), "they are on the host"
         self.swap_space.check_invariants()
@@ -380,7 +380,7 @@ class BlockManager:
         stays where it is."""
         most = self.pool.num_blocks
         costs = [most if is_used else 0 for is_used in self.pool.is_used()]
-        for block_id in self._prefix_cache.known_blocks():
+        for block_id in self._prefix_cache.known.block_ids():
             costs[block_id] = costs[block_id] or 1
         tables = [self._tables[i].held for i in self.swap_space.moving_sequence_ids() if i in self._tables]
         for block_ids in (*tables, self.swap_space.held_device_blocks(), self.adapter_slots.pinned_blocks()):
@@ -397,7 +397,7 @@ class BlockManager:
                 for index, block_id in enumerate(table.block_ids):
                     if block_id in moved:
                         table.replace(index, moved[block_id])
-        self._prefix_cache.move(moved)
+        self._prefix_cache.known.move(moved)
 
 
 def _first_difference(ours: list[int], theirs: list[int]) -> int:

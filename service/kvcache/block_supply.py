@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_table import BlockTable
-from service.kvcache.prefix_cache import PrefixCache
+from service.kvcache.known_blocks import KnownBlocks
 from service.kvcache.training_arena import TrainingArena
 
 
@@ -16,11 +16,9 @@ class BlockSupply:
     ends the one's loan, and then makes the others go. A prefix that was found in a block is forgotten with it.
     """
 
-    def __init__(
-        self, pool: BlockPool, prefix_cache: PrefixCache, adapter_slots: AdapterSlots, arena: TrainingArena
-    ) -> None:
+    def __init__(self, pool: BlockPool, known: KnownBlocks, adapter_slots: AdapterSlots, arena: TrainingArena) -> None:
         self._pool = pool
-        self._prefix_cache = prefix_cache
+        self._known = known
         self._adapter_slots = adapter_slots
         self._arena = arena
 
@@ -44,14 +42,14 @@ class BlockSupply:
         """Each held once, by the caller, who has checked `num_available`."""
         self._make_free(count)
         block_ids = self._pool.allocate_many(count)
-        self._prefix_cache.forget(block_ids)
+        self._known.forget(block_ids)
         return block_ids
 
     def take_one(self) -> int:
         """As `take`."""
         self._make_free(1)
         block_id = self._pool.allocate()
-        self._prefix_cache.forget((block_id,))
+        self._known.forget((block_id,))
         return block_id
 
     def _make_free(self, count: int) -> None:

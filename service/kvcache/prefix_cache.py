@@ -10,23 +10,26 @@ A prompt's blocks are offered as they are computed, an answer's once it has ende
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from service.core.layer_groups import TableGroups, one_group
+from service.core.layer_groups import ALL_SEE_ALL, TableGroups, one_group
 from service.core.sequence import Sequence
 from service.kvcache.block_table import HOLE
+from service.kvcache.known_blocks import Entry, KnownBlocks
 from service.kvcache.kv_events import KvEvents, NoKvEvents
 
 
 class PrefixCache(Protocol):
-    """Which blocks hold which prefix. Knows nothing of reference counts: a known block may be used or free.
+    """Which blocks hold which prefix.
 
-    tokens_per_entry: tokens in an entry; `insert` is worth calling once as many more are computed.
+    tokens_per_entry: tokens in an entry; `insert` is worth calling once as many more are computed. known: what was
+    inserted, by block.
     """
 
     tokens_per_entry: int
+    known: KnownBlocks
 
     def match(self, sequence: Sequence, salt: str) -> list[int]:
         """A table's first units: known blocks that hold the sequence's beginning, in order, at least one token short of
@@ -37,70 +40,6 @@ class PrefixCache(Protocol):
         """Full blocks of its first `num_tokens` tokens may be found from now on; known ones are passed over, and
         holes."""
         ...
-
-    def known_blocks(self) -> Collection[int]:
-        """Those in which something may be found."""
-        ...
-
-    def move(self, moved: Mapping[int, int]) -> None:
-        """What the first of each pair holds is in the second one from now on, of which nothing was known."""
-        ...
-
-    def forget(self, block_ids: Collection[int]) -> None:
-        """The blocks will hold something else."""
-        ...
-
-    def forget_all(self) -> None:
-        """Nothing that was offered so far is found any more; who holds blocks keeps them."""
-        ...
-
-
-class _Entry(NamedTuple):
-    """Consecutive blocks of a prefix, and the tokens that they hold, as bytes."""
-
-    digest: bytes
-    tokens: bytes
-    block_ids: tuple[int, ...]
-
-
-class _Entries:
-    """Of groups of layers that see alike: their blocks come and go together. groups: their places in a unit."""
-
-    def __init__(self, groups: range) -> None:
-        self.groups = groups
-        self.entries: dict[bytes, _Entry] = {}
-        self.entry_of: dict[int, _Entry] = {}
-
-    def find(self, digest: bytes, tokens: bytes) -> _Entry | None:
-        entry = self.entries.get(digest)
-        return entry if entry is not None and entry.tokens == tokens else None
-
-    def insert(self, digest: bytes, tokens: bytes, units: list[int], size: int) -> bool:
-        """Whether it is new, and no block of it known. units: of tables, with `size` entries each."""
-        if digest in self.entries:
-            return False
-        blocks = tuple(units if size == 1 else (b for place, b in enumerate(units) if place % size in self.groups))
-        if blocks[0] == HOLE or not self.entry_of.keys().isdisjoint(blocks):
-            return False
-        entry = self.entries[digest] = _Entry(digest, tokens, blocks)
-        for block_id in blocks:
-            self.entry_of[block_id] = entry
-        return True
-
-    def forget(self, block_id: int) -> bytes:
-        """The digest of the block's entry, which goes with it."""
-        entry = self.entry_of[block_id]
-        del self.entries[entry.digest]
-        for held_id in entry.block_ids:
-            del self.entry_of[held_id]
-        return entry.digest
-
-    def move(self, moved: Mapping[int, int]) -> None:
-        touched = {entry.digest: entry for block_id in moved if (entry := self.entry_of.pop(block_id, None))}
-        for digest, entry in touched.items():
-            there = entry._replace(block_ids=tuple(moved.get(block_id, block_id) for block_id in entry.block_ids))
-            self.entries[digest] = there
-            self.entry_of.update(dict.fromkeys(there.block_ids, there))
 
 
 class ChainedPrefixCache:
@@ -125,13 +64,7 @@ class ChainedPrefixCache:
         self._window = window
         self._events = events or NoKvEvents()
         self._groups = groups or one_group(window)
-        num_full, size = self._groups.num_full, self._groups.size
-        self._full = _Entries(range(num_full))
-        self._windowed = _Entries(range(num_full, size))
-        self._kinds = [kind for kind in (self._full, self._windowed) if kind.groups]
-
-    def __len__(self) -> int:
-        return len(self._kinds[0].entries)
+        self.known = KnownBlocks(self._groups, self._events)
 
     def match(self, sequence: Sequence, salt: str) -> list[int]:
         num_entries = (sequence.num_tokens - 1) // self.tokens_per_entry
@@ -154,33 +87,33 @@ class ChainedPrefixCache:
             held = tokens[start : start + num_bytes]
             digest = self._digest(sequence, salt, index, held)
             units = block_ids[index * count * size : (index + 1) * count * size]
-            is_new = [kind.insert(digest, held, units, size) for kind in self._kinds]
+            is_new = [kind.insert(digest, held, units, size) for kind in self.known.kinds]
             if is_new[0]:
                 parent = sequence.block_digests[index - 1] if index else None
                 self._events.stored(digest, parent, held, salt)
         sequence.num_cached_blocks = end * count
 
-    def _leading(self, sequence: Sequence, salt: str, num_entries: int) -> list[_Entry]:
+    def _leading(self, sequence: Sequence, salt: str, num_entries: int) -> list[Entry]:
         """Entries of the groups that see everything, from the first one on, as far as they are known."""
-        found = list[_Entry]()
+        found = list[Entry]()
         for index in range(num_entries):
             tokens = self._tokens(sequence, index, index + 1)
-            entry = self._full.find(self._digest(sequence, salt, index, tokens), tokens)
+            entry = self.known.full.find(self._digest(sequence, salt, index, tokens), tokens)
             if entry is None:
                 break
             found.append(entry)
         return found
 
-    def _last_seen(self, sequence: Sequence, salt: str, num_entries: int, window: int) -> dict[int, _Entry]:
+    def _last_seen(self, sequence: Sequence, salt: str, num_entries: int, window: int) -> dict[int, Entry]:
         """Of the longest beginning, of at most so many entries, of which a window's groups have what the token behind
         it sees: these entries, by their index, the last one first."""
         num_seen = max(1, -(-(window - 1) // self.tokens_per_entry))
         digests = sequence.block_digests
         for index in range(len(digests), num_entries):
             self._digest(sequence, salt, index, self._tokens(sequence, index, index + 1))
-        seen = dict[int, _Entry]()
+        seen = dict[int, Entry]()
         for index in reversed(range(num_entries)):
-            entry = self._windowed.find(digests[index], self._tokens(sequence, index, index + 1))
+            entry = self.known.windowed.find(digests[index], self._tokens(sequence, index, index + 1))
             if entry is None:
                 seen.clear()
                 continue
@@ -189,7 +122,7 @@ class ChainedPrefixCache:
                 break
         return seen
 
-    def _table(self, full: list[_Entry] | None, seen: Mapping[int, _Entry], window: int) -> list[int]:
+    def _table(self, full: list[Entry] | None, seen: Mapping[int, Entry], window: int) -> list[int]:
         """That has the entries of `full` as far as `seen` goes, and of `seen` the units that the next token sees."""
         num_full, num_windowed = self._groups
         num_units = (max(seen, default=-1) + 1) * self._blocks_per_entry
@@ -205,30 +138,6 @@ class ChainedPrefixCache:
             else:
                 table += seen[index].block_ids[nth * num_windowed : (nth + 1) * num_windowed]
         return table
-
-    def known_blocks(self) -> Collection[int]:
-        first, *others = (kind.entry_of for kind in self._kinds)
-        return first.keys() | others[0].keys() if others else first.keys()
-
-    def move(self, moved: Mapping[int, int]) -> None:
-        for kind in self._kinds:
-            kind.move(moved)
-
-    def forget(self, block_ids: Collection[int]) -> None:
-        for kind in self._kinds:
-            if not kind.entry_of:
-                continue
-            for block_id in block_ids:
-                if block_id in kind.entry_of:
-                    digest = kind.forget(block_id)
-                    if kind is self._kinds[0]:
-                        self._events.removed(digest)
-
-    def forget_all(self) -> None:
-        for kind in self._kinds:
-            kind.entries.clear()
-            kind.entry_of.clear()
-        self._events.cleared()
 
     def _tokens(self, sequence: Sequence, first: int, end: int) -> bytes:
         """The token ids of the entries from `first` to `end`, as bytes."""
@@ -254,20 +163,11 @@ class NoPrefixCache:
 
     tokens_per_entry = 2**63
 
+    def __init__(self) -> None:
+        self.known = KnownBlocks(ALL_SEE_ALL, NoKvEvents())
+
     def match(self, sequence: Sequence, salt: str) -> list[int]:
         return []
 
     def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
-        pass
-
-    def known_blocks(self) -> Collection[int]:
-        return ()
-
-    def move(self, moved: Mapping[int, int]) -> None:
-        pass
-
-    def forget(self, block_ids: Collection[int]) -> None:
-        pass
-
-    def forget_all(self) -> None:
         pass

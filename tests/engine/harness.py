@@ -367,7 +367,7 @@ class Harness:
         arriving = {c.destination: c.source for launched in self.engine._launched for c in launched.plan.copies}
         parts = [
             (entry, entry.block_ids[group :: len(kind.groups)])
-            for kind in cache._kinds
+            for kind in cache.known.kinds
             for entry in kind.entries.values()
             for group in range(len(kind.groups))
         ]

@@ -160,7 +160,7 @@ def an_overwritten_prefix_still_known(patch: Patch) -> None:
 
     def unforgotten(self: BlockManager, adapter: Adapter) -> AdapterLoad | None:
         with Patch.context() as inner:
-            inner.setattr(self._prefix_cache, "forget", lambda block_ids: None)
+            inner.setattr(self._prefix_cache.known, "forget", lambda block_ids: None)
             return load_adapter(self, adapter)
 
     patch.setattr(BlockManager, "load_adapter", unforgotten)

@@ -12,6 +12,7 @@ from service.kvcache.block_manager import BlockManager
 from service.kvcache.block_pool import BlockPool
 from service.kvcache.block_supply import BlockSupply
 from service.kvcache.block_table import BlockTable
+from service.kvcache.known_blocks import KnownBlocks
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.kvcache.swap_space import SwapSpace
 from service.scheduler.block_growth import BlockGrowth
@@ -98,7 +99,7 @@ def a_change_of_table_not_told(patch: Patch) -> None:
 
 
 def an_evicted_block_still_known(patch: Patch) -> None:
-    patch.setattr(ChainedPrefixCache, "forget", lambda self, block_ids: None)
+    patch.setattr(KnownBlocks, "forget", lambda self, block_ids: None)
 
 
 def a_token_too_many_believed_computed(patch: Patch) -> None:
@@ -333,7 +334,7 @@ def a_new_slot_not_told(patch: Patch) -> None:
 
 
 def a_taken_slot_still_known(patch: Patch) -> None:
-    patch.setattr(ChainedPrefixCache, "forget", lambda self, block_ids: None)
+    patch.setattr(KnownBlocks, "forget", lambda self, block_ids: None)
 
 
 def a_slot_counted_for_one_less(patch: Patch) -> None:

@@ -14,7 +14,7 @@ from service.core.training import Arena
 from service.engine.live_requests import LiveRequests
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION
-from service.kvcache.prefix_cache import ChainedPrefixCache
+from service.kvcache.known_blocks import KnownBlocks
 from service.kvcache.training_arena import TrainingArena
 from service.scheduler import arena_lending
 from service.scheduler.arena_lending import ArenaLending
@@ -133,7 +133,7 @@ def a_batch_that_does_not_hear_of_moves(patch: Patch) -> None:
 
 
 def a_prefix_left_behind(patch: Patch) -> None:
-    patch.setattr(ChainedPrefixCache, "move", lambda self, moved: None)
+    patch.setattr(KnownBlocks, "move", lambda self, moved: None)
 
 
 def an_overwritten_prefix_still_known(patch: Patch) -> None:
@@ -141,7 +141,7 @@ def an_overwritten_prefix_still_known(patch: Patch) -> None:
 
     def unforgotten(self: BlockManager, num_blocks: int) -> list[BlockCopy] | None:
         with Patch.context() as inner:
-            inner.setattr(self._prefix_cache, "forget", lambda block_ids: None)
+            inner.setattr(self._prefix_cache.known, "forget", lambda block_ids: None)
             return lend_arena(self, num_blocks)
 
     patch.setattr(BlockManager, "lend_arena", unforgotten)

@@ -106,8 +106,8 @@ def test_a_router_knows_what_the_cache_knows(publisher: KvEventPublisher, subscr
     assert [*first["token_ids"], *second["token_ids"], *third["token_ids"]] == tokens
     assert {event["block_size"] for event in (first, second, third)} == {BLOCK}
     assert (first["extra_keys"], second["extra_keys"]) == ([["adapter", "salt"]], [None])
-    cache.forget([6])
-    cache.forget_all()
+    cache.known.forget([6])
+    cache.known.forget_all()
     assert [*subscriber.events(2)] == [
         {"type": "BlockRemoved", "block_hashes": second["block_hashes"], "medium": "GPU"},
         {"type": "AllBlocksCleared"},

@@ -144,12 +144,12 @@ def test_what_a_taken_slot_held_is_found_no_more():
     blocks = BlockManager(4, 1, cache)
     blocks.allocate(1, 3, [])
     cache.insert(make_sequence([7, 8, 9]), "", blocks.table(1).block_ids, 2)
-    assert len(cache) == 1
+    assert len(cache.known) == 1
     blocks.free(1)
     blocks.allocate(2, 1, [])
     for _ in range(3):
         blocks.supply.append_each([blocks.table(2)])
-    assert len(cache) == 0
+    assert len(cache.known) == 0
 
 
 def test_what_stands_before_the_last_known_token_is_found():

@@ -29,7 +29,7 @@ def test_a_computed_prefix_is_found_one_token_short_of_the_end():
 def test_only_full_computed_blocks_are_kept():
     cache = ChainedPrefixCache(BLOCK)
     cache.insert(make_sequence(list(range(12))), "", [5, 6, 7], 7)
-    assert len(cache) == 1
+    assert len(cache.known) == 1
 
 
 def test_a_salt_keeps_tenants_apart():
@@ -42,8 +42,8 @@ def test_a_salt_keeps_tenants_apart():
 def test_a_forgotten_block_ends_the_match():
     cache = ChainedPrefixCache(BLOCK)
     cache.insert(make_sequence(list(range(12))), "", [5, 6, 7], 12)
-    cache.forget([6])
-    cache.forget([6])
+    cache.known.forget([6])
+    cache.known.forget([6])
     assert cache.match(make_sequence(list(range(13))), "") == [5]
 
 
@@ -52,15 +52,15 @@ def test_the_first_of_two_equal_blocks_stays_the_known_one():
     cache.insert(make_sequence(list(range(4))), "", [5], 4)
     cache.insert(make_sequence(list(range(4))), "", [6], 4)
     assert cache.match(make_sequence(list(range(5))), "") == [5]
-    cache.forget([6])
+    cache.known.forget([6])
     assert cache.match(make_sequence(list(range(5))), "") == [5]
 
 
 def test_a_hit_is_believed_only_if_the_tokens_are_equal():
     cache = ChainedPrefixCache(BLOCK)
     cache.insert(make_sequence(list(range(4))), "", [5], 4)
-    (digest,) = cache._full.entries
-    cache._full.entries[digest] = cache._full.entries[digest]._replace(tokens=bytes(16))
+    (digest,) = cache.known.full.entries
+    cache.known.full.entries[digest] = cache.known.full.entries[digest]._replace(tokens=bytes(16))
     assert cache.match(make_sequence(list(range(5))), "") == []
 
 
@@ -81,12 +81,12 @@ def test_small_blocks_enter_in_groups_and_leave_in_groups():
     cache = ChainedPrefixCache(1, blocks_per_entry=4)
     sequence, slots = make_sequence(list(range(11))), list(range(50, 61))
     cache.insert(sequence, "", slots, 7)
-    assert len(cache) == 1
+    assert len(cache.known) == 1
     cache.insert(sequence, "", slots, 11)
-    assert len(cache) == 2
+    assert len(cache.known) == 2
     assert cache.match(make_sequence(list(range(11))), "") == slots[:8]
     assert cache.match(make_sequence(list(range(8))), "") == slots[:4], "the last token is always computed"
-    cache.forget([56])
+    cache.known.forget([56])
     assert cache.match(make_sequence(list(range(11))), "") == slots[:4]
     cache.insert(make_sequence(list(range(11))), "", list(range(70, 81)), 11)
     assert cache.match(make_sequence(list(range(11))), "") == [*slots[:4], *range(74, 78)]
@@ -95,7 +95,7 @@ def test_small_blocks_enter_in_groups_and_leave_in_groups():
 def test_the_null_twin_finds_nothing():
     cache = NoPrefixCache()
     cache.insert(make_sequence(list(range(8))), "", [1, 2], 8)
-    cache.forget([1])
+    cache.known.forget([1])
     assert cache.match(make_sequence(list(range(8))), "") == []
 
 
@@ -103,8 +103,8 @@ def test_a_block_stands_for_one_prefix_only():
     cache = ChainedPrefixCache(BLOCK)
     cache.insert(make_sequence(list(range(4))), "one", [5], 4)
     cache.insert(make_sequence(list(range(4))), "two", [5], 4)
-    cache.forget([5])
-    assert len(cache) == 0
+    cache.known.forget([5])
+    assert len(cache.known) == 0
     for salt in ("one", "two"):
         assert cache.match(make_sequence(list(range(5))), salt) == []
 
@@ -115,10 +115,10 @@ def test_under_a_window_the_last_entries_are_enough():
     tokens = list(range(17))
     cache.insert(make_sequence(tokens), "", [5, 6, 7, 8], 16)
     assert cache.match(make_sequence(tokens), "") == [HOLE, HOLE, 7, 8]
-    cache.forget([5, 6])
+    cache.known.forget([5, 6])
     assert cache.match(make_sequence(tokens), "") == [HOLE, HOLE, 7, 8]
     assert cache.match(make_sequence(tokens[:9]), "") == []
-    cache.forget([8])
+    cache.known.forget([8])
     assert cache.match(make_sequence(tokens), "") == [], "the token behind the third block sees the second, too"
 
 
@@ -127,7 +127,7 @@ def test_under_a_window_a_short_beginning_needs_all_it_has():
     tokens = list(range(13))
     cache.insert(make_sequence(tokens), "", [5, 6, 7], 12)
     assert cache.match(make_sequence(tokens), "") == [5, 6, 7]
-    cache.forget([5])
+    cache.known.forget([5])
     assert cache.match(make_sequence(tokens), "") == []
 
 
@@ -135,7 +135,7 @@ def test_holes_are_not_offered_and_what_is_behind_them_is():
     cache = ChainedPrefixCache(BLOCK, window=4)
     tokens = list(range(13))
     cache.insert(make_sequence(tokens), "", [HOLE, 6, 7], 12)
-    assert set(cache.known_blocks()) == {6, 7}
+    assert set(cache.known.block_ids()) == {6, 7}
     assert cache.match(make_sequence(tokens), "") == [HOLE, HOLE, 7]
 
 
@@ -146,13 +146,13 @@ def test_where_some_layers_see_a_window_the_others_need_the_whole_beginning():
     cache.insert(make_sequence(tokens), "", [1, 11, 21, 2, 12, 22, 3, 13, 23, 4, 14, 24], 16)
     whole = [1, HOLE, HOLE, 2, HOLE, HOLE, 3, 13, 23, 4, 14, 24]
     assert cache.match(make_sequence(tokens), "") == whole
-    cache.forget([11, 22])
+    cache.known.forget([11, 22])
     assert cache.match(make_sequence(tokens), "") == whole
-    cache.forget([24])
+    cache.known.forget([24])
     assert cache.match(make_sequence(tokens), "") == [], "the token behind the third block sees the second, too"
     cache.insert(make_sequence(tokens), "", [5, 15, 25, 6, 16, 26, 7, 17, 27, 8, 18, 28], 12)
     assert cache.match(make_sequence(tokens), "") == [1, HOLE, HOLE, 2, 16, 26, 3, 13, 23], "what is known is kept"
-    cache.forget([2])
+    cache.known.forget([2])
     assert cache.match(make_sequence(tokens), "") == [1, 15, 25]
 
 
@@ -169,10 +169,10 @@ def test_events_tell_of_what_sees_everything():
     cache = ChainedPrefixCache(BLOCK, events=Events(), window=6, groups=TableGroups(1, 1))
     cache.insert(make_sequence(list(range(8))), "", [1, 11, 2, 12], 8)
     assert len(told) == 2
-    cache.forget([11, 12])
-    assert len(told) == 2 == len(cache)
-    cache.forget([1])
-    assert len(told) == 1 == len(cache)
+    cache.known.forget([11, 12])
+    assert len(told) == 2 == len(cache.known)
+    cache.known.forget([1])
+    assert len(told) == 1 == len(cache.known)
 
 
 def test_of_entries_of_several_blocks_only_those_are_taken_that_are_seen():

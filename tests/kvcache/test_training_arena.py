@@ -13,6 +13,7 @@ from service.core.sequence import Sequence
 from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.block_manager import BlockManager, Fit
 from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION
+from service.kvcache.known_blocks import KnownBlocks
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.kvcache.training_arena import TrainingArena
 from tests.examples import examples
@@ -175,7 +176,7 @@ class World:
     def live_prefixes(self) -> set[bytes]:
         """Entries of the prefix cache of which somebody holds all blocks."""
         count = self.blocks.pool.reference_count
-        entries = self.cache._full.entries.values()
+        entries = self.cache.known.full.entries.values()
         return {entry.digest for entry in entries if all(count(block_id) for block_id in entry.block_ids)}
 
     def check(self) -> None:
@@ -245,7 +246,7 @@ def a_table_not_told(patch: Patch) -> None:
 
 
 def a_prefix_left_behind(patch: Patch) -> None:
-    patch.setattr(ChainedPrefixCache, "move", lambda self, moved: None)
+    patch.setattr(KnownBlocks, "move", lambda self, moved: None)
 
 
 def a_block_in_transfer_moved(patch: Patch) -> None:
@@ -302,7 +303,7 @@ def test_the_run_with_the_fewest_blocks_in_use_is_lent_and_nothing_that_is_found
     blocks.free(1)  # 2, 3, 4 are free and known; 7 to 11 are free and not
     assert blocks.lend_arena(5) == []
     assert blocks.arena.held_blocks() == range(7, 12)
-    assert {2, 3, 4} <= set(cache.known_blocks())
+    assert {2, 3, 4} <= set(cache.known.block_ids())
     blocks.arena.give_back()
     copies = blocks.lend_arena(6)
     assert copies is not None and [copy.source for copy in copies] == [6], "one is in the way of six"

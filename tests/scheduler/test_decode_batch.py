@@ -186,7 +186,7 @@ def test_full_blocks_of_an_answer_are_found_again_once_it_has_ended(is_aborted, 
     harness.add(harness.request((1, 2, 3), 30, n=n, seed=5))
     for _ in range(29):
         harness.step()
-    assert not len(harness.blocks._prefix_cache), "nobody has use for half an answer"
+    assert not len(harness.blocks._prefix_cache.known), "nobody has use for half an answer"
     if is_aborted:
         harness.engine.requests.abort("request-0")
     harness.run()
