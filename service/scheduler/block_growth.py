@@ -37,7 +37,8 @@ class BlockGrowth:
     def shortage(self) -> Shortage:
         """What the groups need for the next token of each sequence; a prompt's chunk takes more if there is more
         (`room_for_chunk`). A group of one choice writes to no shared block and needs nothing while its last block has
-        room; one of several choices may have to copy a shared block."""
+        room; one of several choices may have to copy a shared block. Under a window, a decode that needs a block has
+        given back first what it no longer sees: if it has just left the batch, nobody has done so yet."""
         return self._shortage(self._lanes.batch)
 
     def num_promised(self) -> int:
@@ -59,6 +60,7 @@ class BlockGrowth:
             if len(live) == 1:
                 room = blocks.num_tokens_in(len(blocks.table(live[0].sequence_id).block_ids))
                 if _next_end(live[0]) > room and not self.is_moving(group):
+                    self._forget_unseen(live[0])
                     shortage.unbatched.append((group, blocks.num_groups))
             elif not self.is_moving(group):
                 shortage.unbatched.append((group, blocks.num_blocks_to_append(self._appends(group))))
@@ -89,6 +91,7 @@ class BlockGrowth:
         blocks, table = self._blocks, self._blocks.table(sequence.sequence_id)
         num_more = min(blocks.num_blocks_for(num_tokens) - len(table.block_ids), blocks.pool.num_free)
         if num_more >= blocks.num_groups:
+            self._forget_unseen(sequence)
             with_more = blocks.num_tokens_in(len(table.block_ids) + num_more)
             blocks.append(sequence.sequence_id, with_more, sequence.num_computed_tokens)
         return blocks.num_tokens_in(len(table.block_ids))
@@ -106,6 +109,11 @@ class BlockGrowth:
         """Whether the group's blocks are on their way out or in."""
         swap_space = self._blocks.swap_space
         return swap_space.has_transfers and swap_space.is_moving(group.leader.sequence_id)
+
+    def _forget_unseen(self, sequence: Sequence) -> None:
+        """Of a decode; a prompt's blocks are offered to others when its chunk's result comes, and given back then."""
+        if sequence.num_tokens_to_compute == 1:
+            self._blocks.forget_unseen(sequence.sequence_id, sequence.num_computed_tokens)
 
     def _appends(self, group: SequenceGroup) -> list[Append]:
         """Room for each sequence's next token. Choices that have no table yet wait for their prompt."""

@@ -126,12 +126,18 @@ class DecodeBatch:
         self._version = next(self._versions)
 
     def shortage(self) -> Int64Array:
-        """Places of the decodes that need blocks for their next tokens, as often as it needs blocks, side by side."""
+        """Places of the decodes that need blocks for their next tokens, as often as it needs blocks, side by side. What
+        they no longer see through a window they have given back first."""
         self._drop_left()
         end, room = self._columns[END], self._columns[ROOM]
         places: Int64Array = (end > room).nonzero()[0]
         if not len(places):
             return places
+        if self._blocks.window is not None:
+            columns = self._columns[:, places]
+            positions = (columns[END] - columns[NUM_NEW]).tolist()
+            for sequence_id, position in zip(columns[SEQUENCE_ID].tolist(), positions, strict=True):
+                self._blocks.forget_unseen(sequence_id, position)
         num_units = -((room[places] - end[places]) // self._blocks.block_size)
         return places.repeat(num_units * self._blocks.num_groups)
 
@@ -271,10 +277,6 @@ class DecodeBatch:
         """One block more for the decode at each place; with several groups, one for each of them."""
         columns, block_size, num_groups = self._columns, self._blocks.block_size, self._blocks.num_groups
         sequence_ids = columns[SEQUENCE_ID, places].tolist()
-        if self._blocks.window is not None:
-            positions = (columns[END, places] - columns[NUM_NEW, places]).tolist()
-            for sequence_id, position in zip(sequence_ids, positions, strict=True):
-                self._blocks.forget_unseen(sequence_id, position)
         block_ids = self._blocks.supply.append_each([self._tables[sequence_id] for sequence_id in sequence_ids])
         nth = np.arange(len(places)) - places.searchsorted(places)  # of the decode's
         starts = columns[ROOM, places] // block_size * num_groups + nth

@@ -26,7 +26,7 @@ def play(seed: int, window: int | None, num_lanes: int, groups: TableGroups | No
     chance = random.Random(seed)
     block_size, budget = chance.choice([1, 2, 3, 4]), chance.choice([9, 12, 20])
     seen = AttentionWindow(window or 1, 2 * budget)
-    num_blocks = chance.randint(14, 40) if window is None else seen.most_units(block_size) + chance.randint(0, 9)
+    num_blocks = chance.randint(14, 40) if window is None else seen.most_units(block_size) + chance.randint(0, 5)
     if groups is not None:
         num_blocks = num_blocks * groups.num_windowed + 120 // block_size * groups.num_full
     cache = ChainedPrefixCache(block_size, chance.choice([1, 2]), window=window, groups=groups)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service.core.events import Outcome
@@ -257,6 +257,7 @@ KINDS = ("choices", "beams", "grammar", "grammar", "logprobs", "prompt logprobs"
 @given(
     seed=st.integers(0, 2**32), longest_run=st.sampled_from([1, 2, 3, 8, 32]), num_lanes=st.sampled_from([1, 1, 2, 3])
 )
+@example(seed=13193086, longest_run=1, num_lanes=3)  # a decode that had left the batch held more than its window
 def test_whatever_happens_each_gets_its_own_tokens_and_nothing_is_left(seed: int, longest_run: int, num_lanes: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode_batch, "LONGEST_RUN", longest_run)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from service.core.layer_groups import ALL_SEE_A_WINDOW, TableGroups
+from service.core.sequence_group import SequenceGroup
 from service.kvcache import prefix_cache
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager
@@ -15,6 +16,7 @@ from service.kvcache.block_supply import BlockSupply
 from service.kvcache.block_table import HOLE, BlockTable
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.scheduler.decision_tally import DecisionTally
+from service.scheduler.decode_batch import DecodeBatch
 from service.scheduler.group_start import GroupStart
 from service.scheduler.plan_draft import PlanDraft
 from tests.engine.harness import Harness
@@ -26,7 +28,7 @@ Patch = pytest.MonkeyPatch
 def scenario(overlap: bool, groups: TableGroups = ALL_SEE_A_WINDOW) -> None:
     """Answers several windows long, choices, beams and prompts that begin alike, in caches that hold some windows."""
     recoveries = Counter[str]()
-    for num_blocks in (46, 48, 50):
+    for num_blocks in (40, 43, 44):
         harness = Harness(
             num_blocks * groups.num_windowed + 45 * groups.num_full,
             block_size=2,
@@ -226,3 +228,35 @@ def test_choices_that_share_what_only_the_leader_may_skip_are_caught(monkeypatch
     choices_that_share_what_only_the_leader_may_skip(monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError)):
         choices_scenario()
+
+
+def last_token_scenario() -> None:
+    """One draws its last token while another one's prompt takes every block that is free."""
+    harness = Harness(15, block_size=1, max_num_batched_tokens=8, window=5)
+    assert harness.add(harness.request((0,), 6))
+    harness.step()
+    assert harness.add(harness.request((1,) * 38, 17))
+    harness.run(max_steps=100)
+    for request_id in harness.requests:
+        harness.check_against_oracle(request_id)
+
+
+def test_without_a_fault_the_scenario_of_a_last_token_passes():
+    last_token_scenario()
+
+
+def blocks_given_back_with_the_last_token(patch: Patch) -> None:
+    """By a decode that leaves the batch as its last token is decided: the iteration that draws it still reads them."""
+
+    def too_soon(self: DecodeBatch, group: SequenceGroup, columns: list[int]) -> None:
+        bring_up_to_date(self, group, columns)
+        self._blocks.forget_unseen(group.live[0].sequence_id, group.live[0].num_computed_tokens)
+
+    bring_up_to_date = DecodeBatch._bring_up_to_date
+    patch.setattr(DecodeBatch, "_bring_up_to_date", too_soon)
+
+
+def test_blocks_given_back_with_the_last_token_are_caught(monkeypatch: Patch):
+    blocks_given_back_with_the_last_token(monkeypatch)
+    with pytest.raises(AssertionError):
+        last_token_scenario()

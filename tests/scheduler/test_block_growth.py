@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.sequence_group import SequenceGroup
+from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.block_growth import BlockGrowth
@@ -12,6 +17,10 @@ from service.scheduler.history import History
 from service.scheduler.lanes import Lanes
 from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.preemption import AlwaysSwap
+from service.scheduler.speculation import Speculation
+from tests.engine.harness import VOCABULARY, Harness
+from tests.engine.toy_drafts import ToyDrafts
+from tests.examples import examples
 from tests.scheduler.test_decode_batch import make_batch
 from tests.scheduler.test_preemption import run_under_pressure
 
@@ -75,3 +84,34 @@ def test_a_chunk_takes_what_it_wants_or_what_there_is():
     assert growth.room_for_chunk(group, group.leader, 40) == 24
     assert blocks.pool.num_free == 0
     assert growth.room_for_chunk(group, group.leader, 40) == 24
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("block_size", "window", "budget", "num_drafts"),
+    [(16, 2, 6, 0), (16, 40, 8, 0), (16, 2, 6, 4), (16, 40, 8, 4), (8, 3, 4, 2)],
+)
+def test_under_a_window_who_fits_alone_is_never_preempted(
+    block_size: int, window: int, budget: int, num_drafts: int, overlap: bool
+):
+    """In a cache of just what the window promises that it holds (`most_held`; the harness checks that): before it takes
+    a block it has given back what it no longer sees, whether it is in the batch, has left it, or drafts."""
+    num_blocks = AttentionWindow(window, (1 + overlap) * budget).most_units(block_size)
+    for seed in range(examples(4)):
+        chance, share_right = random.Random(seed), [0.05, 0.2, 0.4][seed % 3]
+
+        def drafter(chance: random.Random = chance, share_right: float = share_right) -> ToyDrafts:
+            return ToyDrafts(chance, share_right, VOCABULARY, window=window)
+
+        speculation = Speculation(num_drafts, budget - 1, drafter) if num_drafts else None
+        harness = Harness(num_blocks, block_size, 4, budget, overlap=overlap, window=window, speculation=speculation)
+        assert harness.add(harness.request((0, 1, 2, 3, 4), 100, seed=seed))
+        for _ in range(2000):
+            if not harness.engine.has_work:
+                break
+            harness.step()
+            if not (num_drafts or harness.engine._launched) and chance.random() < 0.1:
+                harness.scheduler.lanes.dissolve(harness.scheduler.pool.running)
+        harness.check_against_oracle("request-0")
+        harness.check_nothing_left()
+        assert harness.sink.requests[0][0].num_preemptions == 0
