@@ -1,4 +1,4 @@
-"""What the event loop asks of the engine's thread: values that go through its inbox."""
+"""What the event loop asks of the engine's thread: values that go through its inbox, and what each of them does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from service.core.adapter import Adapter
 from service.core.request import Request
 from service.core.stats import RequestStats
 from service.core.training import Training, TrainingListener
+from service.engine.engine import Engine
 from service.errors import RequestError
 
 
@@ -79,3 +80,26 @@ class Stop:
 Command = (
     Submit | Abort | Expire | StopChoice | Ask | ForgetAdapter | ForgetPrefixes | StartTraining | StopTraining | Stop
 )
+
+
+def carry_out(command: Command, engine: Engine) -> None:
+    """On the engine's thread, between two iterations. `Stop` is its own matter."""
+    match command:
+        case Submit(request):
+            engine.requests.add(request)
+        case Abort(request_id):
+            engine.requests.abort(request_id)
+        case Expire(request_id, error):
+            engine.requests.fail_unless_started(request_id, error)
+        case StopChoice(request_id, choice_index):
+            engine.requests.stop_choice(request_id, choice_index)
+        case Ask(request_ids, tell):
+            tell(engine.requests.stats_so_far(request_ids))
+        case ForgetAdapter(adapter):
+            engine.scheduler.blocks.adapter_slots.forget(adapter)
+        case ForgetPrefixes():
+            engine.scheduler.blocks.forget_prefixes()
+        case StartTraining(training, listener):
+            engine.training.start(training, listener)
+        case StopTraining(training_id, wants_state):
+            engine.stop_training(training_id, wants_state=wants_state)

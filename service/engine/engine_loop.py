@@ -6,29 +6,16 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 from service.core.clock import Clock
 from service.core.events import News
-from service.core.request import Request
 from service.core.stats import EngineSnapshot
 from service.core.training import TrainingInterrupted
-from service.engine.commands import (
-    Abort,
-    Ask,
-    Command,
-    Expire,
-    ForgetAdapter,
-    ForgetPrefixes,
-    StartTraining,
-    Stop,
-    StopChoice,
-    StopTraining,
-    Submit,
-)
+from service.engine.commands import Command, StartTraining, Stop, Submit, carry_out
 from service.engine.engine import Engine
 from service.engine.engine_watch import MAX_FAILED_IN_A_ROW, PROBE_EVERY_S, STALLED_AFTER_S, EngineWatch
 from service.engine.live_training import tell_end
+from service.engine.queued import Amount, Known, Queued
 from service.errors import RequestError, ServerError
 
 logger = logging.getLogger(__name__)
@@ -45,15 +32,6 @@ SNAPSHOT_EVERY_S = 0.5
 
 LOOK_EVERY_S = 2e-3
 """While a launch is delayed: whether the iteration has ended, against every prediction."""
-
-
-class Queued(NamedTuple):
-    """Requests that have not started, and tokens of theirs to compute. distinct_tokens: those of a beginning that
-    several prompts share counted once, but for prompts that the thread has not taken yet."""
-
-    requests: int
-    tokens: int
-    distinct_tokens: int
 
 
 class EngineLoop:
@@ -90,8 +68,8 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
         self._has_ended = False
-        self._sent = self._taken = _Amount()
-        self._known = _Known(engine.snapshot(), self._taken)
+        self._sent = self._taken = Amount()
+        self._known = Known(engine.snapshot(), self._taken)
         self.busy_since_s: float | None = None
         self.watch = EngineWatch(engine, clock, lambda seconds: wait(self._wake, seconds), stalled_after_s)
         self._snapshot_due_s = 0.0
@@ -123,13 +101,7 @@ class EngineLoop:
 
     def num_queued(self) -> Queued:
         """What has not started. Event-loop thread."""
-        (snapshot, taken), sent = self._known, self._sent
-        num_tokens_sent = sent.tokens - taken.tokens
-        return Queued(
-            snapshot.num_waiting + sent.requests - taken.requests,
-            snapshot.waiting_tokens + num_tokens_sent,
-            snapshot.distinct_waiting_tokens + num_tokens_sent,
-        )
+        return self._known.queued(self._sent)
 
     @property
     def is_alive(self) -> bool:
@@ -238,30 +210,14 @@ class EngineLoop:
         """Carry out what has come in."""
         while self._inbox:
             command = self._inbox.popleft()
-            match command:
-                case Submit(request):
-                    self._engine.requests.add(request)
-                    self._taken = self._taken.with_one_more(request)
-                case Abort(request_id):
-                    self._engine.requests.abort(request_id)
-                case Expire(request_id, error):
-                    self._engine.requests.fail_unless_started(request_id, error)
-                case StopChoice(request_id, choice_index):
-                    self._engine.requests.stop_choice(request_id, choice_index)
-                case Ask(request_ids, tell):
-                    tell(self._engine.requests.stats_so_far(request_ids))
-                case ForgetAdapter(adapter):
-                    self._engine.scheduler.blocks.adapter_slots.forget(adapter)
-                case ForgetPrefixes():
-                    self._engine.scheduler.blocks.forget_prefixes()
-                case StartTraining(training, listener):
-                    self._engine.training.start(training, listener)
-                case StopTraining(training_id, wants_state):
-                    self._engine.stop_training(training_id, wants_state=wants_state)
-                case Stop(error):
-                    self._stopping = True
-                    self._fail_all(error)
-                    self._engine.interrupt_training()
+            if isinstance(command, Stop):
+                self._stopping = True
+                self._fail_all(command.error)
+                self._engine.interrupt_training()
+                continue
+            carry_out(command, self._engine)
+            if isinstance(command, Submit):
+                self._taken = self._taken.with_one_more(command.request)
 
     def _fail_all(self, error: RequestError) -> None:
         for request_id in self._engine.requests.request_ids():
@@ -271,7 +227,7 @@ class EngineLoop:
 
     def _note_state(self) -> None:
         """For other threads."""
-        self._known = _Known(self._engine.snapshot(), self._taken)
+        self._known = Known(self._engine.snapshot(), self._taken)
 
     def _hand_over(self) -> None:
         """Called when this thread is about to wait: the event loop works on the events, and while it does, every launch
@@ -279,23 +235,3 @@ class EngineLoop:
         events = self._engine.requests.events.take()
         if events:
             self._publish(events)
-
-
-class _Amount(NamedTuple):
-    """A number of requests and of prompt tokens."""
-
-    requests: int = 0
-    tokens: int = 0
-
-    def with_one_more(self, request: Request) -> _Amount:
-        return _Amount(self.requests + 1, self.tokens + request.num_prompt_tokens)
-
-
-class _Known(NamedTuple):
-    """What other threads know of the engine: one object, replaced whole, so that no request is missing from both.
-
-    taken: of the inbox so far, all of which the snapshot tells of.
-    """
-
-    snapshot: EngineSnapshot
-    taken: _Amount
