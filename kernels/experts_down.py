@@ -25,6 +25,7 @@ from torch import Tensor
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.expert_blocks import ExpertBlocks
 from kernels.grouped_product import ExpertWeight, GroupedConfig, grouped_launch, grouped_product
+from kernels.mxfp4_product import mxfp4_product
 from kernels.optional_triton import tl, triton
 
 _BLOCK_H = 1024
@@ -51,6 +52,7 @@ def _experts_down_kernel(
     routing_ptr,
     out_ptr,  # [T * k, H]
     x_stride_row,
+    values_stride_row,
     num_features,
     size,
     FORM: tl.constexpr,
@@ -62,6 +64,8 @@ def _experts_down_kernel(
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     WEIGHT_IS_LEFT: tl.constexpr,
+    WARP_TILES: tl.constexpr,
+    K_WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (block, strip): BLOCK_N output features of a block of pairs."""
@@ -74,10 +78,17 @@ def _experts_down_kernel(
     is_row = pair >= 0
     feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_feature = feature < num_features
-    acc = grouped_product(
-        x_ptr, pair, is_row, x_stride_row, values_ptr, scales_ptr, zeros_ptr, expert, feature, is_feature,
-        num_features, size, FORM, GROUP_SIZE, HAS_ZEROS, BLOCK_K, NUM_STAGES, WEIGHT_IS_LEFT,
-    )  # fmt: skip
+    if WARP_TILES > 0:
+        acc = mxfp4_product(
+            x_ptr, x_stride_row, pairs_ptr + block * BLOCK_M, values_ptr, values_stride_row, scales_ptr, expert,
+            tl.program_id(1) * BLOCK_N, num_features, size, 1, False, False, BLOCK_M, BLOCK_N, BLOCK_K, WARP_TILES,
+            K_WARPS, NUM_STAGES,
+        )  # fmt: skip
+    else:
+        acc = grouped_product(
+            x_ptr, pair, is_row, x_stride_row, values_ptr, scales_ptr, zeros_ptr, expert, feature, is_feature,
+            num_features, size, FORM, GROUP_SIZE, HAS_ZEROS, BLOCK_K, NUM_STAGES, WEIGHT_IS_LEFT,
+        )  # fmt: skip
     if HAS_BIAS:
         bias_ptrs = bias_ptr + expert.to(tl.int64) * num_features + feature
         acc += tl.load(bias_ptrs, mask=is_feature, other=0.0).to(tl.float32)[None, :]
@@ -124,6 +135,7 @@ def experts_down_triton(
             routing,
             products,
             x.stride(0),
+            weight.values.stride(1) * weight.values.itemsize,
             num_features,
             weight.num_inputs,
             **constants,

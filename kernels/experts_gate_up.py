@@ -28,6 +28,7 @@ from torch import Tensor
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.expert_blocks import ExpertBlocks
 from kernels.grouped_product import ExpertWeight, GroupedConfig, grouped_launch, grouped_product
+from kernels.mxfp4_product import mxfp4_product
 from kernels.optional_triton import tl, triton
 
 
@@ -71,6 +72,7 @@ def _experts_gate_up_kernel(
     block_experts_ptr,
     out_ptr,
     x_stride_row,
+    values_stride_row,
     num_features,
     size,
     limit,
@@ -87,6 +89,8 @@ def _experts_gate_up_kernel(
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     WEIGHT_IS_LEFT: tl.constexpr,
+    WARP_TILES: tl.constexpr,
+    K_WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (block, strip): BLOCK_N / 2 gates and their ups, for a block of pairs. Gates and ups stand in turn in the
@@ -103,10 +107,16 @@ def _experts_gate_up_kernel(
     feature = first + turn // 2
     weight_row = 2 * feature + turn % 2 if IS_INTERLEAVED else feature + turn % 2 * num_features
     is_feature = feature < num_features
-    acc = grouped_product(
-        x_ptr, pair // TOP_K, is_row, x_stride_row, values_ptr, scales_ptr, zeros_ptr, expert, weight_row, is_feature,
-        2 * num_features, size, FORM, GROUP_SIZE, HAS_ZEROS, BLOCK_K, NUM_STAGES, WEIGHT_IS_LEFT,
-    )  # fmt: skip
+    if WARP_TILES > 0:
+        acc = mxfp4_product(
+            x_ptr, x_stride_row, pairs_ptr + block * BLOCK_M, values_ptr, values_stride_row, scales_ptr, expert, first,
+            num_features, size, TOP_K, True, IS_INTERLEAVED, BLOCK_M, BLOCK_N, BLOCK_K, WARP_TILES, K_WARPS, NUM_STAGES,
+        )  # fmt: skip
+    else:
+        acc = grouped_product(
+            x_ptr, pair // TOP_K, is_row, x_stride_row, values_ptr, scales_ptr, zeros_ptr, expert, weight_row,
+            is_feature, 2 * num_features, size, FORM, GROUP_SIZE, HAS_ZEROS, BLOCK_K, NUM_STAGES, WEIGHT_IS_LEFT,
+        )  # fmt: skip
     if HAS_BIAS:
         bias_ptrs = bias_ptr + expert.to(tl.int64) * 2 * num_features + weight_row
         acc += tl.load(bias_ptrs, mask=is_feature, other=0.0).to(tl.float32)[None, :]
@@ -148,6 +158,7 @@ def experts_gate_up_triton(
             blocks.block_experts,
             out,
             x.stride(0),
+            weight.values.stride(1) * weight.values.itemsize,
             num_features,
             weight.num_inputs,
             0.0 if clamp is None else clamp.limit,

@@ -27,7 +27,8 @@ from torch import Tensor
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.quantized_weight import FP8, QuantizedWeight
-from kernels.skinny_linear import MAX_ROWS, SkinnyConfig, is_last_part, merged_parts, tile_ptrs
+from kernels.skinny_config import MAX_ROWS, SkinnyConfig
+from kernels.skinny_linear import is_last_part, merged_parts, tile_ptrs
 
 MAX_FP8_ROWS = 256
 _FEW_ROWS, _MANY_ROWS_TILE = 16, 128

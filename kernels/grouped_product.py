@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kernels.fp8_numbers import fp8_numbers
-from kernels.mxfp4 import GROUP, dequantize_mxfp4, mxfp4_halves
+from kernels.mxfp4 import GROUP, dequantize_mxfp4, mxfp4_halves, unpack_scales
+from kernels.mxfp4_product import CHUNK
 from kernels.optional_triton import tl, triton
 from kernels.quantized_weight import QuantizedWeight, chunk_of
 from kernels.skinny_linear import int4_numbers
@@ -21,6 +22,7 @@ from kernels.skinny_linear import int4_numbers
 PLAIN, FP8, MXFP4, INT4 = range(4)
 """Forms of weights, as the kernels know them."""
 
+_ALIGNMENT = 16
 _MOST_LEFT_ROWS = 32
 _MAX_REGISTERS = 255
 """Told to the compiler: see kernels/skinny_linear.py."""
@@ -30,8 +32,9 @@ class ExpertWeight(NamedTuple):
     """The weights of all experts (E of them, N output features, K input features), contiguous.
 
     values: [E, N, K] in the dtype of the rows. Or with scales: [E, N, K / 2] uint8, MXFP4 (kernels/mxfp4.py), with
-    [E, N, K / 32] uint8; or an expert's elements, scales and zeros as a `QuantizedWeight` has them (kernels/
-    quantized_weight.py), float8_e4m3fn with scales in fp32, or int4. bias: None, or [E, N] in the rows' dtype.
+    packed ones, [E, C, N] int32, none above 2^65; or an expert's elements, scales and zeros as a `QuantizedWeight` has
+    them (kernels/quantized_weight.py), float8_e4m3fn with scales in fp32, or int4. bias: None, or [E, N] in the rows'
+    dtype.
     """
 
     values: Tensor
@@ -50,11 +53,13 @@ class ExpertWeight(NamedTuple):
             return PLAIN
         if self.values.dtype != torch.uint8:
             return FP8
-        return MXFP4 if self.scales.dtype == torch.uint8 else INT4
+        return MXFP4 if self.scales.dtype == torch.int32 else INT4
 
     @property
     def group_size(self) -> int:
         """Input features that share a scale; 0 for plain weights, and where a row has one."""
+        if self.form == MXFP4:
+            return GROUP
         if self.scales is None or self.scales.shape[2] == 1:
             return 0
         return self.num_inputs // self.scales.shape[2]
@@ -67,19 +72,22 @@ class ExpertWeight(NamedTuple):
         if self.form != MXFP4:
             zeros = None if self.zeros is None else self.zeros[expert]
             return QuantizedWeight(self.values[expert], self.scales[expert], zeros, dtype).dequantized(), bias
-        return dequantize_mxfp4(self.values[expert], self.scales[expert], dtype), bias
+        return dequantize_mxfp4(self.values[expert], unpack_scales(self.scales[expert], self.num_inputs), dtype), bias
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedConfig:
     """block_m: rows of a block. block_n: output features of a program, for gate and up together. block_k: input
-    features a stage."""
+    features a stage. warp_tiles: of 16 rows of the weight that a warp has in registers (kernels/mxfp4_product.py), and
+    k_warps of the warps divide K among them; 0: the product goes through shared memory."""
 
     block_m: int
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
+    warp_tiles: int = 0
+    k_warps: int = 1
 
 
 _MORE = float("inf")
@@ -90,6 +98,7 @@ _PLAIN = (
     (_MORE, GroupedConfig(128, 128, 64, num_warps=8, num_stages=3)),
 )
 _QUANTIZED = (*_PLAIN[:2], (_MORE, _PLAIN[2][1]))
+_MXFP4 = _QUANTIZED
 """Up to so many pairs of an expert on average. While the weights' bytes decide, a block has room for all pairs of
 nearly every expert, so that each weight is read once: of Poisson's 8, one in 250 has more than 16; of 20, one in 200
 more than 32. For more pairs it is usual tiles of dense products, as far as they compile without spilling. Numbers of
@@ -99,17 +108,30 @@ Not swept here yet (`python -m loadtest.bench.expert_layers --sweep`); the first
 an H200 for 128 experts of 768 at up to 16 tokens.
 """
 
-
-def grouped_config(num_pairs: int, num_experts: int, *, is_quantized: bool = False) -> GroupedConfig:
-    table = _QUANTIZED if is_quantized else _PLAIN
-    return next(config for most, config in table if num_pairs <= most * num_experts)
+_Table = tuple[tuple[float, GroupedConfig], ...]
 
 
-def tokens_of_each_config(num_experts: int, top_k: int) -> list[int]:
+def grouped_config(
+    num_pairs: int, num_experts: int, form: int = PLAIN, dtype: torch.dtype = torch.bfloat16
+) -> GroupedConfig:
+    """form: of the weights. dtype: of the rows."""
+    return next(config for most, config in _table(form, dtype) if num_pairs <= most * num_experts)
+
+
+def tokens_of_each_config(
+    num_experts: int, top_k: int, form: int = PLAIN, dtype: torch.dtype = torch.bfloat16
+) -> list[int]:
     """The fewest tokens for which `grouped_config` answers otherwise than for fewer: so that each of its kernels can be
     compiled before it is needed."""
-    bounds = [int(most) * num_experts for most, _ in _PLAIN[:-1]]
-    return [1, *(bound // top_k + 1 for bound in bounds)]
+    table = _table(form, dtype)
+    bounds = [int(most * num_experts) // top_k + 1 for most, _ in table[:-1]]
+    return sorted({1, *bounds})
+
+
+def _table(form: int, dtype: torch.dtype) -> _Table:
+    if form == PLAIN:
+        return _PLAIN
+    return _MXFP4 if form == MXFP4 and dtype == torch.bfloat16 else _QUANTIZED
 
 
 @triton.jit
@@ -160,13 +182,13 @@ def grouped_product(
         elif FORM == 2:
             half = tl.arange(0, BLOCK_K // 2)
             byte = start // 2 + half
-            group = start // GROUP_SIZE + tl.arange(0, BLOCK_K // GROUP_SIZE)
             is_byte = (byte < size // 2)[None, :]
-            is_group = is_feature[:, None] & (group < size // GROUP_SIZE)[None, :]
             numbers_ptrs = values_ptr + row[:, None] * (size // 2) + byte[None, :]
             numbers = tl.load(numbers_ptrs, mask=is_feature[:, None] & is_byte, other=0)
-            scales_ptrs = scales_ptr + row[:, None] * (size // GROUP_SIZE) + group[None, :]
-            scales = tl.load(scales_ptrs, mask=is_group, other=0)
+            word_row = expert.to(tl.int64) * tl.cdiv(size, 128) + start // 128
+            words = tl.load(scales_ptr + word_row * num_weight_rows + weight_row, mask=is_feature, other=0)
+            shift = (start % 128 // GROUP_SIZE + tl.arange(0, BLOCK_K // GROUP_SIZE)) * 8
+            scales = words[:, None] >> shift[None, :] & 255
             low_k = start + half // (GROUP_SIZE // 2) * GROUP_SIZE + half % (GROUP_SIZE // 2)
             low_ptrs = x_row_ptrs + low_k[None, :]
             low_x = tl.load(low_ptrs, mask=is_row[:, None] & is_byte, other=0.0)
@@ -219,13 +241,20 @@ def grouped_launch(x: Tensor, weight: ExpertWeight, config: GroupedConfig, block
         assert weight.num_inputs % weight.scales.shape[2] == 0
         assert weight.zeros is None or (weight.zeros.shape == weight.scales.shape and weight.zeros.is_contiguous())
     else:
-        assert weight.scales.dtype == torch.uint8 and weight.scales.is_contiguous()
+        num_words = -(-weight.num_inputs // CHUNK)
+        assert weight.scales.is_contiguous() and weight.scales.shape[1:] == (num_words, weight.values.shape[1])
         assert weight.num_inputs % GROUP == 0 and config.block_k % GROUP == 0
+    if config.warp_tiles:
+        assert weight.form == MXFP4 and x.dtype == torch.bfloat16 and config.block_k % CHUNK == 0
+        assert config.block_n * config.k_warps == 16 * config.num_warps * config.warp_tiles
+        assert not (x.data_ptr() % _ALIGNMENT or x.stride(0) % _ALIGNMENT or weight.values.data_ptr() % _ALIGNMENT)
+    else:
+        assert weight.form != MXFP4 or config.block_k <= CHUNK
     if weight.bias is not None:
         assert weight.bias.shape == (num_experts, weight.values.shape[1]) and weight.bias.is_contiguous()
     return {
         "FORM": weight.form,
-        "GROUP_SIZE": weight.group_size if weight.form != MXFP4 else GROUP,
+        "GROUP_SIZE": weight.group_size,
         "HAS_ZEROS": weight.zeros is not None,
         "HAS_BIAS": weight.bias is not None,
         "BLOCK_M": config.block_m,
@@ -233,6 +262,8 @@ def grouped_launch(x: Tensor, weight: ExpertWeight, config: GroupedConfig, block
         "BLOCK_K": _block_k(x, weight, config),
         "NUM_STAGES": config.num_stages,
         "WEIGHT_IS_LEFT": config.block_m <= _MOST_LEFT_ROWS,
+        "WARP_TILES": config.warp_tiles,
+        "K_WARPS": config.k_warps,
         "num_warps": config.num_warps,
         "maxnreg": _MAX_REGISTERS,
     }

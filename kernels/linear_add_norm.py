@@ -35,16 +35,15 @@ from kernels.dependent_launch import start_dependents, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.pairwise_sum import pairwise_sum
 from kernels.quantized_weight import Weight, dense
-from kernels.register_product import first_places, register_product
+from kernels.skinny_config import SkinnyConfig
 from kernels.skinny_linear import (
-    SkinnyConfig,
     check_skinny,
     is_last_part,
     merged_parts,
     scale_ptrs,
     scaled,
     skinny_launch,
-    skinny_product,
+    strip_product,
     tile_ptrs,
 )
 
@@ -109,6 +108,7 @@ def _linear_add_norm_kernel(
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     WARP_TILES: tl.constexpr,
+    K_WARPS: tl.constexpr,
     ORDERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -128,17 +128,11 @@ def _linear_add_norm_kernel(
     wait_for_inputs(PDL)
     residual = tl.load(residual_ptr + cell, mask=is_cell, other=0.0)
     norm_weight = tl.load(norm_weight_ptr + feature, mask=is_feature, other=0.0)
-    if WARP_TILES > 0:
-        acc = register_product(
-            x_ptr, x_stride_row, num_rows, weight_ptr, weight_stride_row, scales_ptr, zeros_ptr,
-            strip * BLOCK_N + first_places(BLOCK_N, WARP_TILES), num_features, 8, num_features, BLOCK_N // WARP_TILES,
-            size, FORM, GROUP, HAS_ZEROS, BLOCK_N, WIDTH, WARP_TILES, SPLITS, NUM_STAGES,
-        )  # fmt: skip
-    else:
-        acc = skinny_product(
-            weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, size, FORM, GROUP, HAS_ZEROS, SPLITS,
-            NUM_STAGES,
-        )  # fmt: skip
+    acc = strip_product(
+        weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, x_ptr, x_stride_row, num_rows, weight_ptr,
+        weight_stride_row, scales_ptr, zeros_ptr, strip, num_features, size, False, FORM, GROUP, HAS_ZEROS, SPLITS,
+        NUM_STAGES, WARP_TILES, K_WARPS,
+    )  # fmt: skip
     if SPLITS > 1:
         if not is_last_part(acc, partial_ptr, arrivals_ptr, feature, is_feature, num_features, SPLITS):
             return

@@ -9,8 +9,10 @@ Tensors (K numbers, a multiple of 32, in any leading dims):
     returns  [..., K]       of the dtype that is asked for: bf16 and fp32 hold every value, except below 2^-126
 
 A checkpoint has neighbours in a byte; `halves_apart` moves them once. So a kernel that takes low and high halves apart
-has two tiles of neighbours, and needs no shuffle (`mxfp4_halves`). There is no kernel of its own: the products of
-kernels/grouped_product.py read numbers and scales as they are.
+has two tiles of neighbours, and needs no shuffle (`mxfp4_halves`). Scales a byte each are too narrow to be loaded well:
+kernels have those of four groups, 128 numbers, in a word, and the words of neighbouring rows beside each other
+(`pack_scales`). There is no kernel of its own: the products of kernels/grouped_product.py and mxfp4_product.py read
+numbers and packed scales.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from __future__ import annotations
 from typing import no_type_check
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.optional_triton import tl, triton
 
 GROUP = 32
 """Numbers of a scale."""
+_WORD = 4
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -37,6 +41,20 @@ def halves_apart(numbers: Tensor) -> Tensor:
     return (low | high << 4).flatten(-2)
 
 
+def pack_scales(scales: Tensor) -> Tensor:
+    """[..., N, K / 32] uint8 -> [..., C, N] int32, C words of four for each row, the first in the lowest byte; where K
+    ends before its last word does, that has zeros."""
+    missing = -scales.shape[-1] % _WORD
+    words = F.pad(scales, (0, missing)).contiguous().view(torch.int32)
+    return words.mT.contiguous()
+
+
+def unpack_scales(words: Tensor, size: int) -> Tensor:
+    """`pack_scales` undone, of rows of so many numbers."""
+    scales = words.mT.contiguous().view(torch.uint8)
+    return scales[..., : size // GROUP].contiguous()
+
+
 def dequantize_mxfp4(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     table = torch.tensor([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], dtype=dtype, device=numbers.device)
     by_group = numbers.unflatten(-1, (-1, GROUP // 2))
@@ -48,7 +66,7 @@ def dequantize_mxfp4(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Ten
 @triton.jit
 @no_type_check
 def mxfp4_halves(numbers, scales, dtype: tl.constexpr):
-    """numbers [N, K / 2], scales [N, K / 32], both uint8 -> two of [N, K / 2]: of the low halves, and of the high."""
+    """numbers [N, K / 2] uint8, scales [N, K / 32] int32 -> two of [N, K / 2]: of the low halves, and of the high."""
     if dtype == tl.bfloat16:
         # Of a half without its sign, PRMT looks up the two bytes of a bf16 number in tables of eight bytes.
         low, high = tl.inline_asm_elementwise(
@@ -83,10 +101,10 @@ def mxfp4_halves(numbers, scales, dtype: tl.constexpr):
             is_pure=True,
             pack=4,
         )
-        factors = (scales.to(tl.int16) << 7).to(tl.bfloat16, bitcast=True)
+        factors = (scales << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
         low, high = _numbers(numbers & 15, dtype), _numbers(numbers >> 4, dtype)
-        factors = (scales.to(tl.int32) << 23).to(tl.float32, bitcast=True).to(dtype)
+        factors = (scales << 23).to(tl.float32, bitcast=True).to(dtype)
     return _scaled(low, factors), _scaled(high, factors)
 
 

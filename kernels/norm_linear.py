@@ -30,17 +30,16 @@ from kernels.linear_add_norm import DeferredNorm
 from kernels.optional_triton import tl, triton
 from kernels.pairwise_sum import pairwise_sum
 from kernels.quantized_weight import Weight, dense
-from kernels.register_product import first_places, register_product
 from kernels.silu_and_mul import silu_and_mul_reference
+from kernels.skinny_config import SkinnyConfig
 from kernels.skinny_linear import (
-    SkinnyConfig,
     check_skinny,
     is_last_part,
     merged_parts,
     scale_ptrs,
     scaled,
     skinny_launch,
-    skinny_product,
+    strip_product,
     tile_ptrs,
 )
 
@@ -104,6 +103,7 @@ def _norm_linear_kernel(
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     WARP_TILES: tl.constexpr,
+    K_WARPS: tl.constexpr,
     ORDERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -131,28 +131,11 @@ def _norm_linear_kernel(
     x_ptrs = tile_ptrs(weighted_ptr, row, size, WIDTH)
     wait_for_inputs(PDL)
     squares = tl.load(square_ptrs, mask=is_square, other=0.0)
-    if WARP_TILES > 0:
-        # The two halves of a tile's rows are gate and up; of what has no gate, neighbours.
-        first = first_places(BLOCK_N, WARP_TILES)
-        step: tl.constexpr = BLOCK_N // WARP_TILES
-        if GATED:
-            first = tl.program_id(0) * (BLOCK_N // 2) + first // 16 * 8 + first % 8
-            acc = register_product(
-                weighted_ptr, size, num_rows, weight_ptr, weight_stride_row, scales_ptr, zeros_ptr, first, num_out,
-                num_out, num_features, step // 2, size, FORM, GROUP, HAS_ZEROS, BLOCK_N, WIDTH, WARP_TILES, SPLITS,
-                NUM_STAGES,
-            )  # fmt: skip
-        else:
-            acc = register_product(
-                weighted_ptr, size, num_rows, weight_ptr, weight_stride_row, scales_ptr, zeros_ptr,
-                tl.program_id(0) * BLOCK_N + first, num_out, 8, num_out, step, size, FORM, GROUP, HAS_ZEROS, BLOCK_N,
-                WIDTH, WARP_TILES, SPLITS, NUM_STAGES,
-            )  # fmt: skip
-    else:
-        acc = skinny_product(
-            weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, size, FORM, GROUP, HAS_ZEROS, SPLITS,
-            NUM_STAGES,
-        )  # fmt: skip
+    acc = strip_product(
+        weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, weighted_ptr, size, num_rows, weight_ptr,
+        weight_stride_row, scales_ptr, zeros_ptr, tl.program_id(0), num_out, size, GATED, FORM, GROUP, HAS_ZEROS,
+        SPLITS, NUM_STAGES, WARP_TILES, K_WARPS,
+    )  # fmt: skip
     if SPLITS > 1:
         if not is_last_part(acc, partial_ptr, arrivals_ptr, weight_row, is_feature, num_features, SPLITS):
             return

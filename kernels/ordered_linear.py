@@ -43,8 +43,9 @@ from kernels.norm_linear import divided_product, gated_product, norm_linear_refe
 from kernels.optional_triton import TensorDescriptor, tl, triton
 from kernels.ordered_tiles import TileConfig, num_parts, tile_config
 from kernels.pairwise_sum import pairwise_sum, pairwise_sums
-from kernels.skinny_linear import FEW_ROWS, SkinnyConfig, skinny_linear_triton
-from kernels.skinny_linear import MAX_ROWS as MOST_FEW_ROWS
+from kernels.skinny_config import FEW_ROWS, SkinnyConfig
+from kernels.skinny_config import MAX_ROWS as MOST_FEW_ROWS
+from kernels.skinny_linear import skinny_linear_triton
 
 _PART_BORDER = 128
 """Parts of K begin at multiples of it."""

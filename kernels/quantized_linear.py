@@ -30,7 +30,7 @@ from kernels.dequantize import dequantize
 from kernels.fp8_linear import MAX_FP8_ROWS, fp8_linear
 from kernels.fp8_rows import fp8_rows
 from kernels.quantized_weight import QuantizedWeight, dense
-from kernels.skinny_linear import MAX_ROWS
+from kernels.skinny_config import MAX_ROWS
 
 _FP8_UNITS = (8, 9)
 _MOST_FEATURES = 12288

@@ -49,17 +49,20 @@ def takes(x: Tensor, weight: QuantizedWeight) -> bool:
     return weight.scales.shape[1] == 1 or weight.group_size % CHUNK_BYTES == 0
 
 
-def _mma(a: list[str], b: list[str]) -> str:
-    sums = "{c0, c1, c2, c3}"
-    operands = f"{sums}, {{{', '.join(a)}}}, {{{', '.join(b)}}}, {sums}"
+SUMS = ["c0", "c1", "c2", "c3"]
+
+
+def mma(sums: list[str], a: list[str], b: list[str]) -> str:
+    """Sixteen rows of a by eight of b are added to four sums a thread."""
+    operands = ", ".join(f"{{{', '.join(each)}}}" for each in (sums, a, b, sums))
     return f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {operands};\n"
 
 
-def _body(registers: str, begin: list[str], code: str) -> str:
-    """begin: of the four sums, which become the four outputs."""
+def assembly_body(registers: str, begin: list[str], code: str) -> str:
+    """begin: of the sums c0, c1 ..., which become the outputs."""
     first = "".join(f"mov.f32 c{i}, {value};\n" for i, value in enumerate(begin))
-    last = "".join(f"mov.f32 ${i}, c{i};\n" for i in range(4))
-    return f"{{\n.reg .f32 c<4>;\n.reg .b32 {registers};\n{first}{code}{last}}}\n"
+    last = "".join(f"mov.f32 ${i}, c{i};\n" for i in range(len(begin)))
+    return f"{{\n.reg .f32 c<{len(begin)}>;\n.reg .b32 {registers};\n{first}{code}{last}}}\n"
 
 
 def _fp8_assembly() -> str:
@@ -76,8 +79,8 @@ def _fp8_assembly() -> str:
                 and.b32 rest, rest, 0x07f007f0;
                 lop3.b32 odd{half}, {operand}, 0x80008000, rest, 0xea;
             """
-        code += _mma(["even0", "even1", "odd0", "odd1"], [f"${12 + word}", f"${16 + word}"])
-    return _body("sign, rest, even<2>, odd<2>", [f"${20 + i}" for i in range(4)], code)
+        code += mma(SUMS, ["even0", "even1", "odd0", "odd1"], [f"${12 + word}", f"${16 + word}"])
+    return assembly_body("sign, rest, even<2>, odd<2>", [f"${20 + i}" for i in range(4)], code)
 
 
 _ZEROS = ["0f00000000"] * 4
@@ -95,9 +98,9 @@ def _int4_assembly() -> str:
                     moved = "moved"
                     code += f"shr.b32 moved, {operand}, {4 * place};\n"
                 code += f"lop3.b32 a{2 * place + half}, {moved}, 0x000f000f, 0x43004300, 0xea;\n"
-        code += _mma(["a0", "a1", "a2", "a3"], [f"${12 + word}", f"${20 + word}"])
-        code += _mma(["a4", "a5", "a6", "a7"], [f"${16 + word}", f"${24 + word}"])
-    return _body("moved, a<8>", _ZEROS, code)
+        code += mma(SUMS, ["a0", "a1", "a2", "a3"], [f"${12 + word}", f"${20 + word}"])
+        code += mma(SUMS, ["a4", "a5", "a6", "a7"], [f"${16 + word}", f"${24 + word}"])
+    return assembly_body("moved, a<8>", _ZEROS, code)
 
 
 def _sums_assembly() -> str:
@@ -105,8 +108,8 @@ def _sums_assembly() -> str:
     code = "mov.b32 one, 0x3f803f80;\n"
     for word in range(4):
         for even_or_odd in (4, 8):
-            code += _mma(["one"] * 4, [f"${even_or_odd + word}", f"${even_or_odd + 8 + word}"])
-    return _body("one", _ZEROS, code)
+            code += mma(SUMS, ["one"] * 4, [f"${even_or_odd + word}", f"${even_or_odd + 8 + word}"])
+    return assembly_body("one", _ZEROS, code)
 
 
 def _pairs_assembly(is_scaled: bool) -> str:
@@ -123,7 +126,7 @@ def _pairs_assembly(is_scaled: bool) -> str:
 if tl is not None:
     _FP8_ASSEMBLY, _INT4_ASSEMBLY = tl.constexpr(_fp8_assembly()), tl.constexpr(_int4_assembly())
     _SUMS_ASSEMBLY = tl.constexpr(_sums_assembly())
-    _PAIRS_ASSEMBLY, _SCALED_PAIRS_ASSEMBLY = tl.constexpr(_pairs_assembly(False)), tl.constexpr(_pairs_assembly(True))
+    PAIRS_ASSEMBLY, _SCALED_PAIRS_ASSEMBLY = tl.constexpr(_pairs_assembly(False)), tl.constexpr(_pairs_assembly(True))
     _FP8_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 16 + ["f"] * 4))
     _INT4_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 24))
     _SUMS_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 16))
@@ -133,7 +136,7 @@ if tl is not None:
 
 @triton.jit
 @no_type_check
-def _pairs(first, last, ASSEMBLY: tl.constexpr):
+def pairs(first, last, ASSEMBLY: tl.constexpr):
     """Of each two words of x the even elements and the odd ones: what one word of the weight is multiplied by."""
     return tl.inline_asm_elementwise(
         ASSEMBLY, _PAIRS_OPERANDS, [first, last], dtype=(tl.int32, tl.int32), is_pure=True, pack=4
@@ -143,9 +146,9 @@ def _pairs(first, last, ASSEMBLY: tl.constexpr):
 @triton.jit
 @no_type_check
 def _words(ptr, row, stride, at, is_there):
-    """[rows, 16]: a chunk of these rows of the weight."""
-    chunk = tl.arange(0, 16)[None, :] + at * 16
-    return tl.load(ptr + row.to(tl.int64)[:, None] * (stride // 4) + chunk, mask=is_there, other=0)
+    """[rows, 16]: of each of these rows of the weight a chunk."""
+    chunk = tl.arange(0, 16)[None, :] + at[:, None] * 16
+    return tl.load(ptr + row.to(tl.int64)[:, None] * (stride // 4) + chunk, mask=is_there[:, None], other=0)
 
 
 @triton.jit
@@ -205,18 +208,21 @@ def _add_fp8(
 
 @triton.jit
 @no_type_check
-def _by_rows(acc, WARPS: tl.constexpr):
-    """[8 * WARPS, 16] as threads have it -> [16 * WARPS, 8], the weight's rows times x's."""
+def by_rows(acc, WARPS: tl.constexpr, K_WARPS: tl.constexpr):
+    """[8 * WARPS * K_WARPS, 16] as threads have it -> [16 * WARPS, 8], the weight's rows times x's, summed over those
+    warps that share rows."""
+    if K_WARPS > 1:
+        acc = tl.sum(tl.reshape(acc, [K_WARPS, 8 * WARPS, 16]), 0)
     fragments = tl.reshape(acc, [WARPS, 8, 4, 2, 2])
     return tl.reshape(tl.permute(fragments, [0, 3, 1, 2, 4]), [16 * WARPS, 8])
 
 
 @triton.jit
 @no_type_check
-def first_places(BLOCK_N: tl.constexpr, WARP_TILES: tl.constexpr):
+def first_places(BLOCK_N: tl.constexpr, WARP_TILES: tl.constexpr, K_WARPS: tl.constexpr):
     """Where in a strip of BLOCK_N rows the upper halves of the first tile's rows are; the lower ones are 8 further, and
-    the next tile is BLOCK_N / WARP_TILES further."""
-    place = tl.arange(0, BLOCK_N // (2 * WARP_TILES))
+    the next tile is BLOCK_N / WARP_TILES further. For warps that share rows again."""
+    place = tl.arange(0, K_WARPS * BLOCK_N // (2 * WARP_TILES)) % (BLOCK_N // (2 * WARP_TILES))
     return place // 8 * 16 + place % 8
 
 
@@ -242,16 +248,19 @@ def register_product(
     BLOCK_N: tl.constexpr,
     WIDTH: tl.constexpr,
     WARP_TILES: tl.constexpr,
+    K_WARPS: tl.constexpr,
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """[BLOCK_N, 8] fp32, over the split's part of K, as of `skinny_product`, with WIDTH bytes of a row in a turn of the
-    loop. upper_row: of the weight, at `first_places`; those of the lower halves are half_step further, of the second
-    tile tile_step. The ends are beyond the last rows that either may be."""
+    """[BLOCK_N, 8] fp32, over the split's part of K, as of `skinny_product`, with WIDTH bytes of a row in a warp's turn
+    of the loop. K_WARPS warps share rows of the weight, of which they take chunks in turn. upper_row: of the weight, at
+    `first_places`; those of the lower halves are half_step further, of the second tile tile_step. The ends are beyond
+    the last rows that either may be."""
     WARPS: tl.constexpr = BLOCK_N // (16 * WARP_TILES)
     TURN: tl.constexpr = WIDTH // 64
     weight_ptr = weight_ptr.to(tl.pointer_type(tl.int32))
-    x_row = tl.arange(0, 8 * WARPS) % 8
+    place = tl.arange(0, 8 * WARPS * K_WARPS)
+    x_row, part = place % 8, place // (8 * WARPS)
     word = tl.arange(0, 16)
     x_ptrs = x_ptr.to(tl.pointer_type(tl.int32)) + x_row.to(tl.int64)[:, None] * (x_stride_row // 2)
     x_ptrs += (word // 4 * 8 + word % 4)[None, :]
@@ -262,19 +271,20 @@ def register_product(
     num_chunks = size // (128 if FORM == 2 else 64)
     begin = tl.program_id(1) * num_chunks // SPLITS
     end = (tl.program_id(1) + 1) * num_chunks // SPLITS
-    acc0 = tl.zeros([8 * WARPS, 16], tl.float32)
-    acc1 = tl.zeros([8 * WARPS, 16], tl.float32)
-    for chunk in tl.range(begin, end, TURN, num_stages=NUM_STAGES):
+    acc0 = tl.zeros([8 * WARPS * K_WARPS, 16], tl.float32)
+    acc1 = tl.zeros([8 * WARPS * K_WARPS, 16], tl.float32)
+    for chunk in tl.range(begin, end, TURN * K_WARPS, num_stages=NUM_STAGES):
         for i in tl.static_range(TURN):
-            at = chunk + i
+            at = chunk + i * K_WARPS + part
             is_there = at < end
+            x_at, is_x = at[:, None], is_row & is_there[:, None]
             if FORM == 2:
-                x0 = tl.load(x_ptrs + at * 64, mask=is_row & is_there, other=0)
-                x1 = tl.load(x_ptrs + (at * 64 + 4), mask=is_row & is_there, other=0)
-                x2 = tl.load(x_ptrs + (at * 64 + 32), mask=is_row & is_there, other=0)
-                x3 = tl.load(x_ptrs + (at * 64 + 36), mask=is_row & is_there, other=0)
-                low_even, low_odd = _pairs(x0, x1, _PAIRS_ASSEMBLY)
-                high_even, high_odd = _pairs(x2, x3, _PAIRS_ASSEMBLY)
+                x0 = tl.load(x_ptrs + x_at * 64, mask=is_x, other=0)
+                x1 = tl.load(x_ptrs + (x_at * 64 + 4), mask=is_x, other=0)
+                x2 = tl.load(x_ptrs + (x_at * 64 + 32), mask=is_x, other=0)
+                x3 = tl.load(x_ptrs + (x_at * 64 + 36), mask=is_x, other=0)
+                low_even, low_odd = pairs(x0, x1, PAIRS_ASSEMBLY)
+                high_even, high_odd = pairs(x2, x3, PAIRS_ASSEMBLY)
                 sums = tl.inline_asm_elementwise(
                     _SUMS_ASSEMBLY,
                     _SUMS_OPERANDS,
@@ -293,9 +303,9 @@ def register_product(
                         low_even, low_odd, high_even, high_odd, sums, GROUP, HAS_ZEROS,
                     )  # fmt: skip
             else:
-                x0 = tl.load(x_ptrs + at * 32, mask=is_row & is_there, other=0)
-                x1 = tl.load(x_ptrs + (at * 32 + 4), mask=is_row & is_there, other=0)
-                even, odd = _pairs(x0, x1, _SCALED_PAIRS_ASSEMBLY)
+                x0 = tl.load(x_ptrs + x_at * 32, mask=is_x, other=0)
+                x1 = tl.load(x_ptrs + (x_at * 32 + 4), mask=is_x, other=0)
+                even, odd = pairs(x0, x1, _SCALED_PAIRS_ASSEMBLY)
                 acc0 = _add_fp8(
                     acc0, weight_ptr, scales_ptr, upper0, lower0, weight_stride_row, size, at, is_there, even, odd,
                     GROUP,
@@ -306,10 +316,10 @@ def register_product(
                         GROUP,
                     )  # fmt: skip
     if WARP_TILES == 2:
-        both = tl.permute(tl.join(_by_rows(acc0, WARPS), _by_rows(acc1, WARPS)), [2, 0, 1])
+        both = tl.permute(tl.join(by_rows(acc0, WARPS, K_WARPS), by_rows(acc1, WARPS, K_WARPS)), [2, 0, 1])
         acc = tl.reshape(both, [BLOCK_N, 8])
     else:
-        acc = _by_rows(acc0, WARPS)
+        acc = by_rows(acc0, WARPS, K_WARPS)
     if FORM == 1:
         acc *= _UNSCALED
     return acc

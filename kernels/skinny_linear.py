@@ -39,92 +39,21 @@ from kernels.optional_triton import tl, triton
 from kernels.quantized_weight import QuantizedWeight, Weight, dense
 from kernels.register_product import MOST_ROWS as MOST_REGISTER_ROWS
 from kernels.register_product import first_places, register_product, takes
+from kernels.skinny_config import (
+    FEW_ROWS,
+    MAX_QUANTIZED_ROWS,
+    MAX_ROWS,
+    SkinnyConfig,
+    quantized_config,
+    skinny_config,
+)
 
-FEW_ROWS, MAX_ROWS = 16, 64
-MAX_QUANTIZED_ROWS = 256
 _MANY_ROWS_TILE = 128
 _PLAIN, _FP8, _INT4 = 0, 1, 2
 _MIN_BLOCK_N = 32
-_QUANTIZED_BLOCK_K = 128
 _MAX_REGISTERS = 255
 """Told to the compiler, so that it takes what it needs. Left to itself it saves registers: the copies of a loop's turn
 share one for their addresses, and each waits for the one before. Llama-8B's down projection then takes 4 us more."""
-
-
-@dataclass(frozen=True, slots=True)
-class SkinnyConfig:
-    """block_n: output features a program, 16 for each warp. block_k: input features a stage (half of it in fp32).
-    num_splits: of K. warp_tiles: of 16 output features that a warp has in registers (kernels/register_product.py);
-    0: the product goes through shared memory. Tables have 0 until the other has been measured."""
-
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    num_splits: int = 1
-    warp_tiles: int = 0
-
-
-def skinny_config(num_rows: int, num_features: int, size: int) -> SkinnyConfig:
-    """Best of 23 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, TB/s of weights for 1 and 16 rows, beside
-    cuBLAS's: qkv 3.40, 3.30 (3.03, 3.14); output 2.85, 2.82 (2.67, 2.66); gate_up 4.16, 4.06 (4.10, 3.79); down 3.85,
-    3.79 (3.77, 3.66); head 4.44, 4.34 (4.26, 4.17).
-
-    For 64 rows the best of 11, us beside cuBLAS's: qkv 17.0 (16.2), output 11.8 (11.9), gate_up 62.0 (62.9), down 33.1
-    (36.3), head 263 (283). Strips of 128 take 66 for gate_up, of 32 take 26, 26 and 83 for qkv, output and down; more
-    splits cost 3 to 8 us each time.
-
-    With 1024 features, as Qwen3-0.6B's output and down have them, there are too few strips: K in 4 parts takes 4.2 and
-    4.9 us, whole 5.3 and 6.9, in 8 parts 6.2 and 7.4 (1 row); for 64 rows 6.0 and 6.8, in 2 parts 6.7 and 8.0, in 8 7.2
-    and 7.7. Parts of a K of 1024 are too short: its qkv takes 5.6 us whole, 6.1 in 2 (64 rows).
-    """
-    if num_rows > FEW_ROWS:
-        if num_features <= 2048:
-            return SkinnyConfig(64, 128, num_warps=4, num_stages=4, num_splits=4)
-        if num_features <= 4608:
-            return SkinnyConfig(64, 128, num_warps=4, num_stages=4, num_splits=2 if size > 2048 else 1)
-        if num_features <= 12288:
-            return SkinnyConfig(64, 128, num_warps=4, num_stages=4)
-        if num_features <= 65536:
-            return SkinnyConfig(64, 128, num_warps=4, num_stages=3)
-        return SkinnyConfig(128, 64, num_warps=4, num_stages=4)
-    if num_features <= 2048:
-        return SkinnyConfig(32, 256, num_warps=2, num_stages=6, num_splits=4)
-    if num_features <= 4608 and size > 2048:
-        return SkinnyConfig(32, 256, num_warps=2, num_stages=6)
-    if num_features <= 12288:
-        return SkinnyConfig(64, 256, num_warps=4, num_stages=4)
-    if num_features <= 65536:
-        return SkinnyConfig(64, 128, num_warps=4, num_stages=4)
-    return SkinnyConfig(128, 128, num_warps=4, num_stages=3)
-
-
-def quantized_config(num_rows: int, weight: QuantizedWeight) -> SkinnyConfig:
-    """Best of 25 to 38 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us for 16 rows of fp8 and of int4:
-    qkv 12.9, 11.5, output 9.4, 10.6, gate_up 39.5, 34.1, down 23.5, 24.0; for 64 rows 19.6, 21.0, 14.9, 17.0, 72.5,
-    60.4, 39.7, 44.0; for 256 49.0, 43.5, 28.4, 35.5, 167, 169, 92.9, 149.
-
-    Bytes must become numbers as fast as memory brings them, by all four schedulers of a multiprocessor. So several
-    programs share it: small ones, of few stages, and K in 4 parts where there are few strips. With 8 stages of 256
-    features one program of two warps filled its memory, and qkv, output, gate_up and down took 16.9, 16.0, 44.2 and
-    47.0 (fp8, 16 rows). Strips of 64 and 128 features take more at 16 rows. A stage has no more than a group's input
-    features. loadtest/bench/products.py times others.
-    """
-    num_features, size = weight.shape
-    block_k = weight.chunk if weight.is_int4 else _QUANTIZED_BLOCK_K
-    if weight.scales.shape[1] > 1:
-        block_k = min(block_k, weight.group_size)
-    is_narrow, is_wide = num_features <= 4608, num_features > 12288
-    if num_rows > MAX_ROWS:
-        return SkinnyConfig(64, block_k, num_warps=4, num_stages=4 if is_narrow else 3)
-    num_splits = 4 if size > 2048 or num_features <= 2048 else 1
-    if num_rows > FEW_ROWS:
-        if is_wide and weight.is_int4:
-            return SkinnyConfig(128, block_k, num_warps=4, num_stages=3)
-        return SkinnyConfig(64, block_k, 4, 4 if is_narrow else 3, 2 if is_wide and size > 2048 else num_splits)
-    if is_wide:
-        return SkinnyConfig(32, block_k, 2, 4, 2 if weight.is_int4 and size > 2048 else 1)
-    return SkinnyConfig(32, block_k, 2, 4 if weight.is_int4 or not is_narrow else 8, num_splits)
 
 
 def new_arrivals(num_features: int, device: torch.device) -> Tensor:
@@ -248,6 +177,64 @@ def skinny_product(
 
 @triton.jit
 @no_type_check
+def strip_product(
+    weight_ptrs,
+    x_ptrs,
+    scales_ptrs,
+    zeros_ptrs,
+    is_feature,
+    is_row,
+    x_ptr,
+    x_stride_row,
+    num_rows,
+    weight_ptr,
+    weight_stride_row,
+    scales_ptr,
+    zeros_ptr,
+    strip,
+    num_out,
+    size,
+    GATED: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+    WARP_TILES: tl.constexpr,
+    K_WARPS: tl.constexpr,
+):
+    """[BLOCK_N, BLOCK_M] fp32: a strip of the weight's rows times those of x, over the split's part of K, by
+    `skinny_product`, or in registers if WARP_TILES. GATED: the strip has eight rows of num_out gates, eight of ups in
+    turn, else neighbours. Pointers are those of the strip's rows (`tile_ptrs`, `scale_ptrs`) and the tensors'."""
+    BLOCK_N: tl.constexpr = weight_ptrs.shape[0]
+    WIDTH: tl.constexpr = x_ptrs.shape[1]
+    if WARP_TILES > 0:
+        first = first_places(BLOCK_N, WARP_TILES, K_WARPS)
+        step: tl.constexpr = BLOCK_N // WARP_TILES
+        if GATED:  # a tile's halves are gates and ups
+            acc = register_product(
+                x_ptr, x_stride_row, num_rows, weight_ptr, weight_stride_row, scales_ptr, zeros_ptr,
+                strip * (BLOCK_N // 2) + first // 16 * 8 + first % 8, num_out, num_out, 2 * num_out, step // 2, size,
+                FORM, GROUP, HAS_ZEROS, BLOCK_N, WIDTH, WARP_TILES, K_WARPS, SPLITS,
+                NUM_STAGES,
+            )  # fmt: skip
+        else:
+            acc = register_product(
+                x_ptr, x_stride_row, num_rows, weight_ptr, weight_stride_row, scales_ptr, zeros_ptr,
+                strip * BLOCK_N + first, num_out, 8, num_out, step, size,
+                FORM, GROUP, HAS_ZEROS, BLOCK_N, WIDTH, WARP_TILES, K_WARPS, SPLITS,
+                NUM_STAGES,
+            )  # fmt: skip
+    else:
+        acc = skinny_product(
+            weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, size, FORM, GROUP, HAS_ZEROS, SPLITS,
+            NUM_STAGES,
+        )  # fmt: skip
+    return acc
+
+
+@triton.jit
+@no_type_check
 def scaled(acc, scales_ptrs, is_feature, FORM: tl.constexpr, GROUP: tl.constexpr):
     """acc [BLOCK_N, BLOCK_M] by the one scale that each channel has, if it has one."""
     if FORM > 0 and GROUP == 0:
@@ -316,6 +303,7 @@ def _skinny_linear_kernel(
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     WARP_TILES: tl.constexpr,
+    K_WARPS: tl.constexpr,
     TILES: tl.constexpr,
     IS_BESIDE: tl.constexpr,
     PDL: tl.constexpr,
@@ -331,17 +319,11 @@ def _skinny_linear_kernel(
     scales_ptrs, zeros_ptrs = scale_ptrs(scales_ptr, feature, size, GROUP), scale_ptrs(zeros_ptr, feature, size, GROUP)
     if not IS_BESIDE:
         wait_for_inputs(PDL)
-    if WARP_TILES > 0:
-        acc = register_product(
-            x_ptr, x_stride_row, num_rows, weight_ptr, weight_stride_row, scales_ptr, zeros_ptr,
-            tl.program_id(0) * BLOCK_N + first_places(BLOCK_N, WARP_TILES), num_features, 8, num_features,
-            BLOCK_N // WARP_TILES, size, FORM, GROUP, HAS_ZEROS, BLOCK_N, WIDTH, WARP_TILES, SPLITS, NUM_STAGES,
-        )  # fmt: skip
-    else:
-        acc = skinny_product(
-            weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, size, FORM, GROUP, HAS_ZEROS, SPLITS,
-            NUM_STAGES,
-        )  # fmt: skip
+    acc = strip_product(
+        weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, x_ptr, x_stride_row, num_rows, weight_ptr,
+        weight_stride_row, scales_ptr, zeros_ptr, tl.program_id(0), num_features, size, False, FORM, GROUP, HAS_ZEROS,
+        SPLITS, NUM_STAGES, WARP_TILES, K_WARPS,
+    )  # fmt: skip
     if IS_BESIDE:
         wait_for_inputs(PDL)
     if SPLITS > 1:
@@ -387,7 +369,7 @@ def skinny_launch(x: Tensor, weight: Weight, arrivals: Tensor | None, config: Sk
     if config.warp_tiles:
         block_m = MOST_REGISTER_ROWS
         assert isinstance(weight, QuantizedWeight) and takes(x, weight)
-        assert config.block_n == 16 * config.num_warps * config.warp_tiles
+        assert config.block_n * config.k_warps == 16 * config.num_warps * config.warp_tiles
     num_strips, num_tiles = triton.cdiv(num_features, config.block_n), triton.cdiv(num_rows, block_m)
     num_splits = 1 if arrivals is None or num_tiles > 1 else config.num_splits
     partial = x
@@ -406,6 +388,7 @@ def skinny_launch(x: Tensor, weight: Weight, arrivals: Tensor | None, config: Sk
         "SPLITS": num_splits,
         "NUM_STAGES": config.num_stages,
         "WARP_TILES": config.warp_tiles,
+        "K_WARPS": config.k_warps,
         "num_warps": config.num_warps,
         "maxnreg": _MAX_REGISTERS,
         **dependent_launch(x.device),

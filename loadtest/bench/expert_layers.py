@@ -109,6 +109,8 @@ def make_layer(
             parameter.data = torch.empty(parameter.shape, dtype=DTYPE, device=bench_device()).normal_(0, 0.02)
         else:
             parameter.random_(0, 256)
+    if config.is_mxfp4:
+        layer.finish_reading(DTYPE)
     if bench_device().type == "cpu":
         layer.dequantize(DTYPE)
     return layer

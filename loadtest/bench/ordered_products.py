@@ -29,7 +29,8 @@ from kernels.ordered_tiles import TileConfig, num_parts, tile_config
 from kernels.replay_timing import seconds_by_replay
 from kernels.rms_norm import add_rms_norm
 from kernels.silu_and_mul import silu_and_mul
-from kernels.skinny_linear import MAX_ROWS, new_arrivals, skinny_linear
+from kernels.skinny_config import MAX_ROWS
+from kernels.skinny_linear import new_arrivals, skinny_linear
 
 SHAPES = {
     "qkv": (6144, 4096),

@@ -30,16 +30,8 @@ from kernels.quantized_linear import product_of_many_rows, quantized_linear
 from kernels.quantized_weight import QuantizedWeight, Weight, quantize_fp8
 from kernels.register_product import MOST_ROWS as MOST_REGISTER_ROWS
 from kernels.replay_timing import seconds_by_replay
-from kernels.skinny_linear import (
-    FEW_ROWS,
-    MAX_QUANTIZED_ROWS,
-    MAX_ROWS,
-    SkinnyConfig,
-    new_arrivals,
-    quantized_config,
-    skinny_linear,
-    skinny_linear_triton,
-)
+from kernels.skinny_config import FEW_ROWS, MAX_QUANTIZED_ROWS, MAX_ROWS, SkinnyConfig, quantized_config
+from kernels.skinny_linear import new_arrivals, skinny_linear, skinny_linear_triton
 
 SHAPES = {"qkv": (6144, 4096), "output": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 _GROUP = 128

@@ -20,8 +20,9 @@ from kernels.norm_linear import norm_linear
 from kernels.ordered_linear import ordered_add_norm, ordered_linear, takes_weight
 from kernels.quantized_linear import quantized_linear
 from kernels.quantized_weight import QuantizedWeight, Weight
-from kernels.skinny_linear import MAX_QUANTIZED_ROWS, skinny_linear
-from kernels.skinny_linear import MAX_ROWS as MOST_SKINNY_ROWS
+from kernels.skinny_config import MAX_QUANTIZED_ROWS
+from kernels.skinny_config import MAX_ROWS as MOST_SKINNY_ROWS
+from kernels.skinny_linear import skinny_linear
 from service.layers.packed_weight import PackedWeight, WeightForm
 
 Normed = Tensor | DeferredNorm

@@ -21,7 +21,7 @@ from kernels.expert_blocks import expert_blocks
 from kernels.experts_down import experts_down
 from kernels.experts_gate_up import Clamp, experts_gate_up
 from kernels.grouped_product import ExpertWeight, grouped_config, tokens_of_each_config
-from kernels.mxfp4 import GROUP, halves_apart
+from kernels.mxfp4 import GROUP, halves_apart, pack_scales
 from kernels.quantized_weight import FP8
 from kernels.route_to_experts import route_to_experts
 from service.layers.experts_config import ExpertsConfig
@@ -131,9 +131,9 @@ class MixtureOfExperts(Layer):
         rows, config = divided(x), self.config
         routes = route_to_experts(self.router(rows), config.top_k, config.renormalizes)
         num_pairs = rows.shape[0] * config.top_k
-        tiles = grouped_config(num_pairs, config.num_experts, is_quantized=self.gate_up_scales is not None)
-        blocks = expert_blocks(routes.experts, config.num_experts, tiles.block_m)
         gate_up = ExpertWeight(self.gate_up, self.gate_up_scales, self.gate_up_bias, self.gate_up_zeros)
+        tiles = grouped_config(num_pairs, config.num_experts, gate_up.form, rows.dtype)
+        blocks = expert_blocks(routes.experts, config.num_experts, tiles.block_m)
         gated = experts_gate_up(rows, gate_up, blocks, tiles, is_interleaved=self.names.is_stacked, clamp=self.clamp)
         down = ExpertWeight(self.down, self.down_scales, self.down_bias, self.down_zeros)
         out = experts_down(gated, down, blocks, routes.weights, tiles)
@@ -180,9 +180,12 @@ class MixtureOfExperts(Layer):
     def finish_reading(self, dtype: torch.dtype) -> None:
         """The weights have been read: make of them what is multiplied by, for x of dtype."""
         if self.config.is_mxfp4:
+            assert self.gate_up_scales is not None and self.down_scales is not None
             for of_experts in (self.gate_up, self.down):
                 for numbers in of_experts.data:  # one by one: the way there takes several times as much
                     numbers.copy_(halves_apart(numbers))
+            for scales_of_experts in (self.gate_up_scales, self.down_scales):
+                scales_of_experts.data = pack_scales(scales_of_experts.data)
         if self.storages is None:
             return
         storages, self.storages = list(self.storages), None
@@ -214,7 +217,8 @@ class MixtureOfExperts(Layer):
     @property
     def rows_of_each_kernel(self) -> list[int]:
         """Numbers of rows that between them launch every kernel that any number does."""
-        return tokens_of_each_config(self.config.num_experts, self.config.top_k)
+        form = ExpertWeight(self.gate_up, self.gate_up_scales).form
+        return tokens_of_each_config(self.config.num_experts, self.config.top_k, form, self.router.weight.dtype)
 
     def dequantize(self, dtype: torch.dtype) -> None:
         """Give up fewer bits for plain weights: for a device that has no kernel for them."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.expert_blocks import ExpertBlocks, expert_blocks, expert_blocks_triton
 from kernels.grouped_product import FP8, INT4, MXFP4, PLAIN, ExpertWeight, GroupedConfig
-from kernels.mxfp4 import GROUP, dequantize_mxfp4
+from kernels.mxfp4 import GROUP, dequantize_mxfp4, pack_scales
 from kernels.quantized_weight import chunk_of, pack_int4
 from tests.kernels.lanes import Lane
 
@@ -63,7 +63,7 @@ def expert_case(
         values = torch.randint(0, 256, (num_experts, num_features, size // 2), dtype=torch.uint8)
         scales = torch.randint(118, 124, (num_experts, num_features, size // GROUP), dtype=torch.uint8)
         exact = dequantize_mxfp4(values, scales, torch.float64)
-        scales = lane.put(scales)
+        scales = lane.put(pack_scales(scales))
     else:
         values = (torch.randn(num_experts, num_features, size) * size**-0.5).to(dtype)
         exact = values.double()

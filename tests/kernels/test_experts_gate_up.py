@@ -77,7 +77,7 @@ def test_a_row_does_not_depend_on_the_others(lane):
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("num_tokens", [1, 64, 2048])
 def test_whole_models_shapes(num_tokens, form, lane):
-    config = grouped_config(num_tokens * 4, 32, is_quantized=form != PLAIN)
+    config = grouped_config(num_tokens * 4, 32, form)
     case = expert_case(lane, num_tokens, 2 * 256, 2880, config, num_experts=32, top_k=4, form=form)
     x = rows(lane, num_tokens, 2880) * 0.1
     got = experts_gate_up(x, case.weight, case.blocks, config)

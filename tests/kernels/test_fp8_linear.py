@@ -5,7 +5,8 @@ import torch
 
 from kernels.fp8_linear import fp8_linear, fp8_linear_triton
 from kernels.fp8_rows import fp8_rows
-from kernels.skinny_linear import SkinnyConfig, new_arrivals
+from kernels.skinny_config import SkinnyConfig
+from kernels.skinny_linear import new_arrivals
 from tests.kernels.lanes import GPU, LANES
 from tests.kernels.quantized_weights import random_weight
 from tests.kernels.tolerances import assert_close

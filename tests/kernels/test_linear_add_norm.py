@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernels.linear_add_norm import linear_add_norm, linear_add_norm_triton
-from kernels.skinny_linear import SkinnyConfig, new_arrivals
+from kernels.skinny_config import SkinnyConfig
+from kernels.skinny_linear import new_arrivals
 from tests.kernels.lanes import GPU, LANES
 from tests.kernels.tolerances import assert_close
 

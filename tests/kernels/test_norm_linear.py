@@ -5,7 +5,8 @@ import torch
 
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.norm_linear import norm_linear, norm_linear_triton
-from kernels.skinny_linear import SkinnyConfig, new_arrivals
+from kernels.skinny_config import SkinnyConfig
+from kernels.skinny_linear import new_arrivals
 from tests.kernels.lanes import GPU, LANES
 from tests.kernels.replays import launched_and_replayed
 from tests.kernels.tolerances import assert_close

@@ -11,7 +11,8 @@ from kernels.linear_add_norm import linear_add_norm_triton
 from kernels.norm_linear import norm_linear_triton
 from kernels.quantized_weight import QuantizedWeight
 from kernels.register_product import takes
-from kernels.skinny_linear import SkinnyConfig, new_arrivals, skinny_linear_triton
+from kernels.skinny_config import SkinnyConfig
+from kernels.skinny_linear import new_arrivals, skinny_linear_triton
 from tests.kernels import warp_emulator
 from tests.kernels.lanes import GPU
 from tests.kernels.quantized_weights import KINDS, random_weight
@@ -126,14 +127,16 @@ def test_follows_the_formula(features, size, rows, kind, lane):
 @pytest.mark.parametrize("lane", [GPU])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("warps", "warp_tiles", "turn", "stages"), [(1, 2, 1, 1), (2, 2, 4, 1), (4, 1, 2, 3), (2, 1, 1, 4)]
+    ("warps", "warp_tiles", "k_warps", "turn", "stages"),
+    [(1, 2, 1, 1, 1), (2, 2, 1, 4, 1), (4, 1, 1, 2, 3), (2, 1, 1, 1, 4), (4, 2, 4, 2, 1), (8, 1, 2, 1, 1)],
 )
-def test_tiles_of_any_form(warps, warp_tiles, turn, stages, kind, lane):
+def test_tiles_of_any_form(warps, warp_tiles, k_warps, turn, stages, kind, lane):
     weight, exact = quantized(kind, 200, 1152)
     x, arrivals = torch.randn(5, 1152).cuda().bfloat16(), new_arrivals(200, torch.device("cuda"))
     block_k = turn * (128 if weight.is_int4 else 64)
     for num_splits in (1, 3, 16):
-        config = SkinnyConfig(16 * warps * warp_tiles, block_k, warps, stages, num_splits, warp_tiles)
+        block_n = 16 * warps * warp_tiles // k_warps
+        config = SkinnyConfig(block_n, block_k, warps, stages, num_splits, warp_tiles, k_warps)
         for _ in range(2):
             assert_close(skinny_linear_triton(x, weight, None, arrivals, config), x.double() @ exact.T)
             assert not arrivals.any()

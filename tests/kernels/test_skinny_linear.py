@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernels.quantized_weight import QuantizedWeight
-from kernels.skinny_linear import SkinnyConfig, new_arrivals, skinny_linear, skinny_linear_triton
+from kernels.skinny_config import SkinnyConfig
+from kernels.skinny_linear import new_arrivals, skinny_linear, skinny_linear_triton
 from tests.kernels.lanes import GPU, LANES
 from tests.kernels.quantized_weights import KINDS, random_weight
 from tests.kernels.replays import launched_and_replayed

@@ -31,7 +31,8 @@ from kernels import paged_attention_prefill as prefill
 from kernels import route_to_experts as routing
 from kernels import skinny_linear as skinny
 from kernels.fp8_cache import Fp8Cache
-from kernels.grouped_product import FP8, INT4, MXFP4, PLAIN, ExpertWeight, grouped_config
+from kernels.grouped_product import FP8, INT4, MXFP4, PLAIN, ExpertWeight, GroupedConfig, grouped_config
+from kernels.mxfp4 import pack_scales
 from tests.examples import spread
 from tests.kernels.lora_case import LoraCase, token_slots
 from tests.kernels.quantized_weights import random_weight
@@ -382,7 +383,7 @@ def test_lora(num_tokens, shape, monkeypatch, tmp_path):
 
 def of_experts(num_tokens, num_features, size, form, group=None):
     """(weight, blocks, config) as of 128 experts, 8 of a token; here are 2, and each token has one."""
-    config = grouped_config(num_tokens * 8, 128, is_quantized=form != PLAIN)
+    config = grouped_config(num_tokens * 8, 128, form)
     values = torch.empty(2, num_features, size, dtype=torch.bfloat16 if form == PLAIN else torch.float8_e4m3fn)
     scales = None if form == PLAIN else torch.empty(2, num_features, size // (group or size))
     zeros = None
@@ -391,6 +392,7 @@ def of_experts(num_tokens, num_features, size, form, group=None):
     if form == MXFP4:
         shapes = (2, num_features, size // 2), (2, num_features, size // 32)
         values, scales = (torch.empty(shape, dtype=torch.uint8) for shape in shapes)
+        scales = pack_scales(scales)
     experts = torch.zeros(num_tokens, 1, dtype=torch.int32)
     blocks = expert_blocks.expert_blocks_reference(experts, 2, config.block_m)
     return ExpertWeight(values, scales, None, zeros), blocks, config
@@ -428,6 +430,26 @@ def test_experts(num_tokens, form, group, monkeypatch, tmp_path):
         compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
         assert "wgmma.mma_async" in compiled.ptx
         check(compiled)
+
+
+@pytest.mark.parametrize(("block_m", "warp_tiles", "k_warps"), spread([(8, 2, 4), (16, 2, 1), (32, 1, 2)], 1))
+def test_mxfp4_in_registers_lies_as_the_matrix_unit_wants_it(block_m, warp_tiles, k_warps, monkeypatch, tmp_path):
+    """And is loaded sixteen bytes at once, also where a row of the weight ends within a chunk; nothing is spilled."""
+    for module, name in ((gate_up, "_experts_gate_up_kernel"), (down, "_experts_down_kernel")):
+        monkeypatch.setattr(module, name, LaunchRecorder(getattr(module, name)))
+    monkeypatch.setattr(down, "_sum_pairs_kernel", LaunchRecorder(down._sum_pairs_kernel))
+    config = GroupedConfig(block_m, 64 * warp_tiles // k_warps, 128, 4, 1, warp_tiles, k_warps)
+    blocks = expert_blocks.expert_blocks_reference(torch.zeros(8, 1, dtype=torch.int32), 2, block_m)
+    x = torch.empty(8, 2880, dtype=torch.bfloat16)
+    gate_up.experts_gate_up_triton(x, of_experts(8, 2 * 2880, 2880, MXFP4, None)[0], blocks, config)
+    down.experts_down_triton(x, of_experts(8, 2880, 2880, MXFP4, None)[0], blocks, torch.empty(8, 1), config)
+    for recorder in (gate_up._experts_gate_up_kernel, down._experts_down_kernel):
+        launch = with_pdl(recorder.launches[0])
+        (layout,) = layouts_of_assembly(launch)
+        assert "sizePerThread = [1, 4], threadsPerWarp = [8, 4], warpsPerCTA = [4, 1], order = [1, 0]" in layout
+        compiled = compile_for_sm90(launch, tmp_path)
+        assert "mma.sync" in compiled.ptx and compiled.spills_in_loops == 0
+        assert len(re.findall(r"ld\.global\S*\.v4", compiled.ptx)) >= 2 * warp_tiles + block_m // 2
 
 
 def test_routes_and_blocks(monkeypatch):

@@ -9,7 +9,7 @@ from itertools import cycle, islice
 
 from torch import Tensor
 
-from kernels.skinny_linear import FEW_ROWS, MAX_ROWS
+from kernels.skinny_config import FEW_ROWS, MAX_ROWS
 from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.linear_method import KernelMethod, KernelRows, RowRange
 from service.runner.choices.skinny_rows import timed_rows

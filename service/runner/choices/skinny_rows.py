@@ -15,7 +15,7 @@ import torch
 
 from kernels.quantized_linear import multiplies_fp8
 from kernels.quantized_weight import QuantizedWeight, Weight
-from kernels.skinny_linear import FEW_ROWS, MAX_QUANTIZED_ROWS, MAX_ROWS
+from kernels.skinny_config import FEW_ROWS, MAX_QUANTIZED_ROWS, MAX_ROWS
 from service.layers.linear_method import KernelMethod, KernelRows
 from service.runner.choices.timer import Timer
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.skinny_linear import FEW_ROWS, MAX_ROWS, new_arrivals
+from kernels.skinny_config import FEW_ROWS, MAX_ROWS
+from kernels.skinny_linear import new_arrivals
 from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.gated_mlp import GatedMlp
 from service.layers.linear import Linear

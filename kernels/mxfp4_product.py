@@ -1,0 +1,263 @@
+"""A block of few rows times an expert's MXFP4 weight, in registers from the load to the sum: a part of kernels, the
+faster twin of `grouped_product` (kernels/grouped_product.py) for bf16, as kernels/register_product.py is of
+`skinny_product`, where it is said how threads lie and why.
+
+    acc[m, n] = 2^-64 sum_k x[m, k] * weight[n, k]
+
+A turn of the loop takes 128 elements of a row, 64 bytes. A thread has 16 of them, one group (kernels/mxfp4.py), and its
+scale. Each two elements of a word go to bf16's places by shifts and masks: sign, two bits of exponent, one of mantissa.
+They are 2^126 times too small there, and the scale, as a bf16 number 2^62 times too large, mends a part of it: all of
+them are normal numbers for weights from 2^-61 to 2^65, and exact. Smaller ones may become zero.
+
+Warps may share rows and divide K among them (K_WARPS): where there are few rows of weights, more is asked for at once.
+Their sums are added in one order.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+from kernels.optional_triton import tl, triton
+from kernels.register_product import PAIRS_ASSEMBLY, SUMS, assembly_body, by_rows, mma, pairs
+
+CHUNK = 128
+"""Elements of a row in one step."""
+
+
+def _numbers_assembly() -> str:
+    """Words of the upper rows 32 to 35, of the lower 36 to 39, their factors 40 and 44. Of each word what the matrix
+    unit takes: for place by place of its halves' bytes, the upper row's and the lower's."""
+    moves = (
+        ("shl.b32 rest, %, 6", "shl.b32 sign, %, 12"),
+        ("shl.b32 rest, %, 2", "shl.b32 sign, %, 8"),
+        ("shr.b32 rest, %, 2", "shl.b32 sign, %, 4"),
+        ("shr.b32 rest, %, 6", "mov.b32 sign, %"),
+    )
+    code = "{\n.reg .b32 rest, sign, nothing;\nmov.b32 nothing, 0x80008000;\n"
+    for word in range(4):
+        for place, (rest, sign) in enumerate(moves):
+            for half in range(2):
+                out = f"${4 * (2 * place + half) + word}"
+                code += f"{rest};\n{sign};\n".replace("%", f"${32 + 4 * half + word}")
+                code += "and.b32 rest, rest, 0x01c001c0;\n"
+                code += "lop3.b32 sign, sign, 0x80008000, rest, 0xea;\n"
+                code += f"fma.rn.bf16x2 {out}, sign, ${40 + 4 * half}, nothing;\n"
+    return code + "}\n"
+
+
+def _product_assembly() -> str:
+    """Numbers 4 to 35, x 36 to 51: of low halves the even and the odd, of high ones likewise; sums 52 to 55."""
+    code = ""
+    for word in range(4):
+        numbers = [f"${4 + 4 * i + word}" for i in range(8)]
+        code += mma(SUMS, numbers[:4], [f"${36 + word}", f"${44 + word}"])
+        code += mma(SUMS, numbers[4:], [f"${40 + word}", f"${48 + word}"])
+    return assembly_body("unused", [f"${52 + i}" for i in range(4)], code)
+
+
+if tl is not None:
+    _NUMBERS_ASSEMBLY, _PRODUCT_ASSEMBLY = tl.constexpr(_numbers_assembly()), tl.constexpr(_product_assembly())
+    _NUMBERS_OPERANDS = tl.constexpr(",".join(["=&r"] * 32 + ["r"] * 16))
+    _PRODUCT_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 48 + ["f"] * 4))
+    _RAISED = tl.constexpr(2.0**64)
+
+
+@triton.jit
+@no_type_check
+def _numbers(upper, lower, upper_factors, lower_factors):
+    """Words' numbers as the matrix unit takes them: low halves' even ones, high halves', low halves' odd ones, high
+    halves'; each of the upper rows, then of the lower."""
+    return tl.inline_asm_elementwise(
+        _NUMBERS_ASSEMBLY, _NUMBERS_OPERANDS, [upper, lower, upper_factors, lower_factors],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@triton.jit
+@no_type_check
+def _add(acc, a0, a1, a2, a3, a4, a5, a6, a7, low_even, low_odd, high_even, high_odd):
+    return tl.inline_asm_elementwise(
+        _PRODUCT_ASSEMBLY,
+        _PRODUCT_OPERANDS,
+        [a0, a1, a2, a3, a4, a5, a6, a7, low_even, low_odd, high_even, high_odd, acc],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+@no_type_check
+def _x_ptrs(x_ptr, stride_row, pairs_ptr, place, TOP_K: tl.constexpr):
+    """Of eight pairs' rows, the first words of each thread's group; and whether they are there."""
+    pair = tl.load(pairs_ptr + place % 8)
+    word = tl.arange(0, 16)
+    ptrs = x_ptr.to(tl.pointer_type(tl.int32)) + (pair // TOP_K).to(tl.int64)[:, None] * (stride_row // 2)
+    return ptrs + (word // 4 * 16 + word % 4)[None, :], (pair >= 0)[:, None]
+
+
+@triton.jit
+@no_type_check
+def _x_pairs(x_ptrs, chunk, is_there):
+    """The group's low halves, even and odd elements, and its high ones."""
+    x0 = tl.load(x_ptrs + chunk * 64, mask=is_there, other=0)
+    x1 = tl.load(x_ptrs + (chunk * 64 + 4), mask=is_there, other=0)
+    x2 = tl.load(x_ptrs + (chunk * 64 + 8), mask=is_there, other=0)
+    x3 = tl.load(x_ptrs + (chunk * 64 + 12), mask=is_there, other=0)
+    low_even, low_odd = pairs(x0, x1, PAIRS_ASSEMBLY)
+    high_even, high_odd = pairs(x2, x3, PAIRS_ASSEMBLY)
+    return low_even, low_odd, high_even, high_odd
+
+
+@triton.jit
+@no_type_check
+def _factors(words):
+    """[rows] of four scales each -> [rows, 16] of two bf16 numbers each: of the group that the thread has."""
+    shift = (tl.arange(0, 16) // 4 * 8)[None, :]
+    return ((words[:, None] >> shift & 255) + 62) * 0x00800080
+
+
+@triton.jit
+@no_type_check
+def _weight(words_ptr, scales_ptr, row, row_words, chunk, is_there, num_weight_rows, num_chunks):
+    """Words and factors of a chunk of these rows of the expert's weight."""
+    word = tl.arange(0, 16)[None, :]
+    words = tl.load(words_ptr + (row * row_words)[:, None] + chunk[:, None] * 16 + word, mask=is_there, other=0)
+    scales = tl.load(scales_ptr + chunk * num_weight_rows + row, mask=chunk < num_chunks, other=0)
+    return words, _factors(scales)
+
+
+@triton.jit
+@no_type_check
+def _side_by_side(first, last):
+    """Two of [N, M] -> [N, 2 * M]."""
+    return tl.reshape(tl.permute(tl.join(first, last), [0, 2, 1]), [first.shape[0], 2 * first.shape[1]])
+
+
+@triton.jit
+@no_type_check
+def _tile(acc0, acc1, acc2, acc3, WARPS: tl.constexpr, K_WARPS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """[16 * WARPS, BLOCK_M] of eight columns each, as threads have them."""
+    acc = by_rows(acc0, WARPS, K_WARPS)
+    if BLOCK_M >= 16:
+        acc = _side_by_side(acc, by_rows(acc1, WARPS, K_WARPS))
+    if BLOCK_M == 32:
+        last = _side_by_side(by_rows(acc2, WARPS, K_WARPS), by_rows(acc3, WARPS, K_WARPS))
+        acc = _side_by_side(acc, last)
+    return acc
+
+
+@triton.jit
+@no_type_check
+def mxfp4_product(
+    x_ptr,
+    x_stride_row,
+    pairs_ptr,
+    values_ptr,
+    values_stride_row,
+    scales_ptr,
+    expert,
+    first_feature,
+    num_features,
+    size,
+    TOP_K: tl.constexpr,
+    GATED: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WARP_TILES: tl.constexpr,
+    K_WARPS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """[BLOCK_M, BLOCK_N] fp32: rows of x, BLOCK_M = 8, 16 or 32, times BLOCK_N rows of the expert's weight. pairs_ptr:
+    of the block; row pair // TOP_K of x is a pair's. values_stride_row: in bytes. first_feature: of num_features.
+    GATED: a feature is two rows of the weight, a gate and an up, which stand in turn in what is returned; so they do in
+    the weight if IS_INTERLEAVED, else all gates come first."""
+    WARPS: tl.constexpr = BLOCK_N // (16 * WARP_TILES)
+    TURN: tl.constexpr = BLOCK_K // 128
+    place = tl.arange(0, 8 * WARPS * K_WARPS)
+    part = place // (8 * WARPS)
+    place = place % (8 * WARPS)
+    if GATED:
+        feature0 = first_feature + place
+        upper0 = tl.minimum(feature0, num_features - 1)
+        upper1 = tl.minimum(feature0 + BLOCK_N // 4, num_features - 1)
+        if IS_INTERLEAVED:
+            upper0, upper1 = 2 * upper0, 2 * upper1
+            lower0, lower1 = upper0 + 1, upper1 + 1
+        else:
+            lower0, lower1 = upper0 + num_features, upper1 + num_features
+        num_weight_rows = 2 * num_features
+    else:
+        feature0 = first_feature + place // 8 * 16 + place % 8
+        upper0 = tl.minimum(feature0, num_features - 1)
+        lower0 = tl.minimum(feature0 + 8, num_features - 1)
+        upper1 = tl.minimum(feature0 + BLOCK_N // 2, num_features - 1)
+        lower1 = tl.minimum(feature0 + (BLOCK_N // 2 + 8), num_features - 1)
+        num_weight_rows = num_features
+    x_ptrs0, is_row0 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr, place, TOP_K)
+    if BLOCK_M >= 16:
+        x_ptrs1, is_row1 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr + 8, place, TOP_K)
+    if BLOCK_M == 32:
+        x_ptrs2, is_row2 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr + 16, place, TOP_K)
+        x_ptrs3, is_row3 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr + 24, place, TOP_K)
+    group_of_chunk = (tl.arange(0, 16) // 4)[None, :]
+    num_chunks = tl.cdiv(size, 128)
+    num_groups = size // 32
+    row_words = values_stride_row // 4
+    words_ptr = values_ptr.to(tl.pointer_type(tl.int32)) + expert.to(tl.int64) * num_weight_rows * row_words
+    scales_ptr += expert.to(tl.int64) * num_chunks * num_weight_rows
+    # acc of weights' tile and x's tile
+    acc00 = tl.zeros([8 * WARPS * K_WARPS, 16], tl.float32)
+    acc01, acc02, acc03, acc10, acc11, acc12, acc13 = acc00, acc00, acc00, acc00, acc00, acc00, acc00
+    for start in tl.range(0, num_chunks, TURN * K_WARPS, num_stages=NUM_STAGES):
+        for step in tl.static_range(TURN):
+            chunk = start + step * K_WARPS + part
+            is_there = chunk[:, None] * 4 + group_of_chunk < num_groups
+            at = chunk[:, None]
+            upper, upper_factors = _weight(
+                words_ptr, scales_ptr, upper0, row_words, chunk, is_there, num_weight_rows, num_chunks
+            )
+            lower, lower_factors = _weight(
+                words_ptr, scales_ptr, lower0, row_words, chunk, is_there, num_weight_rows, num_chunks
+            )
+            if WARP_TILES == 2:
+                other_upper, other_upper_factors = _weight(
+                    words_ptr, scales_ptr, upper1, row_words, chunk, is_there, num_weight_rows, num_chunks
+                )
+                other_lower, other_lower_factors = _weight(
+                    words_ptr, scales_ptr, lower1, row_words, chunk, is_there, num_weight_rows, num_chunks
+                )
+            p, q, r, s = _x_pairs(x_ptrs0, at, is_there & is_row0)
+            a, b, c, d, e, f, g, h = _numbers(upper, lower, upper_factors, lower_factors)
+            acc00 = _add(acc00, a, b, c, d, e, f, g, h, p, q, r, s)
+            if WARP_TILES == 2:
+                i, j, k, m, n, o, t, u = _numbers(other_upper, other_lower, other_upper_factors, other_lower_factors)
+                acc10 = _add(acc10, i, j, k, m, n, o, t, u, p, q, r, s)
+            if BLOCK_M >= 16:
+                p, q, r, s = _x_pairs(x_ptrs1, at, is_there & is_row1)
+                acc01 = _add(acc01, a, b, c, d, e, f, g, h, p, q, r, s)
+                if WARP_TILES == 2:
+                    acc11 = _add(acc11, i, j, k, m, n, o, t, u, p, q, r, s)
+            if BLOCK_M == 32:
+                p, q, r, s = _x_pairs(x_ptrs2, at, is_there & is_row2)
+                acc02 = _add(acc02, a, b, c, d, e, f, g, h, p, q, r, s)
+                if WARP_TILES == 2:
+                    acc12 = _add(acc12, i, j, k, m, n, o, t, u, p, q, r, s)
+                p, q, r, s = _x_pairs(x_ptrs3, at, is_there & is_row3)
+                acc03 = _add(acc03, a, b, c, d, e, f, g, h, p, q, r, s)
+                if WARP_TILES == 2:
+                    acc13 = _add(acc13, i, j, k, m, n, o, t, u, p, q, r, s)
+    acc = _tile(acc00, acc01, acc02, acc03, WARPS, K_WARPS, BLOCK_M)
+    if WARP_TILES == 2:
+        other = _tile(acc10, acc11, acc12, acc13, WARPS, K_WARPS, BLOCK_M)
+        acc = tl.reshape(tl.permute(tl.join(acc, other), [2, 0, 1]), [BLOCK_N, BLOCK_M])
+    if GATED:
+        # Eight gates, eight ups: in turn.
+        turns = tl.permute(tl.reshape(acc, [BLOCK_N // 16, 2, 8, BLOCK_M]), [3, 0, 2, 1])
+        acc = tl.reshape(turns, [BLOCK_M, BLOCK_N])
+    else:
+        acc = tl.trans(acc)
+    return acc * _RAISED

@@ -1,0 +1,92 @@
+"""Tiles of the products of few rows: kernels/skinny_linear.py, linear_add_norm.py and norm_linear.py.
+
+Configs go by the weight and by whether there are up to FEW_ROWS rows, up to MAX_ROWS or more: so within each of these a
+row's bits are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.quantized_weight import QuantizedWeight
+
+FEW_ROWS, MAX_ROWS = 16, 64
+MAX_QUANTIZED_ROWS = 256
+_QUANTIZED_BLOCK_K = 128
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyConfig:
+    """block_n: output features a program, 16 for each warp. block_k: input features a stage (half of it in fp32).
+    num_splits: of K. warp_tiles: of 16 output features that a warp has in registers (kernels/register_product.py), and
+    k_warps of the warps divide a split's part of K among them; 0: the product goes through shared memory."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    num_splits: int = 1
+    warp_tiles: int = 0
+    k_warps: int = 1
+
+
+def skinny_config(num_rows: int, num_features: int, size: int) -> SkinnyConfig:
+    """Best of 23 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, TB/s of weights for 1 and 16 rows, beside
+    cuBLAS's: qkv 3.40, 3.30 (3.03, 3.14); output 2.85, 2.82 (2.67, 2.66); gate_up 4.16, 4.06 (4.10, 3.79); down 3.85,
+    3.79 (3.77, 3.66); head 4.44, 4.34 (4.26, 4.17).
+
+    For 64 rows the best of 11, us beside cuBLAS's: qkv 17.0 (16.2), output 11.8 (11.9), gate_up 62.0 (62.9), down 33.1
+    (36.3), head 263 (283). Strips of 128 take 66 for gate_up, of 32 take 26, 26 and 83 for qkv, output and down; more
+    splits cost 3 to 8 us each time.
+
+    With 1024 features, as Qwen3-0.6B's output and down have them, there are too few strips: K in 4 parts takes 4.2 and
+    4.9 us, whole 5.3 and 6.9, in 8 parts 6.2 and 7.4 (1 row); for 64 rows 6.0 and 6.8, in 2 parts 6.7 and 8.0, in 8 7.2
+    and 7.7. Parts of a K of 1024 are too short: its qkv takes 5.6 us whole, 6.1 in 2 (64 rows).
+    """
+    if num_rows > FEW_ROWS:
+        if num_features <= 2048:
+            return SkinnyConfig(64, 128, num_warps=4, num_stages=4, num_splits=4)
+        if num_features <= 4608:
+            return SkinnyConfig(64, 128, num_warps=4, num_stages=4, num_splits=2 if size > 2048 else 1)
+        if num_features <= 12288:
+            return SkinnyConfig(64, 128, num_warps=4, num_stages=4)
+        if num_features <= 65536:
+            return SkinnyConfig(64, 128, num_warps=4, num_stages=3)
+        return SkinnyConfig(128, 64, num_warps=4, num_stages=4)
+    if num_features <= 2048:
+        return SkinnyConfig(32, 256, num_warps=2, num_stages=6, num_splits=4)
+    if num_features <= 4608 and size > 2048:
+        return SkinnyConfig(32, 256, num_warps=2, num_stages=6)
+    if num_features <= 12288:
+        return SkinnyConfig(64, 256, num_warps=4, num_stages=4)
+    if num_features <= 65536:
+        return SkinnyConfig(64, 128, num_warps=4, num_stages=4)
+    return SkinnyConfig(128, 128, num_warps=4, num_stages=3)
+
+
+def quantized_config(num_rows: int, weight: QuantizedWeight) -> SkinnyConfig:
+    """Best of 25 to 38 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us for 16 rows of fp8 and of int4:
+    qkv 12.9, 11.5, output 9.4, 10.6, gate_up 39.5, 34.1, down 23.5, 24.0; for 64 rows 19.6, 21.0, 14.9, 17.0, 72.5,
+    60.4, 39.7, 44.0; for 256 49.0, 43.5, 28.4, 35.5, 167, 169, 92.9, 149.
+
+    Bytes must become numbers as fast as memory brings them, by all four schedulers of a multiprocessor. So several
+    programs share it: small ones, of few stages, and K in 4 parts where there are few strips. With 8 stages of 256
+    features one program of two warps filled its memory, and qkv, output, gate_up and down took 16.9, 16.0, 44.2 and
+    47.0 (fp8, 16 rows). Strips of 64 and 128 features take more at 16 rows. A stage has no more than a group's input
+    features. loadtest/bench/products.py times others.
+    """
+    num_features, size = weight.shape
+    block_k = weight.chunk if weight.is_int4 else _QUANTIZED_BLOCK_K
+    if weight.scales.shape[1] > 1:
+        block_k = min(block_k, weight.group_size)
+    is_narrow, is_wide = num_features <= 4608, num_features > 12288
+    if num_rows > MAX_ROWS:
+        return SkinnyConfig(64, block_k, num_warps=4, num_stages=4 if is_narrow else 3)
+    num_splits = 4 if size > 2048 or num_features <= 2048 else 1
+    if num_rows > FEW_ROWS:
+        if is_wide and weight.is_int4:
+            return SkinnyConfig(128, block_k, num_warps=4, num_stages=3)
+        return SkinnyConfig(64, block_k, 4, 4 if is_narrow else 3, 2 if is_wide and size > 2048 else num_splits)
+    if is_wide:
+        return SkinnyConfig(32, block_k, 2, 4, 2 if weight.is_int4 and size > 2048 else 1)
+    return SkinnyConfig(32, block_k, 2, 4 if weight.is_int4 or not is_narrow else 8, num_splits)
