@@ -14,9 +14,8 @@ Rounding: as there, with fp32 sums of each split. Offsets are int64. S may be 0.
 
 Of many sequences each has a program, which joins its splits as it goes on. Of few, a program computes some splits of a
 sequence, as many as there are programs for, and whoever finishes the last one joins them all, by a count. How splits
-are shared out changes no bits. The matrix unit takes 64 rows, as of prompts, most of which are padding: a decode waits
-for its keys, not for products. Where there are very many sequences, 16 rows of one warp have the same bits:
-tests/kernels/test_ordered_attention_decode.py.
+are shared out changes no bits. Nor does it that a program has 16 rows of two warps, of which few are padding, where a
+prompt's has 64 of four: tests/kernels/test_ordered_attention_decode.py.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ BLOCK_KV = 64
 _MOST_SPLITS = 64
 _SHORTEST_SPLIT = 512
 _MOST_HEADS = 64
-_MANY_PROGRAMS = 1024
+_SOME_PROGRAMS, _MANY_PROGRAMS = 256, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +52,18 @@ class OrderedDecodeConfig:
 
 
 def ordered_decode_config(num_seqs: int, num_kv_heads: int, group: int) -> OrderedDecodeConfig:
-    """Best of 8 on one H200 (torch 2.11, triton 3.6), us a layer of 32 heads in 8 of 128 dims, beside the usual kernel:
-    1 x 384 tokens 9.8 (8.0), 1 x 8,192 18.5 (14.8), 64 x 384 32.4 (27.6), 256 x 384 102.6 (96.2), 64 x 2,048 142 (125).
-    By 64 rows 256 x 384 takes 108, by 16 rows 64 x 384 36.7. Two warps of 16 rows, the usual kernel's best for 32 to
-    191 sequences, should have the same bits: neither that nor their time has been seen on a GPU yet."""
-    if num_seqs * num_kv_heads >= _MANY_PROGRAMS and group <= 16:
-        return OrderedDecodeConfig(16, num_warps=1, num_stages=4)
-    return OrderedDecodeConfig()
+    """Best of 10 on one H200 (torch 2.11, triton 3.6), us a layer of 32 heads in 8 of 128 dims, beside the usual
+    kernel: 1 x 384 tokens 9.2 (7.7), 1 x 8,192 18.0 (14.9), 8 x 384 10.1 (10.3), 64 x 384 27.4 (27.5), 256 x 384 100
+    (96), 64 x 2,048 132 (124), 500 x 200 to 1,000 288 (279). By 64 rows of 4 warps the last four take 33, 112, 142 and
+    328."""
+    if group > 16:
+        return OrderedDecodeConfig()
+    num_programs = num_seqs * num_kv_heads
+    if num_programs >= _MANY_PROGRAMS:
+        return OrderedDecodeConfig(16, num_warps=2, num_stages=5)
+    if num_programs >= _SOME_PROGRAMS:
+        return OrderedDecodeConfig(16, num_warps=2, num_stages=4, programs_per_sm=8)
+    return OrderedDecodeConfig(16, num_warps=2, num_stages=7)
 
 
 def ordered_split_len(max_model_len: int) -> int:
