@@ -82,33 +82,6 @@ def _tile_of_weight(
 
 @triton.jit
 @no_type_check
-def _add_product(x, weight, acc, WEIGHT_LEFT: tl.constexpr):
-    if WEIGHT_LEFT:
-        return tl.dot(weight, x.T, acc, input_precision="ieee")
-    else:  # noqa: RET505 - of the two, the compiler is to see one
-        return tl.dot(x, weight.T, acc, input_precision="ieee")
-
-
-@triton.jit
-@no_type_check
-def _by_rows(total, WEIGHT_LEFT: tl.constexpr):
-    if WEIGHT_LEFT:
-        return total.T
-    else:  # noqa: RET505 - of the two, the compiler is to see one
-        return total
-
-
-@triton.jit
-@no_type_check
-def _no_sums(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WEIGHT_LEFT: tl.constexpr):
-    if WEIGHT_LEFT:
-        return tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    else:  # noqa: RET505 - its type is known only here
-        return tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-
-
-@triton.jit
-@no_type_check
 def _of_part(
     x_tiles,
     weight_tiles,
@@ -120,44 +93,15 @@ def _of_part(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GATED: tl.constexpr,
-    WEIGHT_LEFT: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """[BLOCK_M, BLOCK_N] fp32, or WEIGHT_LEFT turned: the tile's products over a part of K."""
-    acc = _no_sums(BLOCK_M, BLOCK_N, WEIGHT_LEFT)
+    """[BLOCK_M, BLOCK_N] fp32: the tile's products over a part of K."""
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in tl.range(begin, end, BLOCK_K, num_stages=NUM_STAGES):
         x = x_tiles.load([first_row, start])
         weight = _tile_of_weight(weight_tiles, first_feature, start, BLOCK_N, BLOCK_K, GATED)
-        acc = _add_product(x, weight, acc, WEIGHT_LEFT)
+        acc = tl.dot(x, weight.T, acc, input_precision="ieee")
     return acc
-
-
-@triton.jit
-@no_type_check
-def _of_halves(
-    x_tiles,
-    weight_tiles,
-    first_row,
-    first_feature,
-    size,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GATED: tl.constexpr,
-    WEIGHT_LEFT: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-):
-    """As `_of_part`, of two parts of one length, and added: one loop, which begins and ends once."""
-    first, second = _no_sums(BLOCK_M, BLOCK_N, WEIGHT_LEFT), _no_sums(BLOCK_M, BLOCK_N, WEIGHT_LEFT)
-    half = size // 2
-    for start in tl.range(0, half, BLOCK_K, num_stages=NUM_STAGES):
-        x = x_tiles.load([first_row, start])
-        weight = _tile_of_weight(weight_tiles, first_feature, start, BLOCK_N, BLOCK_K, GATED)
-        first = _add_product(x, weight, first, WEIGHT_LEFT)
-        x = x_tiles.load([first_row, half + start])
-        weight = _tile_of_weight(weight_tiles, first_feature, half + start, BLOCK_N, BLOCK_K, GATED)
-        second = _add_product(x, weight, second, WEIGHT_LEFT)
-    return first + second
 
 
 @triton.jit(do_not_specialize=["num_rows", "squares_stride"])
@@ -190,8 +134,6 @@ def _ordered_linear_kernel(
     BLOCK_K: tl.constexpr,
     PARTS: tl.constexpr,
     BY_PARTS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    WEIGHT_LEFT: tl.constexpr,
     PART_BORDER: tl.constexpr,
     STRIP: tl.constexpr,
     GROUP: tl.constexpr,
@@ -211,23 +153,16 @@ def _ordered_linear_kernel(
     num_borders = tl.cdiv(size, PART_BORDER)
     if PARTS == 1:
         total = _of_part(
-            x_tiles, weight_tiles, first_row, first_feature, 0, size, BLOCK_M, BLOCK_N, BLOCK_K, GATED, WEIGHT_LEFT,
-            NUM_STAGES,
-        )  # fmt: skip
-    elif AT_ONCE:
-        total = _of_halves(
-            x_tiles, weight_tiles, first_row, first_feature, size, BLOCK_M, BLOCK_N, BLOCK_K, GATED, WEIGHT_LEFT,
-            NUM_STAGES,
+            x_tiles, weight_tiles, first_row, first_feature, 0, size, BLOCK_M, BLOCK_N, BLOCK_K, GATED, NUM_STAGES,
         )  # fmt: skip
     elif BY_PARTS:
         tile, part = tl.program_id(0), tl.program_id(1)
         begin = part * num_borders // PARTS * PART_BORDER
         end = tl.minimum((part + 1) * num_borders // PARTS * PART_BORDER, size)
         acc = _of_part(
-            x_tiles, weight_tiles, first_row, first_feature, begin, end, BLOCK_M, BLOCK_N, BLOCK_K, GATED, WEIGHT_LEFT,
-            NUM_STAGES,
+            x_tiles, weight_tiles, first_row, first_feature, begin, end, BLOCK_M, BLOCK_N, BLOCK_K, GATED, NUM_STAGES,
         )  # fmt: skip
-        cell = tl.arange(0, acc.shape[0])[:, None] * acc.shape[1] + tl.arange(0, acc.shape[1])[None, :]
+        cell = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
         part_ptrs = partial_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N) + cell
         next_part = tl.num_programs(0).to(tl.int64) * (BLOCK_M * BLOCK_N)
         tl.store(part_ptrs + part * next_part, acc)
@@ -235,20 +170,19 @@ def _ordered_linear_kernel(
         if tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") != PARTS - 1:
             return
         tl.store(arrivals_ptr + tile, 0)
-        total = _no_sums(BLOCK_M, BLOCK_N, WEIGHT_LEFT)
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i in tl.static_range(PARTS):
             total += tl.load(part_ptrs + i * next_part, cache_modifier=".cg")  # from L2, where the others' stores are
     else:
-        total = _no_sums(BLOCK_M, BLOCK_N, WEIGHT_LEFT)
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for part in tl.static_range(PARTS):
             begin = part * num_borders // PARTS * PART_BORDER
             end = tl.minimum((part + 1) * num_borders // PARTS * PART_BORDER, size)
             total += _of_part(
                 x_tiles, weight_tiles, first_row, first_feature, begin, end, BLOCK_M, BLOCK_N, BLOCK_K, GATED,
-                WEIGHT_LEFT, NUM_STAGES,
+                NUM_STAGES,
             )  # fmt: skip
 
-    total = _by_rows(total, WEIGHT_LEFT)
     row = first_row + tl.arange(0, BLOCK_M)
     feature = first_feature + tl.arange(0, BLOCK_N) % TILE_N
     weight_row = feature + tl.arange(0, BLOCK_N) // TILE_N * num_out
@@ -316,7 +250,8 @@ def ordered_linear_triton(
         return skinny_linear_triton(x, weight, bias, arrivals, few)
     num_out = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty((len(rows), num_out), dtype=rows.dtype, device=rows.device)
-    _launch(x, weight, bias, arrivals, config or tile_config(len(rows), *weight.shape), parts, out, gated=gated)
+    config = config or tile_config(len(rows), *weight.shape, gated=gated)
+    _launch(x, weight, bias, arrivals, config, parts, out, gated=gated)
     return out
 
 
@@ -416,8 +351,6 @@ def _launch(
         BLOCK_K=config.block_k,
         PARTS=parts,
         BY_PARTS=by_parts,
-        AT_ONCE=config.at_once and parts == 2 and size % (2 * _PART_BORDER) == 0,
-        WEIGHT_LEFT=config.weight_left,
         PART_BORDER=_PART_BORDER,
         STRIP=_STRIP,
         GROUP=_TILES_IN_A_GROUP,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-_MOST_ROWS_BY_PARTS = 256
-"""`arrivals` (kernels/ordered_linear.py) has a place for each tile of 64 x 128 then, but for odd features."""
+_MOST_ROWS_BY_PARTS = 1024
+"""What programs leave for each other is 4 bytes for each row, feature and part."""
 _MULTIPROCESSORS = 132
 """Of the GPU that tiles were measured on."""
 
@@ -13,8 +13,7 @@ _MULTIPROCESSORS = 132
 @dataclass(frozen=True, slots=True)
 class TileConfig:
     """A program's tile: block_m rows by block_n features. by_parts: it computes one part of K, and the last to come
-    adds; else one after the other, or two parts `at_once` where they are of one length. weight_left: of the matrix
-    unit, 64 features for each warp group of 4 warps instead of 64 rows."""
+    adds; else one after the other."""
 
     block_m: int
     block_n: int
@@ -22,8 +21,6 @@ class TileConfig:
     num_warps: int
     num_stages: int
     by_parts: bool = False
-    at_once: bool = False
-    weight_left: bool = False
 
 
 def num_parts(num_features: int, size: int) -> int:
@@ -36,30 +33,43 @@ def num_parts(num_features: int, size: int) -> int:
     return 2 if num_features <= 4608 else 1
 
 
-def tile_config(num_rows: int, num_features: int, size: int) -> TileConfig:
+def tile_config(num_rows: int, num_features: int, size: int, *, gated: bool = False) -> TileConfig:
     """Best of 14 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us with what is fused, beside cuBLAS's and
     the kernels around it:
 
-    rows        256             512             2048 (the product alone)
-    qkv         28.6 (22.0)     45.6 (36.1)     140 (131)
-    output      23.5 (23.1)     30.3 (29.6)     108 (87)
-    gate_up     103 (102)       179 (168)       638 (601)
-    down        52.6 (52.3)     83.7 (83.4)     333 (291)
+    rows        256             512             1,024           4,096
+    qkv         27.9 (21.8)     44.2 (35.3)     84.0 (68.0)     293 (258)
+    output      23.2 (20.3)     30.1 (29.6)     59.3 (53.8)     237 (203)
+    gate_up     99.6 (95.6)     177 (164)       333 (325)       1,454 (1,344)
+    down        53.8 (54.3)     83.3 (81.6)     164 (155)       690 (614)
 
-    Two programs of 4 warps on a multiprocessor overlap one's end with the other's products, and take 1.84 times as long
-    as one of 8 warps that has it for itself: that one is better where it leaves fewer multiprocessors idle at the end.
-    Where K is in parts, 128 x 128 sums twice take 8 warps. Tiles of 256 rows or features take 10 to 30 % more, but of
-    few features.
+    What counts is how many turns the multiprocessors take: of 768 rows some tiles would leave nearly all of them idle
+    in the last turn. Two programs of 4 warps on a multiprocessor overlap one's end with the other's products. One of 8
+    warps that has it for itself takes 1 / 1.84 of the time (gated, 128 x 128) or 1 / 1.57 (256 x 64). Where K is in
+    parts, 128 x 128 sums twice take 8 warps; by parts its turns are of half the length.
     """
-    num_tiles = -(-num_rows // 128) * -(-num_features // 128)
+    parts, num_tiles = num_parts(num_features, size), _num_tiles(num_rows, 128, num_features, 128)
     one_for_itself = TileConfig(128, 128, 64, num_warps=8, num_stages=6)
-    if num_parts(num_features, size) > 1:
+    if parts > 1:
         if num_tiles < 64:
             return TileConfig(64, 128, 64, num_warps=4, num_stages=6, by_parts=True)
-        return replace(one_for_itself, by_parts=num_rows <= _MOST_ROWS_BY_PARTS)
+        is_shorter = _turns(parts * num_tiles) < parts * _turns(num_tiles)
+        return replace(one_for_itself, by_parts=is_shorter and num_rows <= _MOST_ROWS_BY_PARTS)
+    high = TileConfig(256, 64, 64, num_warps=8, num_stages=5)
     if num_tiles < _MULTIPROCESSORS:
-        if num_rows > 128:
-            return TileConfig(256, 64, 64, num_warps=8, num_stages=5)
-        return TileConfig(64, 128, 64, num_warps=4, num_stages=4)
-    turns, turns_of_two = -(-num_tiles // _MULTIPROCESSORS), -(-num_tiles // (2 * _MULTIPROCESSORS))
-    return one_for_itself if turns < 1.84 * turns_of_two else TileConfig(128, 128, 64, num_warps=4, num_stages=3)
+        return high if num_rows > 128 else TileConfig(64, 128, 64, num_warps=4, num_stages=4)
+    turns_of_two = -(-num_tiles // (2 * _MULTIPROCESSORS))
+    if gated and _turns(num_tiles) < 1.84 * turns_of_two:
+        return one_for_itself
+    if not gated and _turns(_num_tiles(num_rows, high.block_m, num_features, high.block_n)) < 1.57 * turns_of_two:
+        return high
+    return TileConfig(128, 128, 64, num_warps=4, num_stages=3)
+
+
+def _num_tiles(num_rows: int, block_m: int, num_features: int, block_n: int) -> int:
+    return -(-num_rows // block_m) * -(-num_features // block_n)
+
+
+def _turns(num_programs: int) -> int:
+    """Of programs that have a multiprocessor for themselves."""
+    return -(-num_programs // _MULTIPROCESSORS)

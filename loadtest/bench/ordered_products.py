@@ -42,6 +42,7 @@ SHAPES = {
 _ROTATED_BYTES = 192 << 20
 _MOST_WEIGHTS = 8
 _MOST_HEAD_ROWS = 256
+_MOST_FEATURES = 128256
 _LEAST_LAUNCHES = 8
 """In a graph: the time of one alone is a graph's as much as a kernel's."""
 _ROUNDS = 3
@@ -111,7 +112,7 @@ def _operands(rows: int, num_features: int, size: int) -> Operands:
     squares = x.float().square().unflatten(1, (-1, 64)).sum(-1).T.contiguous()
     residual = torch.randn(rows, num_features, device=device).bfloat16()
     norm_weight = torch.rand(num_features, device=device).bfloat16()
-    arrivals = new_arrivals(num_features, device)
+    arrivals = new_arrivals(_MOST_FEATURES, device)
     return Operands(x, DeferredNorm(x, squares, _EPS), residual, residual.clone(), norm_weight, arrivals)
 
 
@@ -128,7 +129,7 @@ def _usual(shape: str, rows: int) -> dict[str, Way]:
 
 
 def _ordered(shape: str, rows: int, num_features: int, size: int) -> dict[str, Way]:
-    chosen = None if rows <= MAX_ROWS else tile_config(rows, num_features, size)
+    chosen = None if rows <= MAX_ROWS else tile_config(rows, num_features, size, gated=shape == "gate_up")
     ways: dict[str, Way] = {f"chosen: {_name(chosen)}": partial(_by_tiles, shape=shape, config=chosen)}
     for config in _tiles(rows, has_parts=num_parts(num_features, size) > 1):
         if config != chosen:
@@ -140,9 +141,7 @@ def _name(config: TileConfig | None) -> str:
     if config is None:
         return "few"
     tile = f"{config.block_m} x {config.block_n} x {config.block_k}"
-    parts = ", by parts" if config.by_parts else ", parts at once" if config.at_once else ""
-    left = ", weight left" if config.weight_left else ""
-    return f"{tile}, {config.num_warps} warps, {config.num_stages} stages{parts}{left}"
+    return f"{tile}, {config.num_warps} warps, {config.num_stages} stages{', by parts' if config.by_parts else ''}"
 
 
 def _tiles(rows: int, has_parts: bool) -> Iterator[TileConfig]:
@@ -150,25 +149,17 @@ def _tiles(rows: int, has_parts: bool) -> Iterator[TileConfig]:
         yield TileConfig(64, 64, 128, num_warps=4, num_stages=4)
         return
     yield TileConfig(128, 128, 64, num_warps=8, num_stages=6)
-    yield TileConfig(256, 128, 64, num_warps=8, num_stages=4, weight_left=True)
-    yield TileConfig(256, 64, 64, num_warps=4, num_stages=5, weight_left=True)
-    yield TileConfig(256, 64, 64, num_warps=4, num_stages=2, weight_left=True)
+    yield TileConfig(128, 128, 128, num_warps=8, num_stages=3)
     if has_parts:
-        yield TileConfig(128, 128, 64, num_warps=8, num_stages=3, at_once=True)
-        yield TileConfig(64, 128, 64, num_warps=4, num_stages=3, at_once=True)
+        yield TileConfig(128, 128, 64, num_warps=8, num_stages=6, by_parts=True)
+        yield TileConfig(128, 128, 128, num_warps=8, num_stages=3, by_parts=True)
+        yield TileConfig(128, 128, 64, num_warps=4, num_stages=3, by_parts=True)
     else:
         yield TileConfig(128, 128, 64, num_warps=4, num_stages=3)
-        yield TileConfig(128, 256, 64, num_warps=8, num_stages=4)
-    if rows <= 1024:
-        yield TileConfig(64, 128, 64, num_warps=4, num_stages=3)
-        yield TileConfig(128, 64, 64, num_warps=4, num_stages=3, weight_left=True)
         yield TileConfig(256, 64, 64, num_warps=8, num_stages=5)
-        if has_parts:
-            yield TileConfig(128, 128, 64, num_warps=8, num_stages=6, by_parts=True)
-            yield TileConfig(64, 128, 64, num_warps=4, num_stages=6, by_parts=True)
-            yield TileConfig(64, 128, 64, num_warps=4, num_stages=3, by_parts=True)
-            yield TileConfig(256, 64, 64, num_warps=4, num_stages=5, by_parts=True, weight_left=True)
-            yield TileConfig(128, 64, 64, num_warps=4, num_stages=6, by_parts=True, weight_left=True)
+    if rows <= 384:
+        yield TileConfig(64, 128, 64, num_warps=4, num_stages=3, by_parts=has_parts)
+        yield TileConfig(64, 128, 64, num_warps=4, num_stages=6, by_parts=has_parts)
 
 
 def _by_cublas(operands: Operands, weight: Tensor, shape: str) -> Tensor:

@@ -10,16 +10,15 @@ from kernels.skinny_linear import new_arrivals
 from tests.kernels.lanes import GPU, LANES
 from tests.kernels.tolerances import assert_close
 
+BY_PARTS = TileConfig(64, 128, 64, num_warps=4, num_stages=3, by_parts=True)
 TILES = [
     TileConfig(64, 64, 128, num_warps=4, num_stages=4),
     TileConfig(64, 128, 64, num_warps=4, num_stages=4),
     TileConfig(128, 128, 64, num_warps=8, num_stages=4),
     TileConfig(128, 256, 64, num_warps=8, num_stages=3),
-    TileConfig(64, 128, 64, num_warps=4, num_stages=3, by_parts=True),
+    BY_PARTS,
     TileConfig(128, 128, 64, num_warps=4, num_stages=3, by_parts=True),
-    TileConfig(128, 128, 64, num_warps=8, num_stages=3, at_once=True),
-    TileConfig(256, 64, 64, num_warps=4, num_stages=5, weight_left=True),
-    TileConfig(256, 64, 64, num_warps=4, num_stages=5, by_parts=True, weight_left=True),
+    TileConfig(256, 64, 64, num_warps=8, num_stages=5),
 ]
 
 
@@ -98,7 +97,7 @@ def test_what_is_fused_with_parts(parts, lane):
     squares = (torch.rand(5, 70) * 100 + 10).to(x.device)
     want = naive_add_norm(x, weight, None, residual, norm_weight, EPS)
     want_gated = naive_gated(DeferredNorm(x, squares, EPS).divided(), weight)
-    for rows, config in ((3, None), (70, None), (70, TILES[-1])):
+    for rows, config in ((3, None), (70, None), (70, BY_PARTS)):
         few, some = x[:rows], residual[:rows]
         normed, total = ordered_add_norm_triton(few, weight, None, some, norm_weight, EPS, arrivals, config, parts)
         assert_close(normed.divided(), want[0][:rows])
@@ -115,7 +114,7 @@ def test_parts_are_added_one_by_one(parts, lane):
     """More than there are, too."""
     x, weight, bias = random(lane, 70, 264), random(lane, 72, 264, scale=0.06), random(lane, 72)
     arrivals = new_arrivals(72, x.device)
-    for rows, config in ((3, None), (70, None), (70, TILES[-1])):
+    for rows, config in ((3, None), (70, None), (70, BY_PARTS)):
         got = ordered_linear_triton(x[:rows], weight, bias, arrivals, config, parts)
         assert_close(got, naive(x[:rows], weight, bias))
         assert not arrivals.any()
