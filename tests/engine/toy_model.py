@@ -255,6 +255,7 @@ class ToyExecutor(LateExecutor):
 
     def _check_version(self, decodes: ScheduledDecodes) -> None:
         """An executor that goes on from the last plan of the same version does what this one says."""
+        assert decodes.num_tokens == decodes.num_new_tokens.sum()
         before, self._last_decodes = self._last_decodes, decodes
         if before is None or before.version != decodes.version:
             return
