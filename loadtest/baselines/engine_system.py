@@ -23,6 +23,7 @@ from service.prediction.preemption_cost import PreemptionCost
 from service.prediction.recovery_ledger import RecoveryLedger
 from service.prediction.swap_time import SwapTime
 from service.scheduler.admission import Admission, OnDemandAdmission, fits_ever
+from service.scheduler.cached_tokens import num_cached_tokens
 from service.scheduler.chunk_budget import ChunkBudget, FixedBudget
 from service.scheduler.deferred_batching import DeferredBatching, TrainingPolicy
 from service.scheduler.fcfs import FirstComeFirstServed
@@ -180,7 +181,7 @@ class EngineSystem:
         held_tokens = self._policies.held_tokens
         used = self._blocks.pool.num_used * self._blocks.block_size
         memory = MemoryUse(
-            token_state=self._scheduler.num_cached_tokens(),
+            token_state=num_cached_tokens(self._blocks, self._scheduler.lanes),
             held=used if held_tokens is None else held_tokens(running),
             total=self._pool.num_tokens,
             unshared=self._num_table_entries() * self._blocks.block_size,

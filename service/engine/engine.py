@@ -165,8 +165,9 @@ class Engine:
     def _decide(self) -> IterationPlan:
         """A fault in the scheduler itself leaves its books in doubt: it is not caught."""
         plan = self.scheduler.schedule()
-        for group, fault in self.scheduler.take_refused():
-            self.requests.fail_inside(group, fault)
+        if self.scheduler.pool.waiting:
+            for group, fault in self.scheduler.group_start.take_refused():
+                self.requests.fail_inside(group, fault)
         if not self.requests.constrained:
             return plan
         assert self._masker is not None, "who accepts grammars has a masker"

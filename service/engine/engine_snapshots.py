@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from service.core.clock import Clock
 from service.core.stats import NO_ADAPTERS, AdapterUse, EngineSnapshot
+from service.scheduler.cached_tokens import num_cached_tokens
 from service.scheduler.iteration_scheduler import IterationScheduler
 
 KV_TOKENS_EVERY_S = 0.5
@@ -59,6 +60,6 @@ class EngineSnapshots:
         now_s = self._clock.now_s()
         if now_s >= self._kv_tokens_due_s or not self._scheduler.pool.running:
             blocks = self._scheduler.blocks
-            self._kv_tokens = self._scheduler.num_cached_tokens()
+            self._kv_tokens = num_cached_tokens(blocks, self._scheduler.lanes)
             self._kv_token_blocks = blocks.pool.num_used - blocks.arena.num_blocks - blocks.adapter_slots.num_blocks
             self._kv_tokens_due_s = now_s + KV_TOKENS_EVERY_S

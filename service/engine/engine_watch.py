@@ -51,7 +51,7 @@ class EngineWatch:
         if self.stalled_since_s is None:
             self.stalled_since_s = now_s
         if now_s - self.stalled_since_s >= self._stalled_after_s and not self._stall_told:
-            reason = self._engine.scheduler.describe_wait()
+            reason = self._engine.scheduler.group_start.describe_wait()
             logger.error("no iteration for %.0f s: %s", now_s - self.stalled_since_s, reason)
             self._stall_told = True
         self._wait(LOOK_WHILE_STALLED_S)

@@ -69,7 +69,7 @@ class LiveRequests:
             return
         try:
             for sequence in group.computing:
-                self._scheduler.cache_before_end(group, sequence)
+                self._scheduler.group_end.cache_before_end(group, sequence)
             self.end_group(group, Outcome.ABORTED)
         except Exception as fault:  # whatever it is, the other requests go on
             self.fail_inside(group, fault)
@@ -95,7 +95,7 @@ class LiveRequests:
         for sequence in group.live:
             if sequence.choice_index == choice_index:
                 try:
-                    self._scheduler.cache_before_end(group, sequence)
+                    self._scheduler.group_end.cache_before_end(group, sequence)
                     self.end_sequence(group, sequence, FinishReason.STOP)
                 except Exception as fault:  # likewise
                     self.fail_inside(group, fault)
@@ -114,7 +114,7 @@ class LiveRequests:
         now_s, stats = self._clock.now_s(), dict[str, RequestStats]()
         for request_id in request_ids:
             if (group := self._scheduler.pool.get(request_id)) is not None:
-                num_uncounted = self._scheduler.num_uncounted(group)
+                num_uncounted = sum(batch.num_uncounted(group) for batch in self._scheduler.lanes)
                 told = _request_stats(group, now_s)
                 stats[request_id] = replace(told, num_output_tokens=told.num_output_tokens + num_uncounted)
         return stats
@@ -131,7 +131,9 @@ class LiveRequests:
         copied = [pool.member(sequence_id) for sequence_id in blocks.lose({c.destination for c in plan.copies})]
         for group in [*groups, *(member[0] for member in (*moving, *copied) if member is not None), *misled]:
             self.fail(group.request.request_id, error)
-        self._scheduler.lose_transfers()
+        # What was on the move has nowhere to go, and its owners have ended.
+        blocks.swap_space.finish_all()
+        self._scheduler.ledger.lost_transfers()
         for adapter_id in adapter_ids:
             blocks.adapter_slots.remove_idle(adapter_id)
 
@@ -146,12 +148,12 @@ class LiveRequests:
         if len(group.live) == 1:
             self.end_group(group, Outcome.FINISHED)
         else:
-            self._scheduler.end_sequence(group, sequence)
+            self._scheduler.group_end.end_sequence(group, sequence)
 
     def end_group(self, group: SequenceGroup, outcome: Outcome, error: RequestError | None = None) -> None:
         """End the request: it gives back what it held, and nothing follows its final event. If it raises, that is not
         told yet, and it may be called again."""
-        self._scheduler.end_group(group)
+        self._scheduler.group_end.end_group(group)
         request_id = group.request.request_id
         self.constrained.discard(request_id)
         self.searches.pop(request_id, None)

@@ -45,17 +45,12 @@ class GroupStart:
         self._policy = policies.scheduling
         self._ledger = ledger
         self._clock = clock
-        self.max_num_seqs = max_num_seqs
+        self._max_num_seqs = max_num_seqs
         self.others_lack_room = False
         """Whether one who is not in the background was last left waiting for what those in it may hold."""
         self._refused_s = -math.inf
         self._lacked: WaitReason = "iteration"
         self._refused: list[tuple[SequenceGroup, Exception]] = []
-
-    @property
-    def lacked(self) -> WaitReason:
-        """For want of what a group was last left waiting."""
-        return self._lacked
 
     def let_wait(self, reason: WaitReason) -> None:
         """Note that a group has to wait on, for want of this."""
@@ -65,8 +60,8 @@ class GroupStart:
         """Start the groups that the draft still has room for; the running ones have theirs already."""
         self.others_lack_room = False
         num_seated = self._num_seated(draft)
-        seats = self.max_num_seqs - num_seated
-        left_of_share = self._lanes.share(self.max_num_seqs, len(self._pool.waiting)) - num_seated
+        seats = self._max_num_seqs - num_seated
+        left_of_share = self._lanes.share(self._max_num_seqs, len(self._pool.waiting)) - num_seated
         if seats <= 0 or draft.budget <= 0:
             self.let_wait("sequences" if seats <= 0 else "tokens")
             self.others_lack_room = seats <= 0 and self._pool.has_others_waiting
@@ -108,6 +103,25 @@ class GroupStart:
         """Those refused since the last call, each with its fault."""
         refused, self._refused = self._refused, []
         return refused
+
+    def describe_wait(self) -> str:
+        """Who waits, and what there is for them, for the log. Names no client."""
+        pool, blocks, host = self._pool, self._blocks.pool, self._blocks.swap_space
+        slots = self._blocks.adapter_slots
+        first = pool.waiting[0] if pool.waiting else None
+        of_first = (
+            "none waits"
+            if first is None
+            else f"the first, {first.request.request_id}, has {first.num_tokens_to_compute} tokens to compute for"
+            f" {len(first.live)} sequences and was last left waiting for: {self._lacked}"
+        )
+        return (
+            f"{len(pool.waiting)} requests wait and {len(pool.running)} run; {of_first}; of {blocks.num_blocks} KV"
+            f" blocks {blocks.num_free} are free, adapters have {slots.num_blocks}, and those that run need"
+            f" {slots.num_pinned_blocks} of these; a training has {self._blocks.arena.num_blocks};"
+            f" on the host {host.num_free} are and {host.num_used} are not;"
+            f" {self._max_num_seqs} sequences may run"
+        )
 
     def _num_seated(self, draft: PlanDraft) -> int:
         """Sequences that hold a seat. One whose last token is being drawn by an earlier iteration holds none."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from service.core.clock import Clock
 from service.core.iteration_plan import IterationPlan, ScheduledDecodes
 from service.core.iteration_result import FinishedTransfer
-from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.prediction.recovery_ledger import RecoveryLedger
@@ -15,7 +14,7 @@ from service.scheduler.arena_lending import ArenaLending
 from service.scheduler.block_growth import BlockGrowth, Shortage
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.decode_batch import DecodeBatch
-from service.scheduler.forking import hand_over_lead
+from service.scheduler.group_end import GroupEnd
 from service.scheduler.group_preemption import GroupPreemption
 from service.scheduler.group_start import GroupStart
 from service.scheduler.history import History
@@ -25,6 +24,7 @@ from service.scheduler.plan_draft import PlanDraft
 from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduler_policies import SchedulerPolicies
 from service.scheduler.speculation import DraftChoice
+from service.scheduler.training_plans import TrainingPlans
 from service.scheduler.training_turns import TrainingTurns
 
 
@@ -34,10 +34,10 @@ class IterationScheduler:
     Most iterations have the same decodes as the one before: `_schedule_decodes`. All others are decided by
     `LaneScheduling`, which would decide those, too.
 
-    pool, blocks, lanes, ledger, history: the books that it keeps. Who applies a result writes to them, too. training:
-    the training that may have iterations of its own, if any. num_lanes: stages of the model, for each of which there
-    may be an iteration in flight, of other requests each (lanes.py). versions: of decodes, where the executor has had
-    another scheduler before.
+    pool, blocks, lanes, ledger, history: the books that it keeps. Who applies a result writes to them, too.
+    group_start, group_end: how a request comes to run, and how it ends. training: the training that may have iterations
+    of its own, if any. num_lanes: stages of the model, for each of which there may be an iteration in flight, of other
+    requests each (lanes.py). versions: of decodes, where the executor has had another scheduler before.
 
     An iteration may be decided while those before it still run (`finish_iteration` has not been called for them).
     Then nothing is taken from a running sequence: if memory runs out, the decision waits until nothing runs.
@@ -74,7 +74,13 @@ class IterationScheduler:
         )
         speculation = policies.speculation
         self._drafts = None if speculation is None else DraftChoice(speculation, ledger)
-        self._start = GroupStart(blocks, self.pool, self.lanes, self._growth, policies, ledger, clock, max_num_seqs)
+        self.group_start = GroupStart(
+            blocks, self.pool, self.lanes, self._growth, policies, ledger, clock, max_num_seqs
+        )
+        self.group_end = GroupEnd(blocks, self.pool, self.lanes, self._launched, self._drafts, ledger, history)
+        self._training_plans = TrainingPlans(
+            self.training, self.pool, self.lanes, self._launched, self.group_start, clock
+        )
         self._whole_lane = LaneScheduling(
             blocks,
             self.pool,
@@ -82,7 +88,7 @@ class IterationScheduler:
             self._launched,
             self._growth,
             preemption,
-            self._start,
+            self.group_start,
             policies.chunk_budget,
             self._drafts,
         )
@@ -95,33 +101,9 @@ class IterationScheduler:
     def schedule(self) -> IterationPlan:
         """Decide the next iteration, which is then launched. Empty if nothing can run before those that run now have
         finished; if none does, then nothing waits either."""
-        return self._schedule_with_training() if self.training.is_runnable else self._schedule_requests()
-
-    def _schedule_with_training(self) -> IterationPlan:
-        """As `schedule`; a training has iterations of its own."""
-        training, pool, now_s = self.training, self.pool, self._clock.now_s()
-        training.lending.note_return(self._tally)
-        plan = self._plan_training(training.num_next(pool, now_s), now_s)
-        if not plan.is_empty:
-            if pool.waiting and not pool.running:
-                self._start.let_wait("deferral")
-            return plan
-        self._tally.deferrals += training.looks_at(pool, now_s)
-        plan = self._schedule_requests()
-        if plan.is_empty and not pool.running:
-            return self._plan_training(training.num_idle(pool), now_s)
-        training.follow(plan)
-        return plan
-
-    def _plan_training(self, num_layer_steps: int, now_s: float) -> IterationPlan:
-        """Empty if there are none, or no memory for them."""
-        if num_layer_steps and self.training.lending.lacks_memory:
-            self.lanes.dissolve(self.pool.running)  # their blocks may be in its way
-        turn = self.training.take(num_layer_steps, now_s) if num_layer_steps else None
-        if turn is None:
-            return IterationPlan(())
-        self._launched.begin(LaunchedGroups(None, []))
-        return IterationPlan((), turn.copies, training=turn.share)
+        if self.training.is_runnable:
+            return self._training_plans.schedule(self._schedule_requests, self._tally)
+        return self._schedule_requests()
 
     def _schedule_requests(self) -> IterationPlan:
         for batch in self.lanes.turns(self._launched, self.pool.running):
@@ -172,15 +154,7 @@ class IterationScheduler:
         groups = [advance.group for advance in draft.advances]
         self._note_launch(LaunchedGroups(draft.members, groups, self.lanes.batch, draft.has_drafts), draft.decodes)
         self._whole_lane.begin(draft)
-        return IterationPlan(
-            tuple(draft.scheduled),
-            tuple(draft.copies),
-            self.blocks.take_released_rows(),
-            tuple(draft.transfers),
-            awaits_transfer,
-            decodes=draft.decodes,
-            adapter_loads=tuple(draft.adapter_loads),
-        )
+        return draft.plan(self.blocks.take_released_rows(), awaits_transfer=awaits_transfer)
 
     def predicted_s(self, plan: IterationPlan) -> float | None:
         """What a plan that runs is predicted to take; None before enough has been seen."""
@@ -192,25 +166,6 @@ class IterationScheduler:
         nobody else, and all of them still run."""
         lanes = [batch for batch in self.lanes if batch.num_seqs]
         return bool(lanes) and all(b in self._repeated and self._steady[b][1] == len(b) for b in lanes)
-
-    def describe_wait(self) -> str:
-        """Who waits, and what there is for them, for the log. Names no client."""
-        pool, blocks, host = self.pool, self.blocks.pool, self.blocks.swap_space
-        slots = self.blocks.adapter_slots
-        first = pool.waiting[0] if pool.waiting else None
-        of_first = (
-            "none waits"
-            if first is None
-            else f"the first, {first.request.request_id}, has {first.num_tokens_to_compute} tokens to compute for"
-            f" {len(first.live)} sequences and was last left waiting for: {self._start.lacked}"
-        )
-        return (
-            f"{len(pool.waiting)} requests wait and {len(pool.running)} run; {of_first}; of {blocks.num_blocks} KV"
-            f" blocks {blocks.num_free} are free, adapters have {slots.num_blocks}, and those that run need"
-            f" {slots.num_pinned_blocks} of these; a training has {self.blocks.arena.num_blocks};"
-            f" on the host {host.num_free} are and {host.num_used} are not;"
-            f" {self._start.max_num_seqs} sequences may run"
-        )
 
     def finish_iteration(self) -> LaunchedGroups:
         """The oldest iteration that runs has ended, whatever came of it."""
@@ -225,47 +180,6 @@ class IterationScheduler:
             self.blocks.swap_space.finish(transfer.transfer_id)
             self.ledger.moved(transfer)
 
-    def lose_transfers(self) -> None:
-        """The executor failed: what was on the move has nowhere to go, and its owners have ended."""
-        self.blocks.swap_space.finish_all()
-        self.ledger.lost_transfers()
-
-    def cache_before_end(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """The sequence is about to end between two results: its full blocks may serve others."""
-        self.lanes.write_tokens()
-        if not group.num_preemptions:  # else it may just be computed again
-            self.blocks.cache_decoded(sequence, group.request.prefix_salt)
-
-    def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """Free what a live sequence holds, however it ends. The last one is ended by `end_group`."""
-        sequence.drop_pending()
-        if sequence is group.leader and len(group.live) > 1:
-            hand_over_lead(group, self.blocks)
-        self._launched.free(sequence)
-        self.pool.remove_sequence(group, sequence)
-        self.history.choice_ended(sequence.num_output_tokens)
-
-    def end_group(self, group: SequenceGroup) -> None:
-        """End every live sequence of the group, and then the group. If it raises, it may be called again and goes on
-        from there: what a request holds is given back, whatever is wrong with it."""
-        self.lanes.stop(group)
-        for sequence in list(reversed(group.live)):
-            self.end_sequence(group, sequence)
-        if self.pool.get(group.request.request_id) is group:
-            self.pool.remove(group)
-            self.ledger.forget(group)
-            if self._drafts is not None:
-                self._drafts.forget(group)
-            self.history.request_ended(group.request.client)
-
-    def num_uncounted(self, group: SequenceGroup) -> int:
-        """As `DecodeBatch.num_uncounted`, of a group wherever it is."""
-        return sum(batch.num_uncounted(group) for batch in self.lanes)
-
-    def take_refused(self) -> list[tuple[SequenceGroup, Exception]]:
-        """Waiting groups that the last decision met a fault of their own at, for the caller to end."""
-        return self._start.take_refused() if self.pool.waiting else []
-
     def take_tally(self) -> DecisionTally:
         """What was decided since the last call."""
         tally, self._tally = self._tally, DecisionTally()
@@ -273,27 +187,6 @@ class IterationScheduler:
             tally.num_adapter_evictions = self.blocks.adapter_slots.take_num_evicted()
         tally.predictions = self.ledger.take_predictions()
         return tally
-
-    def num_cached_tokens(self) -> int:
-        """Tokens that the device's used blocks hold, those of a shared block counted once. Adapters' blocks hold none.
-        A token that several groups of layers keep counts for each of them, as their blocks do.
-
-        Blocks on their way to the host count as empty.
-        """
-        blocks = self.blocks
-        unfilled = sum(batch.num_unfilled() for batch in self.lanes)
-        for group in (group for batch in self.lanes for group in batch.unbatched.values()):
-            last_blocks = set()
-            for sequence in group.computing:
-                if not blocks.has_table(sequence.sequence_id):
-                    continue
-                table = blocks.table(sequence.sequence_id)
-                if table.num_held and table.block_ids[-1] not in last_blocks:  # else forked, and not yet written on
-                    unfilled += blocks.num_tokens_in(len(table.block_ids)) - sequence.num_computed_tokens
-                    last_blocks.add(table.block_ids[-1])
-        num_used = blocks.pool.num_used - blocks.swap_space.num_departing - blocks.adapter_slots.num_blocks
-        num_used -= blocks.arena.num_blocks
-        return max(0, num_used * blocks.block_size - unfilled * blocks.num_groups)
 
     def _note_launch(self, groups: LaunchedGroups, decodes: ScheduledDecodes) -> None:
         """Of an iteration of the lane whose turn it is; and whether it repeats the one before it, if it computes."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from service.core.adapter import AdapterLoad
 from service.core.block_moves import BlockCopy, Transfer
 from service.core.embedding import Pooling
-from service.core.iteration_plan import NO_DECODES
+from service.core.iteration_plan import NO_DECODES, IterationPlan
 from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
@@ -138,6 +138,18 @@ class PlanDraft:
         """As many of the sequence's tokens as the budget has left."""
         end = min(sequence.num_computed_tokens + self.budget, sequence.num_tokens)
         self.add(group, sequence, end, table)
+
+    def plan(self, released: tuple[int, ...], *, awaits_transfer: bool) -> IterationPlan:
+        """It is made."""
+        return IterationPlan(
+            tuple(self.scheduled),
+            tuple(self.copies),
+            released,
+            tuple(self.transfers),
+            awaits_transfer,
+            decodes=self.decodes,
+            adapter_loads=tuple(self.adapter_loads),
+        )
 
 
 def _num_pooled(pooling: Pooling | None, num_tokens: int, *, is_last: bool) -> int:

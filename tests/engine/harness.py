@@ -41,6 +41,7 @@ from service.prediction.recovery_ledger import RecoveryLedger
 from service.prediction.swap_time import SwapTime
 from service.scheduler.admission import Admission, OnDemandAdmission, fits_ever
 from service.scheduler.background_last import BackgroundLast
+from service.scheduler.cached_tokens import num_cached_tokens
 from service.scheduler.chunk_budget import ChunkBudget, FixedBudget
 from service.scheduler.deferred_batching import DeferredBatching, TrainingPolicy
 from service.scheduler.fairness import Fair
@@ -303,7 +304,7 @@ class Harness:
         arrivals = [g.arrival_order for g in ordered]
         assert arrivals == sorted(arrivals), "order of arrival"
         num_used = self.blocks.pool.num_used - self.blocks.adapter_slots.num_blocks - self.blocks.arena.num_blocks
-        assert 0 <= self.scheduler.num_cached_tokens() <= num_used * self.blocks.block_size
+        assert 0 <= num_cached_tokens(self.blocks, self.scheduler.lanes) <= num_used * self.blocks.block_size
         held: set[int] = set()
         running_plans = [launched.plan for launched in self.engine._launched]
         for plan in running_plans:

@@ -203,7 +203,7 @@ class Closed:
 
 def stalled() -> tuple[Served, Closed]:
     served, admission = Served(Harness()), Closed()
-    served.harness.scheduler._start._admission = admission
+    served.harness.scheduler.group_start._admission = admission
     for _ in range(3):
         served.loop.send(Submit(served.harness.request((1,) * 10, 3, n=2)))
     return served, admission

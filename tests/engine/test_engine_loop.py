@@ -193,7 +193,7 @@ def test_a_fault_that_also_keeps_requests_from_ending_is_told(monkeypatch: pytes
         raise RuntimeError("nothing can be ended any more")
 
     harness = Harness(max_num_batched_tokens=8)
-    monkeypatch.setattr(harness.scheduler, "end_group", fail)
+    monkeypatch.setattr(harness.scheduler.group_end, "end_group", fail)
     loop, outbox = start(harness)
     for _ in range(2):
         loop.send(Submit(harness.request((1, 2), 5)))

@@ -21,7 +21,7 @@ OF_A_REQUEST = (
     FaultSite("best_beams", f"{_ENGINE}.beam_search:BeamSearch.best", Reach.REQUEST),
     FaultSite("drawn", "service.core.sequence:Sequence.set_drawn", Reach.REQUEST, MemoryError),
     FaultSite("finish_reason", f"{_ENGINE}.sequence_results:_finish_reason", Reach.REQUEST),
-    FaultSite("end_choice", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.end_sequence", Reach.REQUEST),
+    FaultSite("end_choice", f"{_SCHEDULER}.group_end:GroupEnd.end_sequence", Reach.REQUEST),
     FaultSite("end_request", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.end_group", Reach.REQUEST),
     FaultSite("free", f"{_SCHEDULER}.lanes:LaunchedIterations.free", Reach.REQUEST, caller="end_sequence"),
     FaultSite("request_stats", f"{_ENGINE}.live_requests:_request_stats", Reach.REQUEST),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.events import Outcome
+from service.scheduler.cached_tokens import num_cached_tokens
 from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.preemption import AlwaysSwap
 from tests.engine.faulty_executor import FaultyExecutor
@@ -142,7 +143,7 @@ def test_who_is_on_its_way_back_is_not_taken_again():
         returning = [g for g in running if swap_space.is_moving(g.leader.sequence_id)]
         harness.step()
         sat_out += bool(returning) and not harness.toy.plans[-1].scheduled
-        num_cached = harness.scheduler.num_cached_tokens()
+        num_cached = num_cached_tokens(harness.blocks, harness.scheduler.lanes)
         batch = harness.scheduler.lanes.batch
         batch.write_tokens()
         batched = [group for group in harness.scheduler.pool.running if group in batch]

@@ -1,0 +1,27 @@
+"""How much of the blocks that are used has tokens in it."""
+
+from __future__ import annotations
+
+from service.kvcache.block_manager import BlockManager
+from service.scheduler.lanes import Lanes
+
+
+def num_cached_tokens(blocks: BlockManager, lanes: Lanes) -> int:
+    """Tokens that the device's used blocks hold, those of a shared block counted once. Adapters' blocks hold none.
+    A token that several groups of layers keep counts for each of them, as their blocks do.
+
+    Blocks on their way to the host count as empty.
+    """
+    unfilled = sum(batch.num_unfilled() for batch in lanes)
+    for group in (group for batch in lanes for group in batch.unbatched.values()):
+        last_blocks = set()
+        for sequence in group.computing:
+            if not blocks.has_table(sequence.sequence_id):
+                continue
+            table = blocks.table(sequence.sequence_id)
+            if table.num_held and table.block_ids[-1] not in last_blocks:  # else forked, and not yet written on
+                unfilled += blocks.num_tokens_in(len(table.block_ids)) - sequence.num_computed_tokens
+                last_blocks.add(table.block_ids[-1])
+    num_used = blocks.pool.num_used - blocks.swap_space.num_departing - blocks.adapter_slots.num_blocks
+    num_used -= blocks.arena.num_blocks
+    return max(0, num_used * blocks.block_size - unfilled * blocks.num_groups)
