@@ -22,7 +22,7 @@ OF_A_REQUEST = (
     FaultSite("drawn", "service.core.sequence:Sequence.set_drawn", Reach.REQUEST, MemoryError),
     FaultSite("finish_reason", f"{_ENGINE}.sequence_results:_finish_reason", Reach.REQUEST),
     FaultSite("end_choice", f"{_SCHEDULER}.group_end:GroupEnd.end_sequence", Reach.REQUEST),
-    FaultSite("end_request", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.end_group", Reach.REQUEST),
+    FaultSite("end_request", f"{_SCHEDULER}.group_end:GroupEnd.end_group", Reach.REQUEST),
     FaultSite("free", f"{_SCHEDULER}.lanes:LaunchedIterations.free", Reach.REQUEST, caller="end_sequence"),
     FaultSite("request_stats", f"{_ENGINE}.live_requests:_request_stats", Reach.REQUEST),
 )
@@ -52,6 +52,7 @@ OF_THE_PROCESS = (
     FaultSite("swap_in", f"{_KVCACHE}.swap_space:SwapSpace.move_in", Reach.PROCESS, MemoryError),
     FaultSite("preempt", f"{_SCHEDULER}.group_preemption:GroupPreemption.preempt", Reach.PROCESS),
     FaultSite("plan", f"{_SCHEDULER}.iteration_scheduler:IterationPlan", Reach.PROCESS, AssertionError),
+    FaultSite("drafted_plan", f"{_SCHEDULER}.plan_draft:IterationPlan", Reach.PROCESS, AssertionError),
     FaultSite(
         "finish_iteration", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.finish_iteration", Reach.PROCESS
     ),
