@@ -139,13 +139,16 @@ class Engine:
         assert not self.has_requests
         return self._idle_work.do_some(must_give_up)
 
-    def catch_up(self, before_work: Callable[[], None]) -> None:
+    def catch_up(self, before_work: Callable[[], None]) -> bool:
         """Where there may never be idle time: if iterations miss a piece of the work that waits for it, do it once
-        those that run are applied. before_work: called in between."""
-        if self._idle_work.is_missed():
-            self._complete_all_but(0)
-            before_work()
-            self._idle_work.do_some()
+        those that run are applied. before_work: called in between. Whether the next piece is urgent, too."""
+        if not self._idle_work.is_missed():
+            return False
+        is_urgent = self._idle_work.is_urgent()
+        self._complete_all_but(0)
+        before_work()
+        self._idle_work.do_some()
+        return is_urgent
 
     def stop_training(self, training_id: int, *, wants_state: bool) -> None:
         """End this training in order, between two of its layer steps; nothing happens if it has ended. wants_state: its

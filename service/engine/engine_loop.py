@@ -27,6 +27,9 @@ CATCH_UP_EVERY_S = 2.0
 """Without any pause for so long, what iterations miss is done between two of them (`Engine.catch_up`): it holds
 everybody up for about a tenth of a second, and makes their steps up to twice as short from then on."""
 
+URGENT_EVERY_S = 0.25
+"""The same while most iterations do without: the first that ask to be deterministic have no CUDA graph at all."""
+
 SNAPSHOT_EVERY_S = 0.5
 """While the same decodes go on: nothing but tokens comes or goes then."""
 
@@ -131,8 +134,8 @@ class EngineLoop:
         self._wake.clear()
         self.busy_since_s = self._clock.now_s()
         if self.busy_since_s >= self._catch_up_due_s:
-            self._engine.catch_up(self._hand_over)
-            self._catch_up_due_s = self._clock.now_s() + CATCH_UP_EVERY_S
+            is_urgent = self._engine.catch_up(self._hand_over)
+            self._catch_up_due_s = self._clock.now_s() + (URGENT_EVERY_S if is_urgent else CATCH_UP_EVERY_S)
         self._delay_launch()
         if self._inbox:
             started_s = self._clock.now_s()

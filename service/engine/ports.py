@@ -71,6 +71,10 @@ class IdleWork(Protocol):
         """Whether the last iterations would have gained by a piece, so that the next ones may wait for it."""
         ...
 
+    def is_urgent(self) -> bool:
+        """Whether most of them would have gained much, so that the next pieces are not to be far apart."""
+        ...
+
 
 class NoIdleWork:
     """Everything was prepared at start."""
@@ -79,6 +83,9 @@ class NoIdleWork:
         return False
 
     def is_missed(self) -> bool:
+        return False
+
+    def is_urgent(self) -> bool:
         return False
 
 

@@ -46,7 +46,8 @@ class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread; `capture` while no step runs.
 
     num_adapters: that a step may have, of graphs of steps with adapters; 0: of steps without. recent_steps: replayed or
-    asked for in vain. turn: the iteration's, which hears when the step begins.
+    asked for in vain, with the sizes that they would be padded to now. turn: the iteration's, which hears when the step
+    begins.
     """
 
     def __init__(
@@ -78,6 +79,12 @@ class StepGraphs:
                 self._capture(size)
         finally:
             self._decode_sizes, self._mixed_sizes = sorted(self._decodes), sorted(self._mixed)
+            self._look_again_at_recent_steps()
+
+    def _look_again_at_recent_steps(self) -> None:
+        for index, (num_tokens, num_decodes, num_prompts, _) in enumerate(self.recent_steps):
+            size = self.padded_size(num_tokens, num_decodes, num_prompts)
+            self.recent_steps[index] = PaddedStep(num_tokens, num_decodes, num_prompts, size)
 
     def has_room_for(self, num_decodes: int) -> bool:
         """Whether so many sequences that compute one token each, and draw one id, can be replayed."""

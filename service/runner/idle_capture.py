@@ -46,6 +46,10 @@ class IdleCapture:
     def is_missed(self) -> bool:
         return bool(self._waiting) and most_missed(self._waiting, self._recent_steps()) is not None
 
+    def is_urgent(self) -> bool:
+        steps = self._recent_steps()
+        return sum(step.size is None for step in steps) > len(steps) / 2
+
     def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
         if not self._waiting:
             return False
@@ -76,6 +80,9 @@ class IdleWorks:
 
     def is_missed(self) -> bool:
         return any(work.is_missed() for work in self._works)
+
+    def is_urgent(self) -> bool:
+        return any(work.is_missed() and work.is_urgent() for work in self._works)
 
     def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
         wanted = [work for work in self._left if work.is_wanted]

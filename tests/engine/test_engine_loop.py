@@ -14,7 +14,13 @@ from service.core.iteration_result import IterationResult
 from service.core.training import TrainingInterrupted
 from service.engine.commands import Abort, StartTraining, Stop, StopTraining, Submit
 from service.engine.engine import Engine
-from service.engine.engine_loop import CATCH_UP_EVERY_S, IDLE_BEFORE_WORK_S, SNAPSHOT_EVERY_S, EngineLoop
+from service.engine.engine_loop import (
+    CATCH_UP_EVERY_S,
+    IDLE_BEFORE_WORK_S,
+    SNAPSHOT_EVERY_S,
+    URGENT_EVERY_S,
+    EngineLoop,
+)
 from service.engine.engine_watch import MAX_FAILED_IN_A_ROW
 from service.engine.ports import Executor, PendingIteration
 from service.errors import ServerError, Unavailable
@@ -220,6 +226,9 @@ class PiecesOfWork:
     def is_missed(self) -> bool:
         return False
 
+    def is_urgent(self) -> bool:
+        return False
+
 
 def test_idle_work_is_done_a_piece_at_a_time_and_requests_come_between():
     work = PiecesOfWork(5)
@@ -262,6 +271,9 @@ class EndlessPiece:
     def is_missed(self) -> bool:
         return False
 
+    def is_urgent(self) -> bool:
+        return False
+
 
 def test_idle_work_is_given_up_when_somebody_comes_and_begun_again_after():
     work = EndlessPiece()
@@ -299,11 +311,15 @@ class MissedWork:
 
     def __init__(self) -> None:
         self.missed = True
+        self.urgent = False
         self.engine: Engine | None = None
         self.running: list[bool] = []
 
     def is_missed(self) -> bool:
         return self.missed
+
+    def is_urgent(self) -> bool:
+        return self.urgent
 
     def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
         assert self.engine is not None
@@ -331,6 +347,21 @@ def test_without_a_pause_what_iterations_miss_is_done_between_two_of_them_now_an
     while harness.engine.has_work:
         loop._iterate()
     assert sum(len(list(one_by_one([news]))) for news in told) == 61, "each token, and the end"
+
+
+def test_while_most_iterations_do_without_the_pieces_follow_each_other_sooner():
+    work = MissedWork()
+    harness = Harness(num_blocks=64, idle_work=work, overlap=True)
+    work.engine, work.urgent = harness.engine, True
+    loop = EngineLoop(harness.engine, harness.clock, lambda news: None, lambda fault: None)
+    loop.send(Submit(harness.request((1, 2), 60)))
+    counts = []
+    for passed_s in (CATCH_UP_EVERY_S, URGENT_EVERY_S, URGENT_EVERY_S, URGENT_EVERY_S, CATCH_UP_EVERY_S):
+        work.urgent = len(counts) < 2
+        harness.clock.advance(passed_s)
+        loop._iterate()
+        counts.append(len(work.running))
+    assert counts == [1, 2, 3, 3, 4]
 
 
 def test_who_comes_after_a_pause_does_not_wait_for_what_is_missed():

@@ -67,6 +67,9 @@ class NothingLeftToDo:
     def is_missed(self) -> bool:
         return False
 
+    def is_urgent(self) -> bool:
+        return False
+
 
 class BoundedClock(ManualClock):
     """Goes on by itself, a little at each look; more looks than a scene can need are an endless loop."""

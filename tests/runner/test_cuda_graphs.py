@@ -6,6 +6,7 @@ import random
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.runner import graph_sizes as sizes_module
 from service.runner.choices import add_norm_rows, kept_sizes
+from service.runner.cuda_graphs import StepGraphs
 from service.runner.graph_inputs import GraphInputs
-from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, GraphSize, graph_sizes
+from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, GraphSize, PaddedStep, graph_sizes
 from service.runner.graph_step import StepOutputs
 from service.runner.selective_batching import decode_columns, flatten
 from service.runner.sequence_rows import DeviceBlockTable
@@ -79,6 +81,14 @@ def test_a_padded_size_draws_what_the_flat_batch_draws(mixed, tmp_path):
         padded = runner.replays._graph_step.whole(inputs.step).token_ids.tolist()
     want = list(runner.launch(IterationPlan(tuple(steps))).wait().token_ids)
     assert padded[: len(want)] == want
+
+
+def test_steps_that_a_new_graph_takes_are_missed_no_more(monkeypatch):
+    graphs = StepGraphs(*[SimpleNamespace(deterministic=False, is_stage=False, table=None, pool=None, stream=None)] * 4)
+    monkeypatch.setattr(graphs, "_capture", lambda size: graphs._decodes.update({size: None}))
+    graphs.recent_steps.extend([PaddedStep(5, 5, 0, None), PaddedStep(30, 30, 0, None)])
+    graphs.capture([GraphSize(16, 16)])
+    assert list(graphs.recent_steps) == [PaddedStep(5, 5, 0, GraphSize(16, 16)), PaddedStep(30, 30, 0, None)]
 
 
 class SideBySide:

@@ -52,6 +52,16 @@ def test_a_kind_of_steps_that_there_may_never_be_waits_until_there_was_one():
     assert asked == [SIZES[2], *SIZES[:2]], "what nobody has missed yet, too: the next step may"
 
 
+def test_it_is_urgent_while_most_steps_have_no_graph_that_is_to_come():
+    steps = [PaddedStep(5, 5, 0, GraphSize(64, 64))] * 2
+    work = IdleWorks((IdleCapture(lambda sizes, must_give_up: None, SIZES, lambda: steps),))
+    assert work.is_missed() and not work.is_urgent()
+    steps.extend([PaddedStep(5, 5, 0, None)] * 3)
+    assert work.is_urgent()
+    steps[:] = [PaddedStep(500, 500, 0, None)] * 3
+    assert not work.is_missed() and not work.is_urgent()
+
+
 def test_what_is_missed_comes_first():
     captured, steps = [], [PaddedStep(5, 5, 0, GraphSize(64, 64))]
     work = IdleCapture(lambda sizes, must_give_up: captured.extend(sizes), SIZES, lambda: steps)
