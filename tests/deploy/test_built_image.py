@@ -72,7 +72,7 @@ def test_it_serves_as_its_user_on_a_root_that_is_read_only(
     assert subprocess.run(in_image(image, "touch", "/opt/a"), capture_output=True).returncode != 0
     monkeypatch.setenv("IMAGE", json.dumps(image))
     flags = "--host 127.0.0.1 --device cpu --kv-cache-memory 64MiB"
-    with ServerProcess(*flags.split(), module="tests.deploy.image_root") as server:
+    with ServerProcess(*flags.split(), module="tests.deploy.image_root", executed=True) as server:
         body = {"model": "headrace-quickstart", "prompt": "Hello", "max_tokens": 4, "ignore_eos": True}
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] == 4

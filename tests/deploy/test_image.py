@@ -90,7 +90,7 @@ def test_everything_that_others_built_is_pinned_by_digest():
 def test_the_image_for_cpus_has_no_triton_and_serves_and_trains_without_it(tmp_path: Path):
     flags = ["--device", "cpu", "--enable-finetuning", "--data-dir", str(tmp_path / "data")]
     module = "tests.deploy.without_triton"
-    with ServerProcess(*flags, "--kv-cache-memory", "64MiB", module=module) as server:
+    with ServerProcess(*flags, "--kv-cache-memory", "64MiB", module=module, executed=True) as server:
         body = {"model": "headrace-quickstart", "prompt": "Hello", "max_tokens": 4, "ignore_eos": True}
         assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=30).status_code == 200
         files = {"file": ("data.jsonl", EXAMPLE * 4), "purpose": (None, "fine-tune")}

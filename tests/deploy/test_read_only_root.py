@@ -41,7 +41,7 @@ def test_it_serves_and_keeps_files_and_writes_nowhere_else(tmp_path: Path, monke
     monkeypatch.setenv("VOLUMES", str(volumes))
     monkeypatch.setenv("MODEL", str(model))
     flags = "--load-format dummy --device cpu --dtype float32 --kv-cache-memory 8MiB --enable-finetuning"
-    with ServerProcess(*flags.split(), module="tests.deploy.read_only_root") as server:
+    with ServerProcess(*flags.split(), module="tests.deploy.read_only_root", executed=True) as server:
         assert not (tmp_path / "model" / "a").exists()
         body = {"model": "model", "prompt": "Hello", "max_tokens": 4, "ignore_eos": True}
         assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200

@@ -1,4 +1,4 @@
-"""The real service in a process of its own, started as the README says, for tests that speak to it from outside."""
+"""The real service in a process of its own, for tests that speak to it from outside."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
 
+from tests.e2e.forked_process import ROOT, ForkedProcess, fork_server
+
 READY_WITHIN_S = 90
+_GPU = Path("/dev/nvidiactl")
 
 DUMMY_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -40,10 +43,21 @@ def write_dummy_folder(folder: Path) -> Path:
     return folder
 
 
+def _execute(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+
+
 class ServerProcess:
     """`headrace serve ARGUMENTS` on a free port. A context manager: the process is gone when it ends.
 
-    module: is run in its place, with the same arguments. within: a command that runs the command behind it.
+    module: is run in its place, with the same arguments. within: a command that runs the command behind it. executed:
+    the README's command itself.
+
+    Unless it is executed, it is forked from a process that has imported the service (fork_server.py), which is most of
+    what its start costs. Its main, arguments, environment, standard streams and signals are the command's, but:
+    what is imported when is not; /proc/PID/cmdline, the parent process and the seed of Python's hashes are the fork
+    server's; garbage collections skip what was imported; the interpreter is not taken apart at its end. On a machine
+    with a GPU, all are executed.
     """
 
     def __init__(
@@ -52,15 +66,15 @@ class ServerProcess:
         wait_until_ready: bool = True,
         module: str | None = None,
         within: Sequence[str] = (),
+        executed: bool = False,
     ) -> None:
         self._wait_until_ready = wait_until_ready
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
-        self.process = subprocess.Popen(
-            [*within, sys.executable, "-m", *([module] if module else ["service", "serve"]), "--port", "0", *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=Path(__file__).parents[2],
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("HEADRACE_", "PYTEST_"))}
+        command = [*([module] if module else ["service", "serve"]), "--port", "0", *arguments]
+        self.process: subprocess.Popen[str] | ForkedProcess = (
+            _execute([*within, sys.executable, "-m", *command], environment)
+            if executed or within or _GPU.exists()
+            else fork_server(environment).start(command)
         )
         self.log: list[str] = []
         self.url = ""

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dummy_folder(tmp_path_factory.mktemp("model") / "dummy")
 
 
-def start(folder: Path, *arguments: str, wait_until_ready: bool = True) -> ServerProcess:
+def start(folder: Path, *arguments: str, wait_until_ready: bool = True, executed: bool = False) -> ServerProcess:
     return ServerProcess(
         str(folder),
         "--load-format",
@@ -52,12 +52,13 @@ def start(folder: Path, *arguments: str, wait_until_ready: bool = True) -> Serve
         MODEL,
         *arguments,
         wait_until_ready=wait_until_ready,
+        executed=executed,
     )
 
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServerProcess]:
-    with start(folder) as server:
+    with start(folder, executed=True) as server:
         yield server
 
 

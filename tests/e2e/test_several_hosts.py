@@ -38,7 +38,7 @@ def two_hosts(
     """The other one comes first, and waits. within: what the other one runs within."""
     hosts = f"--pipeline-parallel-size {num_stages} --nnodes 2 --master-addr {address} --master-port {free_port()}"
     shared = (*flags, *hosts.split(), "--node-secret", SECRET)
-    other = ServerProcess(*shared, "--node-rank", "1", wait_until_ready=False, within=within)
+    other = ServerProcess(*shared, "--node-rank", "1", wait_until_ready=False, within=within, executed=True)
     at_end.enter_context(other)
     return Hosts(at_end.enter_context(ServerProcess(*shared)), other)
 

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("library", ["pydantic_core", "uvloop", "libtorch"])
 def test_sigterm_while_libraries_are_imported_ends_it_with_status_0_and_a_word(folder: Path, library: str):
-    with ServerProcess(str(folder), *DUMMY, wait_until_ready=False) as server:
+    with ServerProcess(str(folder), *DUMMY, wait_until_ready=False, executed=True) as server:
         maps = Path(f"/proc/{server.process.pid}/maps")
         deadline_s = time.monotonic() + 30
         while library not in maps.read_text():

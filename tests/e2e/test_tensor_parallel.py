@@ -47,7 +47,7 @@ def metrics(server: ServerProcess) -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess(*TWO_RANKS) as server:
+    with ServerProcess(*TWO_RANKS, executed=True) as server:
         yield server
 
 

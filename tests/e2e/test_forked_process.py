@@ -1,0 +1,69 @@
+"""A forked process begins and ends as an executed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.forked_process import ROOT, ForkServer
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    server = ForkServer(ENVIRONMENT)
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("how", ["0", "3", "return", "sentence", "raise", "sigterm"])
+def test_it_begins_and_ends_as_an_executed_one(server: ForkServer, how: str):
+    command = ["tests.e2e.shown_process", how, "--a", "b c"]
+    forked = server.start(command)
+    executed = subprocess.Popen(
+        [sys.executable, "-m", *command], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT
+    )
+    (begun, end), (same, same_end) = ended(forked), ended(executed)
+    assert begun == same
+    assert end.splitlines()[-1:] == same_end.splitlines()[-1:]
+    assert forked.returncode == executed.returncode
+
+
+def ended(process) -> tuple[dict[str, object], str]:
+    """What it told of its beginning, and what it wrote at last."""
+    _, log = process.communicate(timeout=60)
+    process.stderr.close()
+    begun, _, rest = log.partition("\n")
+    return json.loads(begun), rest
+
+
+def test_several_run_at_once_and_one_that_is_killed_is_known_at_once(server: ForkServer):
+    command = ["service", "serve", "--port", "0", "--device", "cpu", "--load-format", "dummy"]
+    first, second = server.start(command), server.start(command)
+    assert first.pid != second.pid
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(0)
+    assert first.poll() is None
+    first.kill()
+    assert first.wait(10) == -9
+    first.kill()  # nobody's any more
+    assert second.poll() is None
+    second.kill()
+    assert second.communicate(10)[0] is None
+    assert second.returncode == -9
+    for process in first, second:
+        process.stderr.close()
+
+
+def test_the_server_ends_with_who_asks():
+    server = ForkServer(ENVIRONMENT)
+    began_s = time.monotonic()
+    server.close()
+    assert time.monotonic() - began_s < 60
