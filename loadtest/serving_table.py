@@ -4,7 +4,8 @@
 sends the workload of every row (loadtest/serving_rows.py): streaming, temperature 0, end of sequence ignored, prompts
 of random ids. About two minutes a model.
 The server captures most of its CUDA graphs when it has nothing to do, which a row in a hurry does not leave it. With
-`--captured` all rows wait until it has them; with `--deterministic-share` they always do.
+`--captured` all rows wait until it has them; with `--deterministic-share` they always do, and a share stands behind a
+row's name.
 After a model's rows come its server's host profile (FineInfer's table, of all rows together) and, where a row asks for
 it, the same requests through the engine without HTTP.
 `python -m loadtest.serving_table --markdown FILE` prints the table of docs/figures.md out of what a run has saved.
@@ -21,6 +22,8 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -179,8 +182,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=default_num_processes(), help="client processes")
     parser.add_argument("--python", default=sys.executable, help="the server's interpreter")
     parser.add_argument("--out", type=Path, default=Path("serving_table.jsonl"))
-    share = "of the requests that ask to be deterministic"
-    parser.add_argument("--deterministic-share", type=float, default=0.0, metavar="SHARE", help=share)
+    share = "of the requests that ask to be deterministic; of several, all rows for each"
+    parser.add_argument("--deterministic-share", type=float, nargs="+", default=[0.0], metavar="SHARE", help=share)
     parser.add_argument("--captured", action="store_true", help="rows begin once the server has all its CUDA graphs")
     parser.add_argument("--http-only", action="store_true", help="without the engine beside it, which has one rank")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: print a saved run")
@@ -208,20 +211,14 @@ def _measure_model(model: str, rows: Sequence[Row], args: argparse.Namespace) ->
             start = {"label": "start", "start_s": server.start_s, "first_ttft_ms": first["median_ttft_ms"]}
             yield start
             _print_all("start", START, start)
-            if args.captured or args.deterministic_share:
+            if args.captured or any(args.deterministic_share):
                 await_graphs(output.fileno(), "plain")
-            if args.deterministic_share:  # graphs of such steps are captured once there was one
+            if any(args.deterministic_share):  # graphs of such steps are captured once there was one
                 measure(base_url, FIRST_ASKED, vocab_size, 1, deterministic_share=1.0)
                 await_graphs(output.fileno(), "deterministic")
-            for row in rows:
-                measured = measure(
-                    base_url,
-                    row,
-                    vocab_size,
-                    args.processes,
-                    server.pid,
-                    deterministic_share=args.deterministic_share,
-                )
+            for share, row in product(args.deterministic_share, rows):
+                row = replace(row, name=f"{row.name}, {share:.0%}") if share else row
+                measured = measure(base_url, row, vocab_size, args.processes, server.pid, deterministic_share=share)
                 results[row.name] = result = without_long_arrays(measured)
                 yield result
                 _print_all(row.name, row.targets, result)
@@ -230,7 +227,7 @@ def _measure_model(model: str, rows: Sequence[Row], args: argparse.Namespace) ->
     print(profile, flush=True)
     yield {"label": "host profile", "text": profile}
     for row in rows:
-        if row.beside_offline and not args.http_only:
+        if row.beside_offline and row.name in results and not args.http_only:
             offline = offline_requests_per_s(model, row, args.python, args.server_args)
             share = results[row.name]["request_throughput"] / offline
             compared = {"label": f"{row.name}, offline", "request_throughput": offline, OF_OFFLINE.key: share}

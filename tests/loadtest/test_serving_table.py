@@ -1,4 +1,7 @@
+import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ from loadtest import serving_table
 from loadtest.process_cpu import CpuUse
 from loadtest.prompts import prompt_token_ids
 from loadtest.runner import LoadOutcome, LoadPlan, run_load
+from loadtest.server_process import RunningServer
 from loadtest.serving_rows import Row, Target
 from loadtest.serving_table import await_graphs, host_profile, lines, markdown_table, measure
 from loadtest.stub_server import VOCAB_SIZE
@@ -96,6 +100,25 @@ def test_a_saved_run_becomes_a_markdown_table() -> None:
     assert "| start: process to ready, s | 13.3 | 79.5 | - | 79.5 |" in table
     assert "| decode-1: TPOT, ms | 4.275 | 4.94 | 1.045 | 1.62 |" in table
     assert "| decode-8: TPOT, ms | - | 5.06 |  |  |" in table
+
+
+def test_all_rows_are_measured_for_each_share_once_the_graphs_of_such_steps_are_there(
+    stub_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awaited: list[str] = []
+
+    @contextmanager
+    def served(*_: object) -> Iterator[tuple[str, RunningServer]]:
+        yield stub_url, RunningServer(1.0, os.getpid(), lambda seconds: 0)
+
+    monkeypatch.setattr(serving_table, "served", served)
+    monkeypatch.setattr(serving_table, "await_graphs", lambda output, kind: awaited.append(kind))
+    monkeypatch.setattr(serving_table, "host_profile", lambda output: "")
+    options = {"python": "", "server_args": [], "processes": 1, "http_only": False, "captured": False}
+    args = argparse.Namespace(**options, deterministic_share=[0.0, 0.5])
+    labels = [result["label"] for result in serving_table._measure_model("llama-8b", [ROW], args)]
+    assert labels == ["start", "some", "some, 50%", "host profile"]
+    assert awaited == ["plain", "deterministic"]
 
 
 def test_rows_wait_until_the_server_has_its_graphs(tmp_path: Path) -> None:
