@@ -96,9 +96,9 @@ def staging_seconds(batch: int, context_len: int) -> float:
     from service.core.iteration_plan import IterationPlan
     from service.core.sampling_params import SamplingParams
     from service.core.scheduled_sequence import Sample, ScheduledSequence
+    from service.runner.device_copies import to_device
     from service.runner.selective_batching import flatten, plan_columns
     from service.runner.sequence_rows import SequenceRows
-    from service.runner.staging import to_device
 
     num_blocks = context_len // _BLOCK_SIZE + 1
     rows = SequenceRows(batch, num_blocks)

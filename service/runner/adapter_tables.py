@@ -14,8 +14,8 @@ from service.core.adapter import AdapterLoad
 from service.layers.adapter_method import AdapterMethod, AdapterStep
 from service.layers.linear import NamedLinear
 from service.lora.adapter_store import AdapterStore
+from service.runner.device_copies import Array, to_device
 from service.runner.kv_storage import KvStorage
-from service.runner.staging import Array, to_device
 
 
 class AdapterTables:

@@ -22,12 +22,13 @@ from torch import Tensor
 from service.core.iteration_plan import ScheduledDecodes
 from service.runner.batch_columns import Array, Int64Array
 from service.runner.captured_step import CapturedStep
+from service.runner.device_copies import to_device
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize, PaddedStep, narrowest
 from service.runner.graph_step import GraphStep, StepOutputs
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import DeviceBlockTable, SequenceRows
-from service.runner.staging import PendingTokenIds, StagingTurn, to_device
+from service.runner.staging import PendingTokenIds, StagingTurn
 from service.runner.step_ways import Outputs, Step
 
 _NUM_RECENT_STEPS = 256

@@ -18,6 +18,7 @@ from kernels.token_logprobs import TokenLogprobs
 from service.core.grammar import TokenMasks
 from service.models.causal_lm import CausalLM
 from service.runner.batch_columns import Int64Array
+from service.runner.device_copies import to_device
 from service.runner.forward_pass import ForwardPass
 from service.runner.halving import in_halves
 from service.runner.logprobs import DrawLogprobs, score_prompts
@@ -25,7 +26,7 @@ from service.runner.pooling import pool
 from service.runner.sampling_rows import SamplingRows
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import DrawnIds, SequenceRows
-from service.runner.staging import PendingTokenIds, to_device
+from service.runner.staging import PendingTokenIds
 from service.runner.step_ways import Outputs, Step
 from service.sampling.sampler import SamplingBatch, sample
 from service.sampling.sampling_extras import Drawn, SamplingExtras, TokenBitmask, draw

@@ -18,13 +18,13 @@ from service.layers.adapter_method import AdapterInputs, AdapterStep
 from service.layers.attention import AttentionInputs, LayerCache
 from service.models.causal_lm import CausalLM
 from service.runner.batch_columns import BATCH_COLUMNS, BatchColumns, Int64Array
+from service.runner.device_copies import to_device
 from service.runner.giving_up import UntilSomebodyComes
 from service.runner.halving import in_halves
 from service.runner.kv_storage import KvStorage
 from service.runner.row_invariance import RowInvariance
 from service.runner.selective_batching import FlatBatch, PlanColumns, flatten
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging import to_device
 
 
 class ForwardPass:

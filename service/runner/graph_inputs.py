@@ -7,61 +7,18 @@ Most steps have the decodes of the one before, one token further: then the colum
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from kernels.lora_tiles import most_tiles, tile_size
-from kernels.paged_attention_decode import decode_batch
-from kernels.paged_attention_prefill import prefill_batch
-from kernels.reshape_and_cache import cache_slots
 from service.core.iteration_plan import ScheduledDecodes
-from service.layers.adapter_method import AdapterInputs
-from service.layers.attention import AttentionInputs
-from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Column, Per
-from service.runner.forward_pass import prompts_of_one_token, token_slots
+from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns
+from service.runner.device_copies import layout, part_of
 from service.runner.graph_sizes import GraphSize
 from service.runner.selective_batching import FlatBatch, adapter_columns
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows, TableChanges
-from service.runner.staging import FixedTensors
-from service.sampling.sampler import SamplingBatch
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """T tokens, the first D of them decodes, and N draws; whatever is not used is padding.
-
-    token_ids, positions [T] int64. decode_rows [D] int64: rows of SequenceRows. attention: its last layer is read where
-    a draw's logits come from, at N rows in their order. draw_rows [N] int64: the row of the sequence that draws, 0 for
-    padding. sampling: of all draws at once, whatever their parameters. adapters: None in a graph for steps without.
-    received [T, hidden_size]: from the stage before, if there is one; only read.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    decode_rows: Tensor
-    attention: AttentionInputs
-    draw_rows: Tensor
-    sampling: SamplingBatch
-    adapters: AdapterInputs | None
-    received: Tensor | None = None
-
-
-_LOGITS = (
-    Column("logit_rows", Per.DRAW, np.int64),
-    Column("logit_lens", Per.DRAW, np.int32),
-    Column("draw_rows", Per.DRAW, np.int64),
-)
-_QUERY_STARTS = Column("query_starts", Per.SEQUENCE, np.int32)
-"""Of steps with prompts: a decode's logits are its own."""
-
-_ADAPTER_TILES = Column("adapter_tiles", Per.TOKEN, np.int32)
-_READ_SLOTS, _READ_TILES = Column("read_slots", Per.DRAW, np.int32), Column("read_tiles", Per.DRAW, np.int32)
-"""Of graphs for steps with adapters. Tiles are always written whole, with the padding's places in them."""
-
-_TABLE_CHANGES = Column("table_places", Per.ROW, np.int64), Column("table_values", Per.ROW, np.int32)
-"""Padding writes a 0 at place 0, in the row of padding."""
+from service.runner.step_inputs import column_lengths, step_inputs
 
 
 class GraphInputs:
@@ -89,57 +46,20 @@ class GraphInputs:
         all_as_prompts: bool = False,
         reads_all: bool = False,
     ) -> None:
-        lengths = {
-            **dict.fromkeys(columns.per(Per.TOKEN), size.num_tokens),
-            **dict.fromkeys(_TABLE_CHANGES, size.num_tokens * len(columns.slots)),
-            **{column.of_the("decode"): size.num_decodes for column in columns.per(Per.SEQUENCE)},
-            **dict.fromkeys(columns.per(Per.DRAW), size.most_draws),
-        }
-        if size.is_mixed:
-            lengths |= {column.of_the("prompt"): size.most_prompts for column in columns.per(Per.SEQUENCE)}
-            lengths |= {**dict.fromkeys(_LOGITS, size.most_draws), _QUERY_STARTS: size.most_prompts + 1}
-        if num_adapters:
-            lengths |= {_ADAPTER_TILES: _length_of_tiles(size.num_tokens, num_adapters)}
-        if num_adapters and size.is_mixed:
-            num_read = size.most_draws
-            lengths |= {_READ_SLOTS: num_read, _READ_TILES: _length_of_tiles(num_read, num_adapters)}
+        lengths = column_lengths(size, columns, num_adapters)
         padding = {column.name: column.padded(length) for column, length in lengths.items()}
         self._fixed = fixed = FixedTensors(padding, block_table.device)
-
-        def of_group(table: Tensor, slots: Tensor) -> AttentionInputs:
-            decode, lens, rows = None, fixed["decode_context_lens"], fixed["decode_rows"]
-            if all_as_prompts:
-                prompts = prompts_of_one_token(table, lens, block_size, rows)
-                return AttentionInputs(cache_slots(slots, block_size), None, prompts)
-            if size.num_decodes:
-                decode = decode_batch(table, lens, block_size, rows, split_len)
-            attention = AttentionInputs(cache_slots(slots, block_size), decode, None)
-            if size.is_mixed:
-                prefill = prefill_batch(
-                    table,
-                    fixed["query_starts"],
-                    fixed["prompt_context_lens"],
-                    max_query_len=size.num_tokens,
-                    block_size=block_size,
-                    rows=fixed["prompt_rows"],
-                    split_len=split_len,
-                )
-                attention = replace(attention, prefill=prefill)
-            if size.is_mixed and not reads_all:
-                last = decode_batch(table, fixed["logit_lens"], block_size, fixed["draw_rows"], split_len)
-                attention = attention.read_at(fixed["logit_rows"], last)
-            return attention
-
-        slots = [fixed[name] for name in columns.slots]
-        self.step = StepInputs(
-            token_ids=fixed["token_ids"],
-            positions=fixed["positions"],
-            decode_rows=fixed["decode_rows"],
-            attention=AttentionInputs.by_group(columns.group_of, block_table, slots, of_group),
-            draw_rows=fixed["draw_rows" if size.is_mixed else "decode_rows"],
-            sampling=SamplingBatch({c.name: fixed[c.name] for c in columns.per(Per.DRAW)}, is_greedy=False),
-            adapters=_adapter_inputs(fixed, reads_all=reads_all or not size.is_mixed) if num_adapters else None,
+        self.step = step_inputs(
+            fixed,
+            size,
+            block_table,
+            block_size,
+            columns,
+            has_adapters=num_adapters > 0,
+            split_len=split_len,
             received=received,
+            all_as_prompts=all_as_prompts,
+            reads_all=reads_all,
         )
         self._size, self._num_adapters = size, num_adapters
         self.table_places, self.table_values = fixed["table_places"], fixed["table_values"]
@@ -200,13 +120,57 @@ class GraphInputs:
         self._fixed.write({**values, "table_places": changes.places, "table_values": changes.values})
 
 
-def _length_of_tiles(num_tokens: int, num_adapters: int) -> int:
-    return most_tiles(num_tokens, num_adapters) * (1 + tile_size(num_tokens))
+class FixedTensors:
+    """Tensors at one place on the device for good, and an array for each on the host, too: what a CUDA graph reads.
 
+    The graph itself begins with `fetch`. So to launch it is one call instead of two, and nothing is copied but by the
+    device.
+    """
 
-def _adapter_inputs(fixed: FixedTensors, *, reads_all: bool) -> AdapterInputs:
-    tokens = token_slots(fixed["adapter_slots"], fixed["adapter_tiles"])
-    return AdapterInputs(tokens, tokens if reads_all else token_slots(fixed["read_slots"], fixed["read_tiles"]))
+    def __init__(self, padding: Mapping[str, Array], device: torch.device) -> None:
+        """padding: what the tensors hold where nothing was written."""
+        offsets, num_bytes = layout({name: array.nbytes for name, array in padding.items()})
+        self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._tensors = {name: part_of(self._buffer, offsets[name], array) for name, array in padding.items()}
+        is_cuda = device.type == "cuda"
+        self._staged = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)
+        self._fetched = torch.cuda.Event(blocking=True, external=True) if is_cuda else None
+        memory = self._staged.numpy()
+        self._host: Mapping[str, Array] = {
+            name: memory[offsets[name] : offsets[name] + a.nbytes].view(a.dtype) for name, a in padding.items()
+        }
+        self._padding = padding
+        self._num_written = {name: len(array) for name, array in padding.items()}
+        self.write({name: array[:0] for name, array in padding.items()})
+        self.fetch()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def write(self, values: Mapping[str, Array]) -> None:
+        """Each becomes values and padding behind them, which is written only where there were values before; tensors
+        that are not named stay. Waits until the writes before have been fetched: for the last step to begin that reads
+        these tensors, as it has long done where no more than one step is launched behind another."""
+        if self._fetched is not None and not self._fetched.query():
+            self._fetched.synchronize()
+        for name, array in values.items():
+            host, num, num_before = self._host[name], len(array), self._num_written[name]
+            host[:num] = array
+            if num < num_before:
+                host[num:num_before] = self._padding[name][num:num_before]
+            self._num_written[name] = num
+
+    def written(self) -> dict[str, Array]:
+        """The values on the host, without padding. They may be changed in place between a `write` and the next
+        `fetch`."""
+        return {name: self._host[name][:num] for name, num in self._num_written.items()}
+
+    def fetch(self) -> None:
+        """The tensors become what was written when the device comes to it. A graph that captures this does it in each
+        replay."""
+        self._buffer.copy_(self._staged, non_blocking=True)
+        if self._fetched is not None:
+            self._fetched.record()
 
 
 def can_advance(held: Mapping[str, Array], decodes: ScheduledDecodes) -> bool:

@@ -11,9 +11,10 @@ from service.layers.pipeline_stage import is_first, is_last
 from service.models.causal_lm import CausalLM
 from service.runner.batch_columns import BatchColumns
 from service.runner.forward_pass import ForwardPass
-from service.runner.graph_inputs import GraphInputs, StepInputs
+from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize, rows_of_logits
 from service.runner.sequence_rows import DrawnIds
+from service.runner.step_inputs import StepInputs
 from service.sampling.sampler import sample
 from service.sampling.vocab_shard import VocabShard
 

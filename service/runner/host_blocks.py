@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from kernels.move_blocks import move_blocks
+from service.runner.device_copies import to_device
 from service.runner.kv_storage import KvLayout
-from service.runner.staging import to_device
 
 _FP8 = torch.float8_e4m3fn
 _FP8_MAX = 448.0

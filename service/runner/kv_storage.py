@@ -18,8 +18,8 @@ from service.core.layer_groups import LayerGroups
 from service.layers.attention import LayerCache
 from service.layers.pipeline_stage import PipelineStage
 from service.models.model_config import ModelConfig
+from service.runner.device_copies import to_device
 from service.runner.host_memory import zeros_on_demand
-from service.runner.staging import to_device
 
 ALIGNMENT = 256
 """Bytes; of what is lent to a training, as of what torch allocates itself."""

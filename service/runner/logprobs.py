@@ -14,8 +14,8 @@ from torch import Tensor
 import kernels.token_logprobs as kernel
 from service.core.iteration_result import TokenLogprobs
 from service.core.scheduled_sequence import ScheduledSequence
+from service.runner.device_copies import AsyncCopy, to_device
 from service.runner.selective_batching import FlatBatch
-from service.runner.staging import AsyncCopy, to_device
 from service.sampling.logprobs import num_top_for, score
 
 

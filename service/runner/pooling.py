@@ -10,8 +10,8 @@ from torch import Tensor
 
 from service.core.embedding import Vector
 from service.core.scheduled_sequence import ScheduledSequence
+from service.runner.device_copies import AsyncCopy, to_device
 from service.runner.selective_batching import FlatBatch
-from service.runner.staging import AsyncCopy, to_device
 
 
 class PooledStates:

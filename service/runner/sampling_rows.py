@@ -21,9 +21,9 @@ from torch import Tensor
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import ScheduledSequence
 from service.runner.batch_columns import Array, Int32Array
+from service.runner.device_copies import to_device
 from service.runner.selective_batching import FlatBatch, PlanColumns
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging import to_device
 from service.sampling.logprobs import num_top_for
 from service.sampling.sampling_extras import AskedTokens, LogitBias, Penalties, SamplingExtras, TokenBitmask
 from service.sampling.token_counts import TokenCounts

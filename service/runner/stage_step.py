@@ -12,10 +12,11 @@ from torch import Tensor
 from service.layers.pipeline_stage import PipelineStage, is_first
 from service.runner.batch_columns import Int64Array
 from service.runner.cuda_graphs import StepGraphs
+from service.runner.device_copies import to_device
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_ways import DecodeGraph, MixedGraph
 from service.runner.sequence_rows import DrawnIds, SequenceRows
-from service.runner.staging import PendingTokenIds, to_device
+from service.runner.staging import PendingTokenIds
 from service.runner.step_ways import Outputs, Step, StepWay
 
 

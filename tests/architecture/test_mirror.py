@@ -41,6 +41,7 @@ WITHOUT_A_TWIN = {
     "service/engine/engine_watch.py": "tests/engine/test_engine_loop.py, test_ailment.py",
     "service/kvcache/known_blocks.py": "tests/kvcache/test_prefix_cache.py",
     "service/kvcache/block_supply.py": "tests/kvcache/test_block_manager.py",
+    "service/runner/step_inputs.py": "tests/runner/test_graph_inputs.py",
     "service/runner/replays.py": "tests/runner/test_cuda_graphs.py, test_recorded_steps.py",
     "service/runner/captured_step.py": "tests/runner/test_cuda_graphs.py",
     "service/runner/graph_step.py": "tests/runner/test_cuda_graphs.py",

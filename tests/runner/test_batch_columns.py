@@ -9,11 +9,11 @@ import torch
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.runner.batch_columns import BATCH_COLUMNS, BatchColumns, Column, Per
+from service.runner.device_copies import to_device
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize
 from service.runner.selective_batching import PlanColumns, decode_columns, flatten
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging import to_device
 from tests.runner.plans import planned
 
 MADE_UP = Column("stop_margin", Per.DRAW, np.float32, padding=-7, of=lambda item: item.sampling.seed / 2)

@@ -7,9 +7,9 @@ import torch
 
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import ScheduledSequence
+from service.runner.device_copies import to_device
 from service.runner.forward_pass import attention_inputs
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging import to_device
 from tests.models.checkpoints import gpt2, llama, mistral, opt, qwen3, random_prompts
 from tests.runner.loading import load
 from tests.runner.plan_player import PlanPlayer, greedy

@@ -2,19 +2,21 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
+from kernels.graph_capture import capture_graph
 from service.core.layer_groups import LayerGroups
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import PENDING_TOKEN_ID, Sample, ScheduledSequence
 from service.runner.batch_columns import BATCH_COLUMNS
+from service.runner.device_copies import to_device
 from service.runner.forward_pass import attention_inputs
-from service.runner.graph_inputs import GraphInputs
+from service.runner.graph_inputs import FixedTensors, GraphInputs
 from service.runner.graph_sizes import GraphSize, most_prompts
 from service.runner.selective_batching import decode_columns
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows
-from service.runner.staging import to_device
 from tests.examples import examples
 from tests.runner.plans import as_decodes, flat, planned
 
@@ -220,3 +222,76 @@ def test_a_step_of_prompts_alone_has_no_decodes():
     assert inputs.step.attention.decode is None
     inputs.fill(flat([share(random.Random(0), 1, 20)], rows, 4))
     assert inputs.step.sampling.columns["seeds"].shape == (most_prompts(24),)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fixed_tensors_change_what_they_hold_not_where_they_are(device):
+    fixed = FixedTensors({"a": np.zeros(3, np.int64), "b": np.zeros(5, np.float32)}, torch.device(device))
+    a, b = fixed["a"], fixed["b"]
+    for value in (1, 2):
+        fixed.write({"a": np.full(3, value), "b": np.full(5, value)})
+        fixed.fetch()
+        fixed.write({"a": np.full(3, 77), "b": np.full(5, 77)})  # behind the copy
+        assert (a.tolist(), b.tolist()) == ([value] * 3, [value] * 5)
+    assert fixed["a"].data_ptr() == a.data_ptr()
+
+
+def test_padding_stands_behind_what_was_written():
+    fixed = FixedTensors({"a": np.array([7, 8, 9]), "b": np.full(2, -1, np.float32)}, torch.device("cpu"))
+    for values, expected in [((), [7, 8, 9]), ((1, 2, 3), [1, 2, 3]), ((4,), [4, 8, 9]), ((5, 6), [5, 6, 9])]:
+        fixed.write({"a": np.array(values, np.int64)})
+        assert fixed.written()["a"].tolist() == list(values)
+        fixed.fetch()
+        assert fixed["a"].tolist() == expected
+        assert fixed["b"].tolist() == [-1, -1]
+
+
+class Fetched:
+    """In place of a CUDA event, behind a copy that runs when it is waited for."""
+
+    def __init__(self):
+        self.is_pending = False
+
+    def query(self):
+        return not self.is_pending
+
+    def synchronize(self):
+        self.is_pending = False
+
+    def record(self):
+        self.is_pending = True
+
+
+def test_what_has_not_been_fetched_is_not_written_again():
+    fixed = FixedTensors({"a": np.zeros(3, np.int64)}, torch.device("cpu"))
+    fixed._fetched = Fetched()
+    fixed.write({"a": np.full(3, 5)})
+    fixed.fetch()
+    assert fixed._fetched.is_pending
+    fixed.write({})
+    assert not fixed._fetched.is_pending
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_what_the_device_has_not_fetched_yet_is_not_written_again(is_captured):
+    """Steps in a row, all launched before the first begins."""
+    device = torch.device("cuda")
+    fixed = FixedTensors({"a": np.zeros(1000, np.int64)}, device)
+    seen = torch.zeros(1000, dtype=torch.int64, device=device)
+
+    def step():
+        fixed.fetch()
+        seen.add_(fixed["a"])
+
+    step()
+    torch.cuda.synchronize()
+    graph = capture_graph(step, torch.cuda.Stream(device))[0] if is_captured else None
+    for value in (1, 10, 100):
+        fixed.write({"a": np.full(1000, value)})
+        torch.cuda._sleep(10**8)
+        step() if graph is None else graph.replay()
+        assert fixed._fetched is not None
+        assert not fixed._fetched.query()
+    fixed.write({"a": np.full(1000, -1)})
+    assert seen.unique().tolist() == [111]
