@@ -184,6 +184,7 @@ WITHOUT_A_SUBJECT = {
     "tests/engine/test_seeded_faults.py": "the tests of engine, scheduler and kvcache",
     "tests/engine/test_seeded_training_faults.py": "the tests of engine, scheduler and kvcache",
     "tests/engine/test_seeded_window_faults.py": "the tests of engine, scheduler and kvcache",
+    "tests/runner/test_seeded_step_faults.py": "the tests of the runner's ways of computing a step",
     "tests/engine/test_small_scope.py": "every short history of three requests",
     "tests/kernels/test_sm90_compile.py": "what the compiler makes of the larger kernels",
     "tests/test_examples.py": "how many examples the tests look at",
