@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,8 +77,8 @@ def _other_columns(patch: Patch, name: str, change: Callable[[Array], Array]) ->
     """Of decodes alone."""
     plain = selective_batching.decode_columns
 
-    def changed(*arguments: object) -> dict[str, Array]:
-        columns = plain(*arguments)  # type: ignore[arg-type]
+    def changed(*arguments: Any) -> dict[str, Array]:
+        columns = plain(*arguments)
         return {**columns, name: change(columns[name]).astype(columns[name].dtype)}
 
     patch.setattr(graph_ways, "decode_columns", changed)
@@ -134,10 +135,10 @@ def decodes_again_that_do_not_cross_into_a_new_block(patch: Patch) -> None:
 def decodes_again_without_their_new_blocks(patch: Patch) -> None:
     again = StepGraphs.replay_again
 
-    def ungrown(self: StepGraphs, *arguments: object) -> object:
+    def ungrown(self: StepGraphs, *arguments: Any) -> object:
         with pytest.MonkeyPatch.context() as inside:
             inside.setattr(SequenceRows, "grow_tables", lambda self, decodes: None)
-            return again(self, *arguments)  # type: ignore[arg-type]
+            return again(self, *arguments)
 
     patch.setattr(StepGraphs, "replay_again", ungrown)
 
@@ -157,9 +158,9 @@ def more_asked_of_a_draw_than_its_graph_has(patch: Patch) -> None:
 def a_mixed_steps_draws_one_token_early(patch: Patch) -> None:
     fill = GraphInputs.fill
 
-    def early(self: GraphInputs, batch: selective_batching.FlatBatch, *changes: object) -> None:
+    def early(self: GraphInputs, batch: selective_batching.FlatBatch, *changes: Any) -> None:
         object.__setattr__(batch, "logit_rows", np.maximum(0, batch.logit_rows - 1))
-        fill(self, batch, *changes)  # type: ignore[arg-type]
+        fill(self, batch, *changes)
 
     patch.setattr(GraphInputs, "fill", early)
 
@@ -167,10 +168,10 @@ def a_mixed_steps_draws_one_token_early(patch: Patch) -> None:
 def a_mixed_steps_border_one_too_far(patch: Patch) -> None:
     fill = GraphInputs.fill
 
-    def further(self: GraphInputs, batch: selective_batching.FlatBatch, *changes: object) -> None:
+    def further(self: GraphInputs, batch: selective_batching.FlatBatch, *changes: Any) -> None:
         object.__setattr__(batch, "num_decode", max(0, batch.num_decode - 1))
         batch.query_starts[batch.num_decode + 1 :] -= 1
-        fill(self, batch, *changes)  # type: ignore[arg-type]
+        fill(self, batch, *changes)
 
     patch.setattr(GraphInputs, "fill", further)
 
@@ -241,8 +242,8 @@ def ids_filled_in_from_another_row(patch: Patch) -> None:
 def draws_in_the_flat_batchs_order(patch: Patch) -> None:
     flatten = selective_batching.flatten
 
-    def as_they_stand(*arguments: object) -> selective_batching.FlatBatch:
-        batch = flatten(*arguments)  # type: ignore[arg-type]
+    def as_they_stand(*arguments: Any) -> selective_batching.FlatBatch:
+        batch = flatten(*arguments)
         object.__setattr__(batch, "logit_rows", np.sort(batch.logit_rows))
         return batch
 
@@ -252,9 +253,9 @@ def draws_in_the_flat_batchs_order(patch: Patch) -> None:
 def what_a_row_asked_kept_for_the_next(patch: Patch) -> None:
     take_over = SamplingRows._take_over
 
-    def unless_known(self: SamplingRows, item: object) -> None:
-        if item.row not in self._rows:  # type: ignore[attr-defined]
-            take_over(self, item)  # type: ignore[arg-type]
+    def unless_known(self: SamplingRows, item: Any) -> None:
+        if item.row not in self._rows:
+            take_over(self, item)
 
     patch.setattr(SamplingRows, "release", lambda self, row: None)
     patch.setattr(SamplingRows, "_take_over", unless_known)
