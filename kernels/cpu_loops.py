@@ -23,12 +23,12 @@ from kernels.quantized_weight import Weight
 
 
 class FewRowsLinear(Protocol):
-    """A weight in the form that kernels/loops/few_rows_linear.py multiplies by. is_ordered: its sums are taken in one
-    order, so that a row's bits depend on no other row."""
+    """A weight in the form that kernels/loops/few_rows_linear.py multiplies by. num_bytes: that it holds."""
 
-    is_ordered: bool
     num_inputs: int
-    num_bytes: int
+
+    @property
+    def num_bytes(self) -> int: ...
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor: ...
 
@@ -59,6 +59,7 @@ class CpuLoops:
     paged_attention_prefill: Callable[..., None]
     takes_head_dim: Callable[[int], bool]
     few_rows_linear: Callable[[Weight], FewRowsLinear | None]
+    takes_weight: Callable[[int, int], bool]
     greedy_tokens: Callable[[Tensor], Tensor]
     lora_shrink: Callable[..., Tensor]
     lora_expand: Callable[..., None]
@@ -107,6 +108,7 @@ def cpu_loops() -> CpuLoops | None:
         paged_attention_prefill=paged_attention_prefill.paged_attention_prefill,
         takes_head_dim=paged_heads.takes_head_dim,
         few_rows_linear=few_rows_linear.few_rows_linear,
+        takes_weight=few_rows_linear.takes_weight,
         greedy_tokens=greedy_tokens.greedy_tokens,
         lora_shrink=lora_shrink.lora_shrink,
         lora_expand=lora_expand.lora_expand,

@@ -1,32 +1,34 @@
 """y = x W^T + b for few rows in bf16, as decode multiplies: F.linear is the reference.
 
-    y[t, n] = s[n] * (sum over k of x[t, k] * W[n, k]), + b[n]
+    y[t, n] = b[n] + sum over g of s[n, g] * (sum over k in g of x[t, k] * w[n, k])
 
-Tensors (T rows, N outputs, K inputs; N and K multiples of 16):
+Tensors (T rows, N outputs, K inputs, G groups of K / G neighbouring inputs; N and K multiples of 16):
     x        [T, K]                  bf16, last stride 1; rows may be strided
-    panels   [N / 16, K / 2, 16, 2]  W [N, K] rearranged: of 16 outputs, two inputs after the other. bf16, or e4m3 of a
-                                     weight with one scale a channel (kernels/quantized_weight.py)
-    scales   [N]                     fp32, s; of a plain weight 1
+    panels   [N / 16, K / 2, 16, 2]  w [N, K] rearranged: of 16 outputs, two inputs after the other. bf16, or e4m3
+             [N / 16, K / 8, 16, 2]  or words of 16 bits: int4, of 16 outputs eight inputs, in a word's lowest bits one of
+                                     the first two, then one of the next two ...
+    scales   [N / 16, G, 16]         fp32, s; a plain weight has none, and G = 1
+    offsets  [N / 16, G, 16]         uint8, of int4 with zeros: 16 less the zero. Without, an element of 8 is 0
     bias     [N]                     bf16, or None
     returns  [T, N]                  bf16, contiguous, new
 
-Rounding: products exact, sums in fp32, rounded once, with scale and bias. An element of e4m3 below 2^-6, a 28672nd of a
-channel's largest, counts as 0. T may be 0. By a bf16 weight each sum is taken pair by pair from the first input to the
-last, so a row's result does not depend on the other rows, nor on their number; by one of bytes it is taken in parts,
-the more the fewer rows there are.
+Quantized weights are those of kernels/quantized_weight.py. Rounding: products exact, sums in fp32, rounded once, with
+scales and bias. An element of e4m3 below 2^-6, a 28672nd of the largest there can be, counts as 0. T may be 0. Each sum
+is taken pair by pair from the first input to the last, a group's by itself, so a row's result does not depend on the
+other rows, nor on their number.
 
-A panel is read from its first byte to its last, by vectors of 16 outputs and two inputs; up to 16 rows meet each while
-it is in a register (VDPBF16PS; every row's sums have a register of their own). Memory is asked 2 KB ahead, so loading
-and multiplying go on at once, which oneDNN's product does not manage. Measured on one core with AVX512-bf16, the
-linears of 30 layers of a 135M model, ms, oneDNN's packed / this (at 1 row torch's matrix-vector product takes 12.1):
-    1 row 14.8 / 6.8    4 rows 12.7 / 7.1    8 rows 16.2 / 9.3    16 rows 23.4 / 17.0    32 rows 39.4 / 32.7
-and, on a busier machine:
-    32 rows 48.0 / 40.5    64 rows 82.9 / 74.1    128 rows 147 / 136    256 rows 267 / 254    512 rows 535 / 511
+A panel is read from its first byte to its last, by vectors of 16 outputs and two inputs; some rows meet each of some
+panels while it is in a register (VDPBF16PS; every row's sums of a panel have a register of their own). Int4 becomes
+bf16 there by a table that a register holds. Memory is asked 2 KB ahead, so loading and multiplying go on at once, which
+oneDNN's product does not manage. Measured beside others: loadtest/log/cpu.md.
 """
 
 from __future__ import annotations
 
-from typing import no_type_check
+import functools
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import NamedTuple, no_type_check
 
 import torch
 from torch import Tensor
@@ -34,154 +36,279 @@ from torch import Tensor
 from kernels.loops.bf16 import count_up, int64_at
 from kernels.loops.team import Loop
 from kernels.loops.vector_code import I64, LANES, Value, VectorCode, vector_function
-from kernels.quantized_weight import QuantizedWeight, Weight
+from kernels.quantized_weight import QuantizedWeight, Weight, unpack_int4
 
 _AHEAD = 2048  # bytes
 _TAKEN_BY_A_THREAD = 4  # pieces: the last ones even out what the system's other work takes from a thread
-_FEW_ROWS = 32  # more of them make a single panel a piece worth taking
-_SUMS = {1: 8, 2: 4, 4: 4, 8: 2, 16: 1}
-"""Rows at once, and by a weight of bytes sums of each row side by side: an addition takes four or six cycles, so there
-must be others. By a bf16 weight one sum is enough, as the memory is slower: 20 of those layers on one core, by parts as
-here / by one: 1 row 7.32 / 6.69 ms, 2 rows 6.54 / 6.52, 8 rows 9.26 / 8.88."""
-_MOST_ROWS_AT_ONCE = max(_SUMS)
+_PIECE_BYTES = 1 << 18  # of panels, which stay in a core's cache while many rows pass
+_PANELS_AT_ONCE = {1: 4, 2: 4, 4: 4, 8: 2}
+"""By rows at once. An addition takes four to six cycles, so there must be others meanwhile; and what is read of a row
+serves several panels."""
+_MOST_ROWS_AT_ONCE = max(_PANELS_AT_ONCE)
 _VECTOR_BYTES = 64
+_STEP = 8  # inputs
 
 
-def _write_multiply_panel(
+class _Form(IntEnum):
+    """What panels hold."""
+
+    BF16 = 0
+    FP8 = 1
+    INT4 = 2
+    INT4_WITH_ZEROS = 3
+
+    @property
+    def step_bytes(self) -> int:
+        """Of a panel, for so many inputs as are multiplied in one step."""
+        return {_Form.BF16: 4, _Form.FP8: 2}.get(self, 1) * _VECTOR_BYTES
+
+
+class _Panels(NamedTuple):
+    """Where some panels' data begin, one address for each."""
+
+    elements: list[Value]
+    scales: list[Value]
+    offsets: list[Value]
+
+
+def _write_multiply_panels(
     code: VectorCode,
+    form_number: int,
     num_rows: int,
-    num_sums: int,
+    num_panels: int,
     x: Value,
     x_stride: Value,
-    panel: Value,
-    steps: Value,
+    elements: Value,
+    num_groups: Value,
+    group_steps: Value,
     bias: Value,
     scales: Value,
+    offsets: Value,
     y: Value,
     y_stride: Value,
     rows: Value,
-    is_fp8: int,
+    panels: Value,
 ) -> None:
-    """Rows past `rows` are computed from the last one, and not written."""
-    vector_bytes = _VECTOR_BYTES // 2 if is_fp8 else _VECTOR_BYTES
+    """Rows past `rows` and panels past `panels` are computed from the last one, and not written."""
+    form, builder = _Form(form_number), code.builder
+    row_numbers, panel_numbers = _up_to(builder, num_rows, rows), _up_to(builder, num_panels, panels)
+    row_addresses = [builder.add(x, builder.mul(number, x_stride)) for number in row_numbers]
+    starts = _panels(builder, form, panel_numbers, elements, scales, offsets, num_groups, group_steps)
+    begin = [code.widened(builder.add(bias, builder.mul(number, I64(2 * LANES)))) for number in panel_numbers]
+    totals = [total for total in begin for _ in range(num_rows)]
+    if form is _Form.BF16:
+        totals = _add_group(code, form, starts, row_addresses, I64(0), group_steps, totals)
+    else:
+        with code.repeated(num_groups, totals) as group:
+            sums = _add_group(code, form, starts, row_addresses, group.index, group_steps, [code.zeros()] * len(totals))
+            group_scales = [code.floats(_of_group(builder, at, group.index, 4 * LANES)) for at in starts.scales]
+            by_sum = [scale for scale in group_scales for _ in range(num_rows)]
+            group.result = list(map(code.add_products, group.carried, sums, by_sum))
+        totals = list(group.result)
+    for p in range(num_panels):
+        with builder.if_then(builder.icmp_signed("<", I64(p), panels)):
+            for r in range(num_rows):
+                with builder.if_then(builder.icmp_signed("<", I64(r), rows)):
+                    address = builder.add(y, builder.add(builder.mul(y_stride, I64(r)), I64(2 * LANES * p)))
+                    code.store_narrowed(totals[p * num_rows + r], address)
+
+
+def _up_to(builder: Value, count: int, size: Value) -> list[Value]:
+    """0 .. count - 1, the last of `size` again in place of those that there are not."""
+    last = builder.sub(size, I64(1))
+    return [builder.select(builder.icmp_signed("<", I64(i), last), I64(i), last) for i in range(count)]
+
+
+def _panels(
+    builder: Value,
+    form: _Form,
+    numbers: list[Value],
+    elements: Value,
+    scales: Value,
+    offsets: Value,
+    num_groups: Value,
+    group_steps: Value,
+) -> _Panels:
+    def starts(begin: Value, group_bytes: Value) -> list[Value]:
+        size = builder.mul(num_groups, group_bytes)
+        return [builder.add(begin, builder.mul(number, size)) for number in numbers]
+
+    of_elements = starts(elements, builder.mul(group_steps, I64(form.step_bytes)))
+    return _Panels(of_elements, starts(scales, I64(4 * LANES)), starts(offsets, I64(LANES)))
+
+
+def _of_group(builder: Value, start: Value, group: Value, group_bytes: int) -> Value:
+    return builder.add(start, builder.mul(group, I64(group_bytes)))
+
+
+def _add_group(
+    code: VectorCode,
+    form: _Form,
+    panels: _Panels,
+    rows: list[Value],
+    group: Value,
+    group_steps: Value,
+    totals: list[Value],
+) -> list[Value]:
+    """totals: of the first panel all rows', then of the next."""
     builder = code.builder
-    last = builder.sub(rows, I64(1))
-    row_numbers = [builder.select(builder.icmp_signed("<", I64(r), last), I64(r), last) for r in range(num_rows)]
-    row_addresses = [builder.add(x, builder.mul(r, x_stride)) for r in row_numbers]
-    with code.repeated(steps, [code.zeros()] * (num_rows * num_sums)) as step:
-        panel_address = builder.add(panel, builder.mul(step.index, I64(vector_bytes * num_sums)))
-        x_offset = builder.mul(step.index, I64(4 * num_sums))
+    has_zeros = form is _Form.INT4_WITH_ZEROS
+    offsets = [code.byte_pairs(_of_group(builder, at, group, LANES)) if has_zeros else None for at in panels.offsets]
+    first = builder.mul(group, group_steps)
+    with code.repeated(group_steps, totals) as step:
+        number = builder.add(first, step.index)
+        addresses = [builder.add(start, builder.mul(number, I64(form.step_bytes))) for start in panels.elements]
+        inputs = [builder.add(row, builder.mul(number, I64(2 * _STEP))) for row in rows]
+        for address in addresses:
+            for offset in range(0, form.step_bytes, _VECTOR_BYTES):
+                code.prefetch(address, offset + _AHEAD)
+        words = [code.words(address) for address in addresses] if form >= _Form.INT4 else []
         sums = list(step.carried)
-        for s in range(num_sums):
-            if vector_bytes * s % _VECTOR_BYTES == 0:
-                code.prefetch(panel_address, vector_bytes * s + _AHEAD)
-            load = code.fp8_pairs if is_fp8 else code.pairs
-            weights = load(panel_address, vector_bytes * s)
-            for r, row_address in enumerate(row_addresses):
-                inputs = code.pair_for_all(builder.add(row_address, x_offset), 4 * s)
-                sums[r * num_sums + s] = code.add_pair_products(sums[r * num_sums + s], weights, inputs)
+        for pair in range(_STEP // 2):
+            match form:
+                case _Form.BF16:
+                    weights = [code.pairs(address, 64 * pair) for address in addresses]
+                case _Form.FP8:
+                    weights = [code.fp8_pairs(address, 32 * pair) for address in addresses]
+                case _:
+                    weights = [code.int4_pairs(word, pair, off) for word, off in zip(words, offsets, strict=True)]
+            for r, row in enumerate(inputs):
+                x_pair = code.pair_for_all(row, 4 * pair)
+                for p, weight in enumerate(weights):
+                    sums[p * len(rows) + r] = code.add_pair_products(sums[p * len(rows) + r], weight, x_pair)
         step.result = sums
-    for r in range(num_rows):
-        total = code.zeros() if is_fp8 else code.widened(bias)
-        for s in range(num_sums):
-            total = builder.fadd(total, step.result[r * num_sums + s])
-        if is_fp8:
-            total = code.add_products(code.widened(bias), total, code.floats(scales))
-        with builder.if_then(builder.icmp_signed("<", I64(r), rows)):
-            code.store_narrowed(total, builder.add(y, builder.mul(y_stride, I64(r))))
+    return list(step.result)
 
 
-_multiply_panel = vector_function(_write_multiply_panel)
+_multiply_panels = vector_function(_write_multiply_panels)
 
 
-def _linear(num_rows: int, num_sums: int, is_fp8: int) -> Loop:
+def _linear(form: int, step_bytes: int, num_rows: int, at_once: int) -> Loop:
     @no_type_check
     def linear(arguments):
-        """Item: some panels, one after the other."""
-        a = int64_at(arguments, 12)
-        num_pieces, num_panels, num_inputs, rows = a[1], a[2], a[3], a[4]
-        x, x_stride, panels, bias, scales, y, y_stride = a[5], a[6], a[7], a[8], a[9], a[10], a[11]
+        """Item: some panels, in which all rows are multiplied by them."""
+        a = int64_at(arguments, 15)
+        num_pieces, num_panels, rows, num_groups, group_steps = a[1], a[2], a[3], a[4], a[5]
+        x, x_stride, panels, bias, scales, offsets, y, y_stride = a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13]
+        num_units = (num_panels + at_once - 1) // at_once
+        panel_bytes = num_groups * group_steps * step_bytes
         piece = count_up(arguments)
         while piece < num_pieces:
-            for p in range(piece * num_panels // num_pieces, (piece + 1) * num_panels // num_pieces):
-                panel = panels + p * num_inputs * (16 if is_fp8 else 32)
-                for r in range(0, rows, num_rows):
-                    _multiply_panel(
+            first = at_once * (piece * num_units // num_pieces)
+            stop = min(at_once * ((piece + 1) * num_units // num_pieces), num_panels)
+            for r in range(0, rows, num_rows):
+                for p in range(first, stop, at_once):
+                    _multiply_panels(
+                        form,
                         num_rows,
-                        num_sums,
+                        at_once,
                         x + r * x_stride,
                         x_stride,
-                        panel,
-                        num_inputs // (2 * num_sums),
+                        panels + p * panel_bytes,
+                        num_groups,
+                        group_steps,
                         bias + 32 * p,
-                        scales + 64 * p,
+                        scales + 64 * p * num_groups,
+                        offsets + 16 * p * num_groups,
                         y + r * y_stride + 32 * p,
                         y_stride,
                         min(num_rows, rows - r),
-                        is_fp8,
+                        min(at_once, num_panels - p),
                     )
             piece = count_up(arguments)
 
     return Loop(linear)
 
 
-_LINEARS = {
-    (num_rows, is_fp8): _linear(num_rows, num_sums if is_fp8 else 1, is_fp8)
-    for num_rows, num_sums in _SUMS.items()
-    for is_fp8 in (0, 1)
-}
+@functools.cache
+def _linears(form: _Form) -> Mapping[int, Loop]:
+    """By rows at once; compiled for the forms that there are."""
+    return {
+        num_rows: _linear(int(form), form.step_bytes, num_rows, at_once)
+        for num_rows, at_once in _PANELS_AT_ONCE.items()
+    }
 
 
 class PanelLinear:
     """F.linear by one weight, for few rows."""
 
-    __slots__ = ("_is_fp8", "_no_bias", "_panels", "_scales", "is_ordered", "num_bytes", "num_inputs")
+    __slots__ = ("_bias", "_group_steps", "_linears", "_num_groups", "_offsets", "_panels", "_scales", "num_inputs")
 
     def __init__(self, weight: Weight) -> None:
-        num_outputs, num_inputs = weight.shape
-        elements = weight if isinstance(weight, Tensor) else weight.elements.view(torch.uint8)
-        grouped = elements.reshape(num_outputs // LANES, LANES, num_inputs // 2, 2)
-        self._panels = grouped.permute(0, 2, 1, 3).contiguous()
-        self._no_bias = torch.zeros(num_outputs, dtype=torch.bfloat16)
-        self._is_fp8 = not isinstance(weight, Tensor)
-        self.is_ordered = not self._is_fp8
-        self._scales = torch.ones(num_outputs) if isinstance(weight, Tensor) else weight.scales.float().view(-1)
-        self.num_inputs = num_inputs
-        self.num_bytes = weight.nbytes
+        num_outputs, self.num_inputs = weight.shape
+        self._bias = torch.zeros(num_outputs, dtype=torch.bfloat16)
+        self._num_groups = 1
+        self._scales = self._offsets = torch.empty(0)
+        form = _Form.BF16
+        if isinstance(weight, QuantizedWeight):
+            self._num_groups = weight.scales.shape[1]
+            self._scales = _by_panel(weight.scales.float())
+            form = _Form.INT4 if weight.is_int4 else _Form.FP8
+            if weight.zeros is not None:
+                form, self._offsets = _Form.INT4_WITH_ZEROS, _by_panel(16 - weight.zeros)
+        self._panels = _panels_of(weight)
+        self._group_steps = self.num_inputs // self._num_groups // _STEP
+        self._linears = _linears(form)
+
+    @property
+    def num_bytes(self) -> int:
+        """That it holds."""
+        return self._panels.nbytes + self._scales.nbytes + self._offsets.nbytes + self._bias.nbytes
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         num_rows, num_inputs = x.shape
-        num_panels, num_outputs = self._panels.shape[0], self._no_bias.shape[0]
+        num_panels, num_outputs = self._panels.shape[0], self._bias.shape[0]
         assert num_inputs == self.num_inputs and x.stride(1) == 1 and x.dtype is torch.bfloat16
         y = torch.empty((num_rows, num_outputs), dtype=torch.bfloat16)
-        linear = _LINEARS[min(_MOST_ROWS_AT_ONCE, 1 << (num_rows - 1).bit_length()), int(self._is_fp8)]
-        linear(
+        rows_at_once = min(_MOST_ROWS_AT_ONCE, 1 << (num_rows - 1).bit_length())
+        num_units = -(-num_panels // _PANELS_AT_ONCE[rows_at_once])
+        num_pieces = max(_TAKEN_BY_A_THREAD * torch.get_num_threads(), self._panels.nbytes // _PIECE_BYTES)
+        self._linears[rows_at_once](
             True,
-            num_panels if num_rows > _FEW_ROWS else min(num_panels, _TAKEN_BY_A_THREAD * torch.get_num_threads()),
+            min(num_units, num_pieces),
             num_panels,
-            num_inputs,
             num_rows,
+            self._num_groups,
+            self._group_steps,
             x.data_ptr(),
             2 * x.stride(0),
             self._panels.data_ptr(),
-            (self._no_bias if bias is None else bias).data_ptr(),
+            (self._bias if bias is None else bias).data_ptr(),
             self._scales.data_ptr(),
+            self._offsets.data_ptr(),
             y.data_ptr(),
             2 * num_outputs,
         )
         return y
 
 
+def takes_weight(num_outputs: int, num_inputs: int) -> bool:
+    return num_outputs % LANES == 0 and num_inputs % 16 == 0
+
+
 def few_rows_linear(weight: Weight) -> PanelLinear | None:
-    """weight [N, K] bf16, or quantized; copied. None where N or K is no multiple of 16, and for other quantized weights
-    than finite ones of e4m3 with a scale a channel."""
-    num_outputs, num_inputs = weight.shape
-    if num_outputs % LANES or num_inputs % 16:
+    """weight [N, K] bf16, or quantized; copied. None for sizes that it does not take, and for e4m3 with a NaN."""
+    if not takes_weight(*weight.shape):
         return None
-    if isinstance(weight, QuantizedWeight):
-        is_known = not weight.is_int4 and weight.scales.shape[1] == 1
-        return PanelLinear(weight) if is_known and not _has_nan(weight.elements) else None
-    return PanelLinear(weight.contiguous())
+    if isinstance(weight, QuantizedWeight) and not weight.is_int4 and _has_nan(weight.elements):
+        return None
+    return PanelLinear(weight)
+
+
+def _panels_of(weight: Weight) -> Tensor:
+    num_outputs, num_inputs = weight.shape
+    if isinstance(weight, QuantizedWeight) and weight.is_int4:
+        values = unpack_int4(weight.elements, weight.chunk)
+        halves = values.view(num_outputs // LANES, LANES, num_inputs // _STEP, 2, 2, 2).permute(4, 0, 2, 1, 5, 3)
+        return (halves[0] | halves[1] << 4).contiguous()
+    elements = weight if isinstance(weight, Tensor) else weight.elements.view(torch.uint8)
+    grouped = elements.reshape(num_outputs // LANES, LANES, num_inputs // 2, 2)
+    return grouped.permute(0, 2, 1, 3).contiguous()
+
+
+def _by_panel(of_groups: Tensor) -> Tensor:
+    """[N, G] -> [N / 16, G, 16]."""
+    return of_groups.view(len(of_groups) // LANES, LANES, -1).mT.contiguous()
 
 
 def _has_nan(elements: Tensor) -> bool:

@@ -6,6 +6,7 @@ Addresses are int64 values; offsets count bytes.
 from __future__ import annotations
 
 import inspect
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -79,6 +80,29 @@ class VectorCode:
         has_exponent = builder.icmp_unsigned("!=", builder.and_(moved, _words(0x0780)), _words(0))
         numbers = builder.select(has_exponent, builder.add(moved, _words((127 - 7) << 7)), _words(0))
         return builder.bitcast(numbers, _PAIRS)
+
+    def words(self, address: Value, offset: int = 0) -> Value:
+        """32 numbers of 16 bits."""
+        return self.builder.load(self.at(address, offset, _WORDS), align=2)
+
+    def byte_pairs(self, address: Value, offset: int = 0) -> Value:
+        """16 bytes, each as two words."""
+        builder = self.builder
+        stored = builder.load(self.at(address, offset, ir.VectorType(ir.IntType(8), LANES)), align=1)
+        wide = builder.zext(stored, _BITS)
+        return builder.bitcast(builder.or_(wide, builder.shl(wide, ir.Constant(_BITS, [16] * LANES))), _WORDS)
+
+    def int4_pairs(self, words: Value, place: int, offsets: Value | None) -> Value:
+        """Of 32 words of four int4 elements those at one place, as bf16: less 8, or plus offsets (words), less 16."""
+        builder = self.builder
+        index = builder.lshr(words, _words(4 * place)) if place else words
+        if offsets is not None:
+            index = builder.add(builder.and_(index, _words(15)), offsets)
+        numbers = [i % 16 - 8 if offsets is None else i - 16 for i in range(2 * LANES)]
+        table = ir.Constant(_WORDS, [_bf16_bits(number) for number in numbers])
+        signature = ir.FunctionType(_WORDS, [_WORDS, _WORDS])
+        look_up = builder.module.declare_intrinsic("llvm.x86.avx512.permvar.hi.512", (), signature)
+        return builder.bitcast(builder.call(look_up, [table, index]), _PAIRS)  # by an index's last five bits
 
     def pair_for_all(self, address: Value, offset: int = 0) -> Value:
         """The two bf16 numbers there, in all lanes."""
@@ -197,6 +221,12 @@ class VectorCode:
         undefined = ir.Constant(vector, ir.Undefined)
         first = self.builder.insert_element(undefined, value, I32(0))
         return self.builder.shuffle_vector(first, undefined, ir.Constant(_BITS, [0] * LANES))
+
+
+def _bf16_bits(number: int) -> int:
+    """Of one that bf16 has."""
+    bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
+    return bits >> 16
 
 
 def _words(value: int) -> Value:

@@ -223,9 +223,9 @@ class PackedMethod:
 
     def ordered(self) -> PackedMethod | None:
         """By the loops alone."""
-        return (
-            PackedMethod(self.packed.by_form(WeightForm.LOOPS), self._bias) if self.packed.has_ordered_loops else None
-        )
+        if self.packed.form is WeightForm.ONEDNN:
+            return None
+        return PackedMethod(self.packed.by_form(WeightForm.LOOPS), self._bias)
 
 
 def divided(x: Normed) -> Tensor:

@@ -2,9 +2,9 @@
 
 oneDNN wants weights in blocks of its own; F.linear rearranges them at every call, this once. For few rows, as decode
 has them, a compiled loop over a form of its own is faster still (kernels/loops/few_rows_linear.py): it reads at the
-memory's speed and multiplies meanwhile. Where its rows are not too wide for the caches it is for many rows too.
-oneDNN's way is an unadvertised one of torch's: it is tried before it is used. Which form a weight has is chosen in
-service/runner/choices/weight_forms.py.
+memory's speed and multiplies meanwhile. On some processors it is for many rows too. oneDNN's way is an unadvertised one
+of torch's: it is tried before it is used. Which form a weight has is chosen in service/runner/choices/weight_forms.py.
+Of quantized weights there are the loops alone: oneDNN's form would take the memory that was saved.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from kernels.cpu_loops import CpuLoops, FewRowsLinear, loops_for
-from kernels.quantized_weight import QuantizedWeight
+from kernels.cpu_loops import FewRowsLinear, cpu_loops, loops_for
+from kernels.quantized_weight import QuantizedWeight, Weight
 
 FEW_ROWS = 32
 """Up to so many rows go through the loops, where a weight has both forms."""
@@ -34,7 +34,7 @@ class WeightForm(StrEnum):
 class PackedWeight:
     """`packed(x, bias)` is F.linear(x, weight, bias), for inference. By oneDNN's form, the loops' form, or both.
 
-    num_inputs, num_bytes: of the plain weight.
+    num_inputs, num_bytes: of the weight that it was made of.
     """
 
     __slots__ = ("_loops", "_onednn", "num_bytes", "num_inputs")
@@ -52,15 +52,16 @@ class PackedWeight:
         return _onednn_linear(x, self._onednn, bias)
 
     @property
+    def held_bytes(self) -> int:
+        """What its forms take."""
+        of_onednn = 0 if self._onednn is None else self._onednn.numel() * self._onednn.element_size()
+        return of_onednn + (0 if self._loops is None else self._loops.num_bytes)
+
+    @property
     def form(self) -> WeightForm:
         if self._loops is None:
             return WeightForm.ONEDNN
         return WeightForm.LOOPS if self._onednn is None else WeightForm.BOTH
-
-    @property
-    def has_ordered_loops(self) -> bool:
-        """Whether the loops' form sums in one order, however many rows there are."""
-        return self._loops is not None and self._loops.is_ordered
 
     def keep(self, form: WeightForm) -> None:
         """Give up what this form does without."""
@@ -76,25 +77,30 @@ class PackedWeight:
         return alone
 
 
-def pack_weight(weight: Tensor, form: WeightForm, quantized: QuantizedWeight | None = None) -> PackedWeight | None:
+def pack_weight(weight: Weight, form: WeightForm) -> PackedWeight | None:
     """The weight in this form; without the loops' where there are none for it. None where a weight cannot be packed (a
-    GPU, another dtype, a torch without oneDNN), and if plain is asked for.
-
-    quantized: what the weight was made of. If the loops have a form of it, that is theirs: half the bytes, and no
-    second rounding. oneDNN multiplies by the plain one.
+    GPU, another dtype, a torch without oneDNN), and if plain is asked for. A quantized one, which `stays_quantized`, is
+    packed for the loops, whatever is asked for; or made plain, if it has NaN.
     """
+    if isinstance(weight, QuantizedWeight):
+        loops = cpu_loops()
+        panels = None if loops is None else loops.few_rows_linear(weight)
+        if panels is not None:
+            return PackedWeight(None, panels, weight.shape[1], weight.nbytes)
+        return pack_weight(weight.dequantized(), WeightForm.ONEDNN)
     if form is WeightForm.PLAIN or weight.device.type != "cpu" or not can_pack(weight.dtype):
         return None
     plain = weight.detach()
     loops = None if form is WeightForm.ONEDNN else loops_for(plain)
-    panels = None if loops is None else _panels(loops, plain, quantized)
+    panels = None if loops is None else loops.few_rows_linear(plain)
     onednn = None if form is WeightForm.LOOPS and panels is not None else _pack(plain)
     return PackedWeight(onednn, panels, plain.shape[1], plain.nbytes)
 
 
-def _panels(loops: CpuLoops, plain: Tensor, quantized: QuantizedWeight | None) -> FewRowsLinear | None:
-    of_bytes = None if quantized is None else loops.few_rows_linear(quantized)
-    return loops.few_rows_linear(plain) if of_bytes is None else of_bytes
+def stays_quantized(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> bool:
+    """Whether a CPU multiplies x of dtype by such a quantized weight as it is, and need not make it plain."""
+    loops = cpu_loops() if dtype is torch.bfloat16 else None
+    return loops is not None and loops.takes_weight(num_outputs, num_inputs)
 
 
 @functools.cache

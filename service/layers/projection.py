@@ -49,7 +49,6 @@ class Projection(Layer, ABC):
         self._keeps_plain_weight = False
         self.storage: WeightStorage | None = None
         self._quantized: QuantizedWeight | None = None
-        self._made_plain: QuantizedWeight | None = None
 
     def forward(self, x: Normed) -> Tensor:
         return self.method.multiply(x)
@@ -73,7 +72,7 @@ class Projection(Layer, ABC):
 
     @property
     def held_weight(self) -> Weight:
-        """What methods on a GPU multiply by: the plain weight, or the quantized one in its place."""
+        """What methods are made of: the plain weight, or the quantized one in its place."""
         return self.plain_weight if self._quantized is None else self._quantized
 
     @property
@@ -96,7 +95,6 @@ class Projection(Layer, ABC):
         quantized = self.storage.finished(dtype)
         if self._has_plain_weight():
             self.plain_weight.data.copy_(quantized.dequantized())
-            self._made_plain = quantized
         else:
             self._quantized = quantized
         self.storage = None
@@ -124,13 +122,14 @@ class Projection(Layer, ABC):
         self.use(around(self.own_method))
 
     def pack(self, form: WeightForm) -> WeightForm:
-        """Take this form of the weight, or what a CPU has of it, and give up the plain one unless it is kept: the
-        packed one is for inference only. Returns the form that it has now."""
-        packed = pack_weight(self.plain_weight, form, self._made_plain)
-        self._made_plain = None
+        """Take this form of the weight, or what a CPU has of it, and give up the one that it was made of, unless that
+        is kept: the packed one is for inference only. Returns the form that it has now."""
+        packed = pack_weight(self.held_weight, form)
         if packed is not None:
             self.use(PackedMethod(packed, self.bias))
-            if not self._keeps_plain_weight:
+            if self._quantized is not None:
+                self._quantized = None
+            elif not self._keeps_plain_weight:
                 self._give_up_plain_weight()
         return WeightForm.PLAIN if packed is None else packed.form
 

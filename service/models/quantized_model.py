@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
 
 from service.errors import ConfigError, ModelLoadError
 from service.layers.embedding import HEAD_NAME, OutputHead
 from service.layers.linear import Linear
 from service.layers.mixture_of_experts import MixtureOfExperts
+from service.layers.packed_weight import stays_quantized
 from service.layers.projection import Projection
 from service.layers.shard import Shard
 from service.layers.weight_storage import WeightStorage
@@ -22,17 +26,24 @@ _UNREAD = ("input_scale", "output_scale", "weight_shape", "g_idx", "weight_g_idx
 quantized_linear.py), scales of a cache, shapes, and the order of groups, which is their own where it is served."""
 
 
-def store_quantized(model: CausalLM, quantization: Quantization, *, dequantized: bool) -> frozenset[str]:
-    """Before `CausalLM.materialize`. dequantized: for a device that multiplies by plain weights only. Returns the names
-    of tensors that the checkpoint may hold besides and nobody reads. Raises ModelLoadError naming a linear; ConfigError
-    for one that the model's ranks cannot share."""
+Multiplies = Callable[[int, int], bool]
+"""Whether a device multiplies by such a quantized weight [out, in] as it is."""
+
+
+def store_quantized(
+    model: CausalLM, quantization: Quantization, *, dequantized: bool, except_for: Multiplies = lambda out, size: False
+) -> frozenset[str]:
+    """Before `CausalLM.materialize`. dequantized: they are made plain; of linears all but those for which `except_for`
+    says otherwise. Returns the names of tensors that the checkpoint may hold besides and nobody reads. Raises
+    ModelLoadError naming a linear; ConfigError for one that the model's ranks cannot share."""
     unread = set[str]()
     for names, projection, out_features, in_features in _projections(model):
         scheme = _scheme(quantization, names)
         if scheme is None:
             continue
         _check_shares(model.parallel.size, quantization, scheme, names, projection)
-        projection.store(_storage(scheme, names, out_features, in_features), dequantized=dequantized)
+        is_made_plain = dequantized and not except_for(sum(out_features), in_features)
+        projection.store(_storage(scheme, names, out_features, in_features), dequantized=is_made_plain)
         for name in names:
             unread |= {f"{place}.{suffix}" for place in (name, name.rpartition(".")[0]) for suffix in _UNREAD}
             if projection.bias is None:  # checkpoints of GPTQ hold zeros, all the same
@@ -43,6 +54,23 @@ def store_quantized(model: CausalLM, quantization: Quantization, *, dequantized:
         else:
             unread |= _store_experts(model, before, mixture, quantization, dequantized=dequantized)
     return frozenset(unread)
+
+
+def store_for_device(
+    model: CausalLM, quantization: Quantization, device: torch.device, dtype: torch.dtype
+) -> frozenset[str]:
+    """`store_quantized` for what a device multiplies x of dtype by."""
+    by_loops = partial(stays_quantized, dtype=dtype)
+    return store_quantized(model, quantization, dequantized=device.type == "cpu", except_for=by_loops)
+
+
+def made_plain(model: CausalLM) -> str:
+    """What of a model that is stored for a CPU will be made plain; "" if nothing is."""
+    linears = [projection for projection in model.projections if projection.storage is not None]
+    num_plain = sum(projection.num_made_plain > 0 for projection in linears)
+    experts = any(mixture.num_made_plain for _, mixture in model.mixtures())
+    parts = [f"{num_plain} of {len(linears)} linears"] if num_plain else []
+    return " and ".join(parts + (["the experts"] if experts else []))
 
 
 def _store_experts(

@@ -25,7 +25,7 @@ from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.generation_config import GenerationConfig, load_generation_config
 from service.models.model_config import ModelConfig
 from service.models.quantization import Quantization, check_trains
-from service.models.quantized_model import store_quantized
+from service.models.quantized_model import made_plain, store_for_device
 from service.models.registry import OpenedModel, open_model
 from service.models.weight_loader import load_weights, non_finite_weights
 from service.models.weights_revision import weights_revision
@@ -139,7 +139,7 @@ def load_executor(
     graphs = _graphs(device, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager)
     limits = max_num_seqs, max_num_batched_tokens, max_model_len, config.vocab_size
     sizes = StepSizes(*limits, graphs, deterministic=source.deterministic)
-    unread = _store_quantized(model, config.quantization, device)
+    unread = _store_quantized(model, config.quantization, device, dtype)
     made_for = _made_for(model, config, device, dtype, sizes, source, enforce_eager=enforce_eager)
     known = file.fitting(made_for, graphs)
     weights_bytes = _load_weights(model, source, folder, dtype, device, max_model_len, phases, on_progress, unread)
@@ -258,15 +258,15 @@ def _made_for(
     )
 
 
-def _store_quantized(model: CausalLM, quantization: Quantization | None, device: torch.device) -> AbstractSet[str]:
-    """Names of the checkpoint that are left alone. A CPU has plain weights, rounded as they are; for few rows of FP8
-    by channel also its bytes (service/layers/packed_weight.py)."""
+def _store_quantized(
+    model: CausalLM, quantization: Quantization | None, device: torch.device, dtype: torch.dtype
+) -> AbstractSet[str]:
+    """Names of the checkpoint that are left alone."""
     if quantization is None:
         return frozenset()
-    is_cpu = device.type == "cpu"
-    unread = store_quantized(model, quantization, dequantized=is_cpu)
-    on_cpu = "made plain on the CPU, rounded like them, but where a loop of few rows reads FP8 by channel (see choices)"
-    how = on_cpu if is_cpu else "as they are"
+    unread = store_for_device(model, quantization, device, dtype)
+    plain = made_plain(model) if device.type == "cpu" else ""
+    how = f"made plain on the CPU, rounded like them: {plain}" if plain else "as they are"
     logger.info("weights: quantized, %s; %s", quantization.name, how)
     return unread
 

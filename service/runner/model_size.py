@@ -12,7 +12,7 @@ from service.core.layer_groups import LayerGroups
 from service.layers.pipeline_stage import WHOLE, PipelineStage
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.context_length import context_length
-from service.models.quantized_model import store_quantized
+from service.models.quantized_model import store_for_device
 from service.models.registry import open_model
 from service.runner.choices.number_format import choose_dtype
 from service.runner.kv_storage import KvLayout, layer_groups
@@ -48,7 +48,7 @@ class ModelSize(NamedTuple):
         is_fp8 = cache.dtype == "fp8"
         layout = KvLayout.of(config, cache.block_size, dtype, parallel.size, stage.size, is_fp8=is_fp8, groups=groups)
         if config.quantization is not None:
-            store_quantized(model, config.quantization, dequantized=device.type == "cpu")
+            store_for_device(model, config.quantization, device, dtype)
         token_bytes = -(-layout.num_groups * layout.block_bytes // cache.block_size)
         weights_bytes = model.weights_bytes(dtype, device)
         return cls(weights_bytes, token_bytes, layout.block_bytes, groups, max_model_len)

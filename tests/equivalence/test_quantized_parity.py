@@ -8,6 +8,7 @@ import torch
 from service.config import LoraConfig
 from service.errors import ConfigError
 from service.layers.linear_method import KernelRows, RowRange
+from service.layers.packed_weight import WeightForm, stays_quantized
 from tests.models.checkpoints import llama, mixtral, olmoe, qwen3_moe
 from tests.models.forward import logits
 from tests.models.quantized_checkpoints import quantized
@@ -30,6 +31,35 @@ def tokens(folder, **how):
 
 def test_its_tokens_are_those_of_the_model_that_it_stands_for(folder):
     assert tokens(folder) == tokens(folder / "plain")
+
+
+@pytest.mark.parametrize("kind", ["fp8", "awq", "gptq", "auto-round-awq", "packed", "packed-zeros", "blocks"])
+def test_on_a_cpu_its_few_bits_are_held_and_multiplied_by(kind, tmp_path, caplog):
+    """In bf16, where loops are compiled: the weights' bytes are the checkpoint's, and no plain weight is ever made."""
+    if not stays_quantized(64, 64, torch.bfloat16):
+        pytest.skip("this machine runs no compiled loops")
+    base = llama(tmp_path / "llama", hidden_size=128, intermediate_size=256)
+    folder = base if kind == "fp8" else quantized(base, kind)
+    plain = base if kind == "fp8" else folder / "plain"
+    how = {"quantization": "fp8"} if kind == "fp8" else {}
+    with caplog.at_level("INFO", "headrace"):
+        few, whole = load(folder, dtype="bfloat16", **how), load(plain, dtype="bfloat16")
+    assert "; as they are" in caplog.text
+    assert {choice for name, choice in few.choices.linears.items() if "-" in name} == {WeightForm.LOOPS}
+    held, of_plain = (held_bytes(loaded.model) for loaded in (few, whole))
+    assert held < of_plain * (0.6 if "fp8" in few.quantization else 0.36)
+    for got, want in zip(few.model.projections, whole.model.projections, strict=True) if kind != "fp8" else ():
+        x = torch.randn(5, want.own_method.packed.num_inputs).bfloat16()
+        with torch.inference_mode():
+            product, exact = got(x).float(), want(x).float()
+        assert (product - exact).norm() <= exact.norm() * 0.004, "each rounded once, one of them its weight, too"
+    assert len(PlanPlayer(few.runner, few.num_blocks, 16).generate(PROMPTS, greedy(12))[0]) == 12
+
+
+def held_bytes(model):
+    """Of the blocks' linears."""
+    methods = [linear.own_method for block in model.block_linears() for _, linear, _ in block]
+    return sum(method.packed.held_bytes for method in methods)
 
 
 @pytest.mark.each_once

@@ -4,16 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.cpu_loops import loops_for
-from kernels.quantized_weight import quantize_fp8
+from kernels.quantized_weight import QuantizedWeight
 from service.errors import ConfigError
 from service.layers.embedding import OutputHead, TokenEmbedding
 from service.layers.linear import Linear, Product
 from service.layers.linear_method import KernelRows, PackedMethod, PlainMethod
-from service.layers.packed_weight import WeightForm, can_pack
+from service.layers.packed_weight import WeightForm, can_pack, stays_quantized
 from service.layers.projection import use_choices
-from service.models.fp8_storage import Fp8Storage
-from service.models.quantization import Fp8Scheme
+from service.layers.weight_storage import WeightStorage
+from tests.kernels.quantized_weights import KINDS, random_weight
 
 
 def projections():
@@ -94,22 +93,54 @@ def test_a_form_that_this_machine_has_not_is_refused_by_name():
         use_choices([linear], {"9x7": WeightForm.LOOPS}, torch.device("cpu"))
 
 
-def test_few_rows_of_a_quantized_weight_go_by_its_bytes_on_a_cpu():
-    """Not by the plain weight that is made of them, which rounds again: that is for many rows."""
-    if loops_for(torch.zeros(1).bfloat16()) is None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantized_weight_is_multiplied_by_as_it_is_on_a_cpu(kind):
+    """Not by the plain weight that it stands for, which rounds again and takes more memory: there never is one."""
+    if not stays_quantized(96, 192, torch.bfloat16):
+        pytest.skip("this machine runs no compiled loops")
+    linear = Linear(192, 96, bias=True).bfloat16().requires_grad_(False)
+    weight, exact = random_weight(kind, 96, 192, torch.bfloat16)
+    linear.store(Held(weight), dequantized=False)
+    linear.finish_reading(torch.bfloat16)
+    x = torch.randn(40, 192).bfloat16()
+    linear.bias.data.zero_()
+    assert linear.pack(WeightForm.BOTH) is WeightForm.LOOPS
+    assert not any(parameter.dim() == 2 for parameter in linear.parameters())
+    with torch.inference_mode():
+        got = linear(x)
+    want = (x.double() @ exact.T).bfloat16()
+    assert (got != want).float().mean() < 0.02, "rounded once; sums in fp32 may fall on the other side"
+    assert linear.can_order_sums
+
+
+def test_a_quantized_weight_with_nan_is_made_plain():
+    if not stays_quantized(32, 64, torch.bfloat16):
         pytest.skip("this machine runs no compiled loops")
     linear = Linear(64, 32).bfloat16().requires_grad_(False)
-    linear.store(Fp8Storage(Fp8Scheme("channel"), (32,), 64), dequantized=True)
-    elements, scales = quantize_fp8(torch.randn(32, 64))
-    assert isinstance(linear.storage, Fp8Storage)
-    linear.storage.elements.copy_(elements)
-    linear.storage.scales.copy_(scales)
+    elements = torch.ones(32, 64).to(torch.float8_e4m3fn)
+    elements.view(torch.uint8)[3, 5] = 0x7F
+    linear.store(Held(QuantizedWeight(elements, torch.ones(32, 1), None, torch.bfloat16)), dequantized=False)
     linear.finish_reading(torch.bfloat16)
-    assert linear.pack(WeightForm.BOTH) is WeightForm.BOTH
-    x, exact = torch.randn(40, 64).bfloat16(), elements.double() * scales.double()
+    assert linear.pack(WeightForm.LOOPS) is WeightForm.ONEDNN
     with torch.inference_mode():
-        few, many = linear(x[:8]), linear(x)
-    want = (x[:8].double() @ exact.T).bfloat16()
-    assert (few != want).float().mean() < 0.02, "rounded once; sums in fp32 may fall on the other side"
-    assert (many[:8] != want).float().mean() > 0.1
-    torch.testing.assert_close(many[:8], few, atol=0.1, rtol=0.02)
+        got = linear(torch.ones(1, 64).bfloat16())[0]
+    assert got.isnan().tolist() == [n == 3 for n in range(32)]
+
+
+class Held(WeightStorage):
+    """What has been read."""
+
+    form = "held"
+
+    def __init__(self, weight):
+        super().__init__()
+        self._weight = weight
+
+    def checkpoint_tensors(self, names):
+        return {}
+
+    def checkpoint_shards(self, names, shards):
+        return {}
+
+    def finished(self, dtype):
+        return self._weight

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.quantized_weight import QuantizedWeight, quantize_fp8
+from kernels.quantized_weight import QuantizedWeight, pack_int4, quantize_fp8
+from tests.kernels.quantized_weights import KINDS, random_weight
 
 
 @pytest.mark.pairwise
@@ -22,8 +23,16 @@ def test_equals_the_exact_product(loops, num_rows, num_outputs, num_inputs, has_
 
 @pytest.mark.parametrize("num_inputs", [16, 96, 1040])
 def test_a_rows_bits_depend_on_no_other_row_and_on_no_number_of_rows(loops, num_inputs):
-    linear = loops.few_rows_linear(torch.randn(64, num_inputs).bfloat16())
-    x, bias = torch.randn(70, num_inputs).bfloat16(), torch.randn(64).bfloat16()
+    check_rows_stand_alone(loops.few_rows_linear(torch.randn(80, num_inputs).bfloat16()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nor_do_they_by_a_quantized_weight(loops, kind):
+    check_rows_stand_alone(loops.few_rows_linear(random_weight(kind, 80, 192, torch.bfloat16)[0]))
+
+
+def check_rows_stand_alone(linear):
+    x, bias = torch.randn(70, linear.num_inputs).bfloat16(), torch.randn(80).bfloat16()
     want = torch.cat([linear(row, bias) for row in x.split(1)])
     for num_rows in (2, 3, 4, 7, 8, 15, 16, 17, 33, 70):
         first = 70 - num_rows
@@ -71,10 +80,42 @@ def test_every_element_is_its_number_or_nearly_nothing(loops):
     assert (got[is_small] == 0).all()
 
 
-def test_what_is_not_of_eight_bits_by_channel_is_left_to_others(loops):
+@pytest.mark.pairwise
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("group", [32, 64])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_outputs", [16, 592])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 8, 17, 300])
+def test_of_groups_and_of_four_bits_too(loops, num_rows, num_outputs, kind, group, has_bias):
+    """Products are those of the numbers that the weight stands for, which no bf16 has rounded."""
+    weight, exact = random_weight(kind, num_outputs, 192, torch.bfloat16, group=group)
+    bias = torch.randn(num_outputs).bfloat16() if has_bias else None
+    x = torch.randn(num_rows, 192).bfloat16()
+    got = loops.few_rows_linear(weight)(x, bias).double()
+    want = F.linear(x.double(), exact, None if bias is None else bias.double())
+    torch.testing.assert_close(got, want, atol=5e-3 if "fp8" in kind else 1e-5, rtol=2**-8)
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_every_element_of_four_bits_is_its_number(loops, has_zeros):
+    """GPTQ's zeros go to 16."""
+    elements = torch.arange(16, dtype=torch.uint8).repeat(32, 2)
+    zeros = torch.arange(17, dtype=torch.uint8).repeat(2)[:32, None].contiguous() if has_zeros else None
+    weight = QuantizedWeight(pack_int4(elements, 32), torch.ones(32, 1), zeros, torch.bfloat16)
+    got = loops.few_rows_linear(weight)(torch.eye(32).bfloat16(), None)
+    assert torch.equal(got.float().T, elements.float() - (8 if zeros is None else zeros.float()))
+
+
+def test_few_bits_stay_few(loops):
+    """Beside the elements there are scales in fp32 and zeros in bytes, and a bias of its own."""
+    weight, _ = random_weight("int4", 64, 1024, torch.bfloat16, group=128)
+    plain = loops.few_rows_linear(torch.zeros(64, 1024).bfloat16())
+    assert loops.few_rows_linear(weight).num_bytes == 64 * (1024 // 2 + 8 * 5 + 2)
+    assert plain.num_bytes == 64 * (2 * 1024 + 2)
+
+
+def test_not_a_number_of_eight_bits_is_left_to_others(loops):
     weight = fp8_weight(16, 32)
-    by_group = QuantizedWeight(weight.elements, torch.ones(16, 2), None, torch.bfloat16)
-    assert loops.few_rows_linear(by_group) is None
     weight.elements.view(torch.uint8)[3, 7] = 255
     assert loops.few_rows_linear(weight) is None, "NaN would become a number"
 
