@@ -5,8 +5,8 @@
 Tensors (T rows, N outputs, K inputs, G groups of K / G neighbouring inputs; N and K multiples of 16):
     x        [T, K]                  bf16, last stride 1; rows may be strided
     panels   [N / 16, K / 2, 16, 2]  w [N, K] rearranged: of 16 outputs, two inputs after the other. bf16, or e4m3
-             [N / 16, K / 8, 16, 2]  or words of 16 bits: int4, of 16 outputs eight inputs, in a word's lowest bits one of
-                                     the first two, then one of the next two ...
+             [N / 16, K / 8, 16, 2]  or int4 in words of 16 bits, of 16 outputs eight inputs: in a word's lowest bits
+                                     one of the first two, then one of the next two ...
     scales   [N / 16, G, 16]         fp32, s; a plain weight has none, and G = 1
     offsets  [N / 16, G, 16]         uint8, of int4 with zeros: 16 less the zero. Without, an element of 8 is 0
     bias     [N]                     bf16, or None

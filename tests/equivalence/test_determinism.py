@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from kernels.cpu_loops import cpu_loops
 from service.config import CacheConfig, LoraConfig, ModelSource
 from service.core.request import Request
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
@@ -26,6 +27,7 @@ from tests.engine.harness import Harness, ListSink
 from tests.equivalence.random_adapters import save_random_adapters
 from tests.equivalence.rank_work import Asked, alone_and_among
 from tests.models import checkpoints
+from tests.models.quantized_checkpoints import quantized
 from tests.ranks import Ranks
 
 BLOCK_SIZE = 16
@@ -315,6 +317,15 @@ def test_what_has_no_batched_way_is_computed_token_by_token(tmp_path: Path, kind
     loaded = load(checkpoints.llama(tmp_path, **widths(device)), device=device, **changes)
     assert device == "cpu" or not loaded.batches_deterministic
     assert among(loaded, 3, caches=True, max_num_batched_tokens=60) == alone(loaded)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "blocks", "awq", "packed"])
+def test_quantized_weights_are_batched_on_a_cpu(tmp_path: Path, kind: str):
+    plain = checkpoints.llama(tmp_path / "llama", **widths("cpu"))
+    folder = plain if kind == "fp8" else quantized(plain, kind)
+    loaded = load(folder, quantization="fp8" if kind == "fp8" else None)
+    assert loaded.batches_deterministic is (cpu_loops() is not None)
+    assert among(loaded, 9, max_num_batched_tokens=50) == among(loaded, 12, caches=True) == alone(loaded)
 
 
 @pytest.mark.parametrize("device", DEVICES)
