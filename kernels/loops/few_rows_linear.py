@@ -64,8 +64,9 @@ class _Form(IntEnum):
 
 
 class _Panels(NamedTuple):
-    """Where some panels' data begin, one address for each."""
+    """Where some panels' data begin, one address for each, and how many bytes of elements a panel has."""
 
+    num_bytes: Value
     elements: list[Value]
     scales: list[Value]
     offsets: list[Value]
@@ -133,8 +134,9 @@ def _panels(
         size = builder.mul(num_groups, group_bytes)
         return [builder.add(begin, builder.mul(number, size)) for number in numbers]
 
-    of_elements = starts(elements, builder.mul(group_steps, I64(form.step_bytes)))
-    return _Panels(of_elements, starts(scales, I64(4 * LANES)), starts(offsets, I64(LANES)))
+    group_bytes = builder.mul(group_steps, I64(form.step_bytes))
+    of_groups = starts(scales, I64(4 * LANES)), starts(offsets, I64(LANES))
+    return _Panels(builder.mul(num_groups, group_bytes), starts(elements, group_bytes), *of_groups)
 
 
 def _of_group(builder: Value, start: Value, group: Value, group_bytes: int) -> Value:
@@ -157,11 +159,13 @@ def _add_group(
     first = builder.mul(group, group_steps)
     with code.repeated(group_steps, totals) as step:
         number = builder.add(first, step.index)
-        addresses = [builder.add(start, builder.mul(number, I64(form.step_bytes))) for start in panels.elements]
+        offset = builder.mul(number, I64(form.step_bytes))
+        addresses = [builder.add(start, offset) for start in panels.elements]
         inputs = [builder.add(row, builder.mul(number, I64(2 * _STEP))) for row in rows]
-        for address in addresses:
-            for offset in range(0, form.step_bytes, _VECTOR_BYTES):
-                code.prefetch(address, offset + _AHEAD)
+        ahead = _ahead(builder, panels, offset)
+        for start in panels.elements:
+            for vector in range(0, form.step_bytes, _VECTOR_BYTES):
+                code.prefetch(builder.add(start, ahead), vector)
         words = [code.words(address) for address in addresses] if form >= _Form.INT4 else []
         sums = list(step.carried)
         for pair in range(_STEP // 2):
@@ -178,6 +182,14 @@ def _add_group(
                     sums[p * len(rows) + r] = code.add_pair_products(sums[p * len(rows) + r], weight, x_pair)
         step.result = sums
     return list(step.result)
+
+
+def _ahead(builder: Value, panels: _Panels, offset: Value) -> Value:
+    """Of what is to be asked of memory now: behind a panel's end lies one that is read at the same time, so it is the
+    panel behind those that follows."""
+    ahead = builder.add(offset, I64(_AHEAD))
+    others = builder.mul(panels.num_bytes, I64(len(panels.elements) - 1))
+    return builder.select(builder.icmp_signed("<", ahead, panels.num_bytes), ahead, builder.add(ahead, others))
 
 
 _multiply_panels = vector_function(_write_multiply_panels)
