@@ -8,7 +8,8 @@ import torch
 
 from kernels.cpu_loops import loops_for
 from service.models.causal_lm import CausalLM
-from service.runner.cuda_graphs import GraphPlace, SameDecodesAgain, StepGraphs
+from service.runner.captured_sizes import GraphPlace
+from service.runner.cuda_graphs import SameDecodesAgain, StepGraphs
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_sizes import GraphSize, PaddedStep
@@ -70,13 +71,13 @@ class Replays:
     def padded_size(self) -> Callable[[int, int, int], GraphSize | None] | None:
         """(num_tokens, num_decodes, num_prompts) of a step -> the size that it is padded to, None if it is not. None
         if no step is padded."""
-        return None if self._graphs is None else self._graphs.padded_size
+        return None if self._graphs is None else self._graphs.sizes.padded_size
 
     def recent_steps(self, *, adapters: bool = False, asked: bool = False) -> Collection[PaddedStep]:
         """The last steps, with or without adapters, or that were asked to be deterministic, that were replayed, or
         could not be for want of a size."""
         graphs = self._graphs_of(adapters=adapters, asked=asked)
-        return () if graphs is None else graphs.recent_steps
+        return () if graphs is None else graphs.sizes.recent_steps
 
     @property
     def captures_asked(self) -> bool:
@@ -102,7 +103,7 @@ class Replays:
         graphs = self._graphs_of(adapters=adapters, asked=asked)
         assert graphs is not None
         with self._forward_pass.given_up_when(must_give_up):
-            graphs.capture(sizes)
+            graphs.sizes.capture(sizes)
 
     def record(self) -> None:
         """Decode steps that consist of compiled loops are recorded and replayed from now on. On a CPU."""

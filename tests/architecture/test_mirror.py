@@ -43,6 +43,7 @@ WITHOUT_A_TWIN = {
     "service/kvcache/block_supply.py": "tests/kvcache/test_block_manager.py",
     "service/runner/step_inputs.py": "tests/runner/test_graph_inputs.py",
     "service/runner/replays.py": "tests/runner/test_cuda_graphs.py, test_recorded_steps.py",
+    "service/runner/captured_sizes.py": "tests/runner/test_cuda_graphs.py",
     "service/runner/captured_step.py": "tests/runner/test_cuda_graphs.py",
     "service/runner/graph_step.py": "tests/runner/test_cuda_graphs.py",
     "service/runner/graph_ways.py": "tests/runner/test_cuda_graphs.py",

@@ -18,8 +18,8 @@ from service.core.iteration_plan import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.runner import graph_sizes as sizes_module
+from service.runner.captured_sizes import CapturedSizes
 from service.runner.choices import add_norm_rows, kept_sizes
-from service.runner.cuda_graphs import StepGraphs
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, GraphSize, PaddedStep, graph_sizes
 from service.runner.graph_step import StepOutputs
@@ -84,8 +84,8 @@ def test_a_padded_size_draws_what_the_flat_batch_draws(mixed, tmp_path):
 
 
 def test_steps_that_a_new_graph_takes_are_missed_no_more(monkeypatch):
-    graphs = StepGraphs(*[SimpleNamespace(deterministic=False, is_stage=False, table=None, pool=None, stream=None)] * 4)
-    monkeypatch.setattr(graphs, "_capture", lambda size: graphs._decodes.update({size: None}))
+    graphs = CapturedSizes(*[SimpleNamespace(table=None, pool=None, stream=None)] * 4, 0)
+    monkeypatch.setattr(graphs, "_capture", lambda size: graphs.decodes.update({size: None}))
     graphs.recent_steps.extend([PaddedStep(5, 5, 0, None), PaddedStep(30, 30, 0, None)])
     graphs.capture([GraphSize(16, 16)])
     assert list(graphs.recent_steps) == [PaddedStep(5, 5, 0, GraphSize(16, 16)), PaddedStep(30, 30, 0, None)]

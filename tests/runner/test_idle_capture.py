@@ -110,7 +110,7 @@ def test_a_piece_that_is_given_up_is_the_next(caplog):
 
 
 def captured_sizes(graphs):
-    return sorted([*graphs._decodes, *graphs._mixed])
+    return sorted([*graphs.sizes.decodes, *graphs.sizes.mixed])
 
 
 @pytest.mark.gpu
@@ -192,5 +192,5 @@ def test_a_size_that_decodes_have_to_do_without_is_missed_until_it_is_captured(t
         if loaded.idle_work.is_missed():
             loaded.idle_work.do_some()
     assert not loaded.idle_work.is_missed()
-    assert GraphSize(24, 24) in loaded.runner.replays._graphs._decodes
+    assert GraphSize(24, 24) in loaded.runner.replays._graphs.sizes.decodes
     assert player.generate(prompts, params, chunk=2048, max_seqs=20) == want

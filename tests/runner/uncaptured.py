@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.runner import cuda_graphs
+from service.runner import captured_sizes
 
 
 class Recomputed:
@@ -22,6 +22,6 @@ class Recomputed:
 
 def without_capture(patch: pytest.MonkeyPatch) -> None:
     """Nothing is captured from now on."""
-    patch.setattr(cuda_graphs, "CapturedStep", Recomputed)
+    patch.setattr(captured_sizes, "CapturedStep", Recomputed)
     patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     patch.setattr(torch.cuda, "Stream", lambda device: None)

@@ -133,7 +133,7 @@ def test_on_a_gpu_a_file_brings_kernels_and_graphs_which_are_all_captured_before
         linears = loaded.choices.linears
         assert all(each.method.choice == linears[each.shape_name] for each in loaded.runner.replays._model.projections)
         graphs = loaded.runner.replays._graphs
-        assert sorted([*graphs._decodes, *graphs._mixed]) == sorted(loaded.choices.graphs)
+        assert sorted([*graphs.sizes.decodes, *graphs.sizes.mixed]) == sorted(loaded.choices.graphs)
         assert not loaded.idle_work.do_some()
         player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
         drawn.append(player.generate(random_prompts(20), random_params(20, 0), chunk=40, max_seqs=9))
