@@ -3,11 +3,11 @@
     out[m, n] = sum_k x[m, k] * weight[n, k] + bias[n]
 
 Tensors (M rows, N output features, K input features):
-    x        [M, K]  bf16 or fp32, last stride 1
+    x        [M, K]  bf16 or fp32, last stride 1; or, where `multiplies_fp8`, Fp8Rows of it (kernels/fp8_rows.py)
     weight   [N, K]  QuantizedWeight for x
     bias     [N]     like x; None for none
     arrivals         as of kernels/skinny_linear.py; may be None
-    returns  [M, N]  like x
+    returns  [M, N]  like x, or bf16
 
 fp8 with one scale a channel, on a GPU whose matrix units multiply fp8 (compute capability 8.9 and later), for bf16 and
 K and N that are multiples of 16: x is rounded to fp8 too, by a scale for each row (kernels/fp8_rows.py). A batch's rows
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from kernels.dequantize import dequantize
 from kernels.fp8_linear import MAX_FP8_ROWS, fp8_linear
-from kernels.fp8_rows import fp8_rows
+from kernels.fp8_rows import Fp8Rows, fp8_rows
 from kernels.quantized_weight import QuantizedWeight, dense
 from kernels.skinny_config import MAX_ROWS
 
@@ -44,25 +44,26 @@ def quantized_linear_reference(x: Tensor, weight: QuantizedWeight, bias: Tensor 
 
 
 def quantized_linear(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, arrivals: Tensor | None = None
+    x: Tensor | Fp8Rows, weight: QuantizedWeight, bias: Tensor | None = None, arrivals: Tensor | None = None
 ) -> Tensor:
-    if not x.shape[0] or not multiplies_fp8(weight):
-        return F.linear(x, dequantize(weight), bias)
-    if x.shape[0] <= (MAX_FP8_ROWS if weight.shape[0] <= _MOST_FEATURES else MAX_ROWS):
-        return fp8_linear(*fp8_rows(x), weight, bias, arrivals)
+    if isinstance(x, Tensor):
+        if not x.shape[0] or not multiplies_fp8(weight):
+            return F.linear(x, dequantize(weight), bias)
+        x = fp8_rows(x)
+    if x.values.shape[0] <= (MAX_FP8_ROWS if weight.shape[0] <= _MOST_FEATURES else MAX_ROWS):
+        return fp8_linear(*x, weight, bias, arrivals)
     return product_of_many_rows(x, weight, bias)
 
 
-def product_of_many_rows(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+def product_of_many_rows(x: Fp8Rows, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """By torch, where `multiplies_fp8`. M above 0."""
-    values, scales = fp8_rows(x)
     product: Tensor = torch._scaled_mm(
-        values,
+        x.values,
         weight.elements.t(),
-        scale_a=scales,
+        scale_a=x.scales,
         scale_b=weight.scales.view(1, -1),
         bias=bias,
-        out_dtype=x.dtype,
+        out_dtype=weight.dtype,
         use_fast_accum=True,
     )
     return product

@@ -192,7 +192,7 @@ def _by_quantized_linear(x: Tensor, weight: Weight) -> Tensor:
 
 def _by_torch(x: Tensor, weight: Weight) -> Tensor:
     assert isinstance(weight, QuantizedWeight)
-    return product_of_many_rows(x, weight)
+    return product_of_many_rows(fp8_rows(x), weight)
 
 
 def _by_units(x: Tensor, weight: Weight, arrivals: Tensor) -> Tensor:

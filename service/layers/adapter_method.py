@@ -15,7 +15,7 @@ from kernels.lora_expand import lora_expand
 from kernels.lora_gated_expand import lora_gated_expand
 from kernels.lora_shrink import lora_shrink
 from kernels.lora_tensors import LoraTables, TokenSlots
-from service.layers.linear_method import AddedAndNormed, LinearChoice, LinearMethod, Normed
+from service.layers.linear_method import Activated, AddedAndNormed, LinearChoice, LinearMethod, Normed
 
 
 class AdapterInputs(NamedTuple):
@@ -63,7 +63,7 @@ class AdapterMethod:
         lora_expand(shrunk, token_slots, self.tables, y)
         return y
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
         if self.is_ordered or self.step.inputs is not None:
             return None
         return self.base.add_and_norm(x, residual, norm_weight, eps)
@@ -80,6 +80,10 @@ class AdapterMethod:
             return None
         shrunk = self._shrunk(x, token_slots)
         return lora_gated_expand(shrunk, token_slots, self.tables, self.base.multiply(x, is_beside=True))
+
+    def takes_fp8(self, num_rows: int) -> bool:
+        """An adapter multiplies the rows themselves."""
+        return self.step.inputs is None and self.base.takes_fp8(num_rows)
 
     def ordered(self) -> AdapterMethod | None:
         base = self.base.ordered()

@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from service.layers.linear import Linear
-from service.layers.linear_method import Normed
+from service.layers.linear_method import Activated, Normed
 from service.layers.rms_norm import ResidualRMSNorm
 
 
@@ -28,4 +26,4 @@ class AddNormFusion:
 
     product: Linear
     norm: ResidualRMSNorm
-    next_product: Callable[[Normed], Tensor]
+    next_product: Callable[[Normed], Activated]

@@ -8,12 +8,13 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+from kernels.fp8_rows import fp8_silu_and_mul
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.silu_and_mul import silu_and_mul
 from service.layers.activation import Activation
 from service.layers.layer import Layer
 from service.layers.linear import Linear, Product
-from service.layers.linear_method import Normed
+from service.layers.linear_method import Activated, Normed
 from service.layers.shard import even_share
 from service.layers.tensor_parallel import TensorParallel
 
@@ -62,7 +63,12 @@ class GatedMlp(Layer):
         the weights' dtype and device."""
         return self.is_silu or like.is_cuda
 
-    def gate(self, x: Normed) -> Tensor:
+    def gate(self, x: Normed) -> Activated:
         """[T, intermediate_size]: all before `down`."""
         fused = self.gate_up.method.silu_and_mul(x) if self.is_silu else None
-        return self.activate(self.gate_up(x)) if fused is None else fused
+        if fused is not None:
+            return fused
+        product = self.gate_up(x)
+        if self.is_silu and self.down.method.takes_fp8(product.shape[0]):
+            return fp8_silu_and_mul(product)
+        return self.activate(product)

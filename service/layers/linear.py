@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from service.layers.linear_method import Activated
 from service.layers.projection import Projection, shape_name
 from service.layers.shard import Shard, local
 from service.layers.tensor_parallel import TensorParallel
@@ -18,7 +19,7 @@ class Product(NamedTuple):
     """linear(x), [T, size], still to be computed: whoever takes it may ask for it together with what comes next."""
 
     linear: Linear
-    x: Tensor
+    x: Activated
 
     def value(self) -> Tensor:
         return self.linear(self.x)

@@ -13,20 +13,25 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.fp8_rows import Fp8Rows
 from kernels.gated_linear import MAX_ROWS as MOST_GATED_ROWS
 from kernels.gated_linear import gated_linear
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.norm_linear import norm_linear
 from kernels.ordered_linear import ordered_add_norm, ordered_linear, takes_weight
-from kernels.quantized_linear import quantized_linear
+from kernels.quantized_linear import multiplies_fp8, quantized_linear
 from kernels.quantized_weight import QuantizedWeight, Weight
 from kernels.skinny_config import MAX_QUANTIZED_ROWS
 from kernels.skinny_config import MAX_ROWS as MOST_SKINNY_ROWS
 from kernels.skinny_linear import skinny_linear
 from service.layers.packed_weight import PackedWeight, WeightForm
 
-Normed = Tensor | DeferredNorm
-"""The output of a norm, [T, in_features] of the next product, to which it may have left its division."""
+Normed = Tensor | DeferredNorm | Fp8Rows
+"""The output of a norm, [T, in_features] of the next product: to which it may have left its division, or which is
+rounded to fp8 already if that product `takes_fp8`."""
+
+Activated = Tensor | Fp8Rows
+"""The same of an activation."""
 
 AddedAndNormed = tuple[Normed, Tensor]
 
@@ -93,12 +98,17 @@ class LinearMethod(Protocol):
         """[T, out_features]. is_beside: a lora_shrink of x has just been launched, and may still run."""
         ...
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
         """(norm(multiply(x) + residual), multiply(x) + residual), or None; then nothing was computed."""
         ...
 
     def silu_and_mul(self, x: Normed) -> Tensor | None:
         """silu(gate) * up of the product's halves, [T, out_features / 2], or None; then nothing was computed."""
+        ...
+
+    def takes_fp8(self, num_rows: int) -> bool:
+        """Whether `multiply` rounds so many rows to fp8. Then it takes Fp8Rows, too, which whoever computes x may have
+        made in the same launch."""
         ...
 
     def ordered(self) -> LinearMethod | None:
@@ -119,11 +129,14 @@ class PlainMethod:
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         return F.linear(divided(x), self._weight, self._bias)
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
         return None
 
     def silu_and_mul(self, x: Normed) -> None:
         return None
+
+    def takes_fp8(self, num_rows: int) -> bool:
+        return False
 
     def ordered(self) -> None:
         return None
@@ -145,24 +158,32 @@ class KernelMethod:
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         if isinstance(x, DeferredNorm):
             return norm_linear(x, self.weight, self.bias, self.arrivals)
+        if isinstance(x, Fp8Rows):
+            assert isinstance(self.weight, QuantizedWeight)
+            return quantized_linear(x, self.weight, self.bias, self.arrivals)
         if x.shape[0] <= self.choice.skinny:
             return skinny_linear(x, self.weight, self.bias, self.arrivals, is_beside=is_beside)
         if isinstance(self.weight, QuantizedWeight):
             return quantized_linear(x, self.weight, self.bias, self.arrivals)
         return F.linear(x, self.weight, self.bias)
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
-        if x.shape[0] not in self.choice.add_norm:
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
+        if isinstance(x, Fp8Rows) or x.shape[0] not in self.choice.add_norm:
             return None
         return linear_add_norm(x, self.weight, self.bias, residual, norm_weight, eps, self.arrivals)
 
     def silu_and_mul(self, x: Normed) -> Tensor | None:
         if isinstance(x, DeferredNorm):
             return norm_linear(x, self.weight, self.bias, self.arrivals, True)
-        if x.shape[0] not in self.choice.gated:
+        if isinstance(x, Fp8Rows) or x.shape[0] not in self.choice.gated:
             return None
         assert isinstance(self.weight, Tensor)
         return gated_linear(x, self.weight)
+
+    def takes_fp8(self, num_rows: int) -> bool:
+        if num_rows <= self.choice.skinny or num_rows in self.choice.add_norm:
+            return False
+        return isinstance(self.weight, QuantizedWeight) and multiplies_fp8(self.weight)
 
     def ordered(self) -> OrderedMethod | None:
         if isinstance(self.weight, QuantizedWeight) or not takes_weight(self.weight):
@@ -182,15 +203,20 @@ class OrderedMethod:
     choice = KernelRows()
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
+        assert not isinstance(x, Fp8Rows)
         return ordered_linear(x, self.weight, self.bias, self.arrivals)
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed:
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed:
+        assert not isinstance(x, Fp8Rows)
         return ordered_add_norm(x, self.weight, self.bias, residual, norm_weight, eps, self.arrivals)
 
     def silu_and_mul(self, x: Normed) -> Tensor | None:
         if not isinstance(x, DeferredNorm) or not self._has_gate:
             return None
         return ordered_linear(x, self.weight, self.bias, self.arrivals, gated=True)
+
+    def takes_fp8(self, num_rows: int) -> bool:
+        return False
 
     @property
     def _has_gate(self) -> bool:
@@ -215,11 +241,14 @@ class PackedMethod:
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         return self.packed(divided(x), self._bias)
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
         return None
 
     def silu_and_mul(self, x: Normed) -> None:
         return None
+
+    def takes_fp8(self, num_rows: int) -> bool:
+        return False
 
     def ordered(self) -> PackedMethod | None:
         """By the loops alone."""
@@ -229,4 +258,5 @@ class PackedMethod:
 
 
 def divided(x: Normed) -> Tensor:
+    assert not isinstance(x, Fp8Rows), "only a method that `takes_fp8` is handed them"
     return x.divided() if isinstance(x, DeferredNorm) else x

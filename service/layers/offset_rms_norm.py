@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kernels.rms_norm import add_rms_norm, rms_norm
 from service.layers.layer import Layer
-from service.layers.linear import Product
+from service.layers.linear import Linear, Product
 from service.layers.linear_method import AddedAndNormed
 from service.layers.rms_norm import ResidualRMSNorm
 
@@ -41,7 +41,7 @@ class ResidualOffsetRMSNorm(ResidualRMSNorm):
         """The weight has been read."""
         self.scale = 1.0 + self.weight.detach().float()
 
-    def forward(self, x: Tensor | Product, residual: Tensor | None) -> AddedAndNormed:
+    def forward(self, x: Tensor | Product, residual: Tensor | None, behind: Linear | None = None) -> AddedAndNormed:
         value = x.value() if isinstance(x, Product) else x
         if residual is None:
             return rms_norm(value, self.scale, self.eps), value

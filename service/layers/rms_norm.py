@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from kernels.fp8_rows import fp8_add_rms_norm
 from kernels.rms_norm import add_rms_norm, rms_norm
 from service.layers.layer import Layer
-from service.layers.linear import Product
+from service.layers.linear import Linear, Product
 from service.layers.linear_method import AddedAndNormed
 
 
@@ -29,7 +30,8 @@ class ResidualRMSNorm(Layer):
     """Norm of the residual stream after x joined it: (norm(x + residual), x + residual). weight [size].
 
     `residual` None means that x is the stream's beginning. A residual handed in may be overwritten. Where x is a
-    product that can be added and normed in one launch, the norm's division may be left to the next product.
+    product that can be added and normed in one launch, the norm's division may be left to the next product. behind: the
+    one product that takes the norm's result, if there is no other: where it rounds rows to fp8, they are made so.
     """
 
     weight: nn.Parameter
@@ -39,11 +41,15 @@ class ResidualRMSNorm(Layer):
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps = eps
 
-    def forward(self, x: Tensor | Product, residual: Tensor | None) -> AddedAndNormed:
+    def forward(self, x: Tensor | Product, residual: Tensor | None, behind: Linear | None = None) -> AddedAndNormed:
         if isinstance(x, Product):
             assert residual is not None
             fused = x.linear.method.add_and_norm(x.x, residual, self.weight, self.eps)
-            return add_rms_norm(x.value(), residual, self.weight, self.eps) if fused is None else fused
+            if fused is not None:
+                return fused
+            x = x.value()
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x
+        if behind is not None and behind.method.takes_fp8(x.shape[0]):
+            return fp8_add_rms_norm(x, residual, self.weight, self.eps)
         return add_rms_norm(x, residual, self.weight, self.eps)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.layers.linear_method import AddedAndNormed, LinearChoice, LinearMethod, Normed
+from service.layers.linear_method import Activated, AddedAndNormed, LinearChoice, LinearMethod, Normed
 from service.layers.tensor_parallel import TensorParallel
 
 
@@ -29,13 +29,16 @@ class SummedMethod:
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         return self.parallel.all_reduce(self.base.multiply(x, is_beside=is_beside))
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
         if self.is_ordered:
             return None
         return self.parallel.all_reduce_add_norm(self.base.multiply(x), residual, norm_weight, eps)
 
     def silu_and_mul(self, x: Normed) -> None:
         return None
+
+    def takes_fp8(self, num_rows: int) -> bool:
+        return self.base.takes_fp8(num_rows)
 
     def ordered(self) -> SummedMethod | None:
         base = self.base.ordered()

@@ -122,9 +122,10 @@ class LlamaBlock(Block):
         cache: LayerCache,
         inputs: AttentionInputs,
     ) -> tuple[Product | Tensor, Tensor]:
-        normed, residual = self.attention_norm(x, residual)
+        normed, residual = self.attention_norm(x, residual, self.attention.qkv)
         attended = self.attention(normed, cos, sin, cache, inputs)
-        normed, residual = self.mlp_norm(attended, inputs.narrow(residual))
+        gate_up = self.mlp.gate_up if isinstance(self.mlp, GatedMlp) else None
+        normed, residual = self.mlp_norm(attended, inputs.narrow(residual), gate_up)
         return self.mlp(normed), residual
 
     def linears(self) -> Sequence[NamedLinear]:

@@ -20,6 +20,9 @@ class Fused(PlainMethod):
     def silu_and_mul(self, x):
         return "silu and mul"
 
+    def takes_fp8(self, num_rows):
+        return True
+
 
 def slots_of(*slots: int) -> TokenSlots:
     return TokenSlots(torch.tensor(slots, dtype=torch.int32))
@@ -61,7 +64,9 @@ def test_epilogues_are_the_bases_while_no_row_has_an_adapter():
     x, residual, weight = torch.randn(1, IN), torch.randn(1, OUT), torch.randn(OUT)
     assert linear.add_and_norm(x, residual, weight, 1e-5) == "add and norm"
     assert linear.silu_and_mul(x) == "silu and mul"
+    assert linear.takes_fp8(1)
     step.inputs = AdapterInputs(slots_of(1), slots_of(1))
+    assert not linear.takes_fp8(1)
     assert linear.add_and_norm(x, residual, weight, 1e-5) is None
     assert linear.silu_and_mul(x) is None
 

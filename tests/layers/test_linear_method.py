@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.fp8_rows import fp8_rows
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm
 from kernels.rms_norm import add_rms_norm
 from kernels.silu_and_mul import silu_and_mul
@@ -96,6 +97,30 @@ def test_quantized_weights_are_multiplied_by_as_what_they_stand_for(num_rows, ki
         product = PlainMethod(exact.float(), None).multiply(normed.divided())
         torch.testing.assert_close(behind.multiply(normed), product, **CLOSE)
         torch.testing.assert_close(behind.silu_and_mul(normed), silu_and_mul(product), **CLOSE)
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_rows_that_would_be_rounded_to_fp8_may_come_so():
+    weight, _ = random_weight("fp8", 96, 64, torch.bfloat16, "cuda")
+    method = KernelMethod(
+        weight, None, new_arrivals(96, weight.device), KernelRows(skinny=16, add_norm=RowRange(1, 17))
+    )
+    assert [rows for rows in (1, 16, 17, 18, 300) if method.takes_fp8(rows)] == [18, 300]
+    for rows in (18, 300):
+        x = torch.randn(rows, 64, device="cuda").bfloat16()
+        assert torch.equal(method.multiply(fp8_rows(x)), method.multiply(x))
+
+
+def test_no_other_method_takes_rows_of_fp8():
+    weight, _ = weight_and_bias(has_bias=False)
+    exact, _ = random_weight("fp8", OUT, IN, torch.float32)
+    for method in (
+        PlainMethod(weight, None),
+        *methods(weight, None),
+        KernelMethod(exact, None, new_arrivals(OUT, weight.device)),
+    ):
+        assert not any(method.takes_fp8(rows) for rows in (1, 64, 300))
 
 
 def test_nothing_is_computed_at_once_but_for_the_rows_that_were_chosen():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.skinny_config import FEW_ROWS, MAX_ROWS
 from service.layers.add_norm_fusion import AddNormFusion
-from service.layers.linear_method import KernelMethod, KernelRows, RowRange
+from service.layers.linear_method import Activated, KernelMethod, KernelRows, RowRange
 from service.runner.choices.skinny_rows import timed_rows
 from service.runner.choices.timer import Timer
 
@@ -39,12 +39,12 @@ def add_norm_rows(alike: Sequence[AddNormFusion], timer: Timer) -> RowRange:
     return RowRange(1 if few else FEW_ROWS + 1, MAX_ROWS if many else FEW_ROWS) if few or many else RowRange()
 
 
-def unfused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Tensor:
+def unfused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Activated:
     """next_product(norm(product(x) + residual)), by a kernel for each. The residual may be overwritten."""
     return fusion.next_product(fusion.norm(fusion.product(x), residual)[0])
 
 
-def fused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Tensor:
+def fused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Activated:
     """The same by two kernels, for up to MAX_ROWS rows of a product that has a KernelMethod."""
     method, norm = fusion.product.method, fusion.norm
     assert isinstance(method, KernelMethod)

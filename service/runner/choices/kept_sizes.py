@@ -37,11 +37,11 @@ def kept_sizes(
 
 def _products(
     projections: Sequence[Projection], mlps: Sequence[GatedMlp]
-) -> list[tuple[Callable[[Tensor], Tensor], Weight]]:
+) -> list[tuple[Callable[[Tensor], object], Weight]]:
     """What multiplies by each weight, with its activation if it has one, and the weight. Not the head: of a step's rows
     it multiplies those alone that draw."""
-    gates: dict[int, Callable[[Tensor], Tensor]] = {id(mlp.gate_up): mlp.gate for mlp in mlps}
-    products, num_bytes = list[tuple[Callable[[Tensor], Tensor], Weight]](), 0
+    gates: dict[int, Callable[[Tensor], object]] = {id(mlp.gate_up): mlp.gate for mlp in mlps}
+    products, num_bytes = list[tuple[Callable[[Tensor], object], Weight]](), 0
     for projection in projections:
         if isinstance(projection, Linear) and num_bytes < _TIMED_BYTES:
             product = gates.get(id(projection), projection.own_product)
@@ -50,7 +50,7 @@ def _products(
     return products
 
 
-def _seconds(products: Sequence[tuple[Callable[[Tensor], Tensor], Weight]], num_rows: int, timer: Timer) -> float:
+def _seconds(products: Sequence[tuple[Callable[[Tensor], object], Weight]], num_rows: int, timer: Timer) -> float:
     """Of all of them for so many rows."""
     inputs = {
         weight.shape[1]: torch.randn(num_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
