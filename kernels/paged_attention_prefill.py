@@ -16,7 +16,8 @@ Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B b
         block_table          [R, M]        int32, last stride 1; entries past a sequence's last block are not used
         query_starts         [S + 1]       int32, not decreasing; rows before the first and past the last are others'
         context_lens         [S]           int32, >= the sequence's query rows
-        rows                 [S]           int64: the sequence's row of the table; None where that is s itself
+        rows                 [S]           int64: the sequence's row of the table; None where that is s itself. In the
+                                           kernel a sequence whose row is negative is left out
         max_query_len        host int, >= every sequence's query rows (bounds the launch)
         split_len            host int, or None: on a GPU, where keys are cut so that a row's bits do not depend on what
                              it is computed beside (kernels/ordered_attention_decode.py)
@@ -38,7 +39,7 @@ The kernel's grid depends on shapes and max_query_len alone, so a CUDA graph may
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import no_type_check
@@ -51,7 +52,7 @@ from kernels.attention_config import PrefillConfig, num_multiprocessors, ordered
 from kernels.attention_tiles import attend_tiles, join_split, total_of_parts
 from kernels.cpu_loops import loops_for
 from kernels.dense_attention import dense_attention
-from kernels.fp8_cache import Cache, elements_of, exponents_of
+from kernels.fp8_cache import Cache, Fp8Cache, elements_of, exponents_of
 from kernels.optional_triton import tl, triton
 from kernels.paged_tensors import check_paged_tensors
 from kernels.prefill_sequences import (
@@ -62,6 +63,10 @@ from kernels.prefill_sequences import (
     prefill_sequence,
     visible_cells,
 )
+from kernels.widened_cache import WidenedTable, capacity_of, widened_cache_triton, widened_table
+
+_WIDENED_ROWS = 512
+"""Of a kv head, from which on keys and values are widened first: four programs would each make numbers of them."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,21 @@ class PrefillBatch:
     block_size: int
     rows: Tensor
     split_len: int | None = None
+    _widened: dict[int, WidenedTable] = field(default_factory=dict)
+
+    def afresh(self) -> PrefillBatch:
+        """For a step whose lengths are others, at the same place."""
+        return replace(self, _widened={})
+
+    def widened_table(self, cell_bytes: int) -> WidenedTable:
+        """Of caches that are widened (kernels/widened_cache.py). cell_bytes: of a token's widened keys and values."""
+        num_seqs, num_entries = len(self.rows), self.block_table.shape[1]
+        capacity = capacity_of(num_seqs, num_entries, cell_bytes, self.block_size)
+        if capacity not in self._widened:
+            self._widened[capacity] = widened_table(
+                self.rows, self.context_lens, num_entries, self.block_size, capacity
+            )
+        return self._widened[capacity]
 
     @cached_property
     def sequences(self) -> tuple[PrefillSequence, ...]:
@@ -220,7 +240,10 @@ def _paged_attention_prefill_kernel(
     query_offset = token.to(tl.int64) * query_stride_token + head * HEAD_DIM
     query = tl.load(query_ptr + query_offset[:, None] + dim[None, :], mask=is_row, other=0.0)
 
-    table_row_ptr = block_table_ptr + tl.load(rows_ptr + seq) * table_stride
+    table_row = tl.load(rows_ptr + seq)
+    if table_row < 0:
+        return
+    table_row_ptr = block_table_ptr + table_row * table_stride
     kv_end = last_token + ahead + 1
     full_end = (first_token + ahead + 1) // BLOCK_KV * BLOCK_KV
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -337,6 +360,31 @@ def paged_attention_prefill_triton(
     )
 
 
+def paged_attention_prefill_widened_triton(
+    query: Tensor,
+    key_cache: Fp8Cache,
+    value_cache: Fp8Cache,
+    batch: PrefillBatch,
+    scale: float,
+    out: Tensor,
+    logit_softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> None:
+    """As paged_attention_prefill_triton, by keys and values that are widened once for all rows, as far as there is
+    room for them (kernels/widened_cache.py)."""
+    if query.shape[0] == 0 or len(batch.rows) == 0:
+        return
+    cell_bytes = 2 * key_cache.elements.shape[2:].numel() * query.dtype.itemsize
+    table = batch.widened_table(cell_bytes)
+    columns = batch.block_table, batch.rows, batch.context_lens
+    wide_keys, wide_values = widened_cache_triton(key_cache, value_cache, *columns, table, query.dtype)
+    fitting = replace(batch, block_table=table.block_table, rows=table.fitting)
+    paged_attention_prefill_triton(query, wide_keys, wide_values, fitting, scale, out, None, logit_softcap, sinks)
+    if table.may_have_others:
+        others = replace(batch, rows=table.others)
+        paged_attention_prefill_triton(query, key_cache, value_cache, others, scale, out, None, logit_softcap, sinks)
+
+
 def paged_attention_prefill(
     query: Tensor,
     key_cache: Cache,
@@ -364,5 +412,19 @@ def paged_attention_prefill(
             sliding_window,
         )
         return
-    attend = paged_attention_prefill_triton if query.is_cuda else paged_attention_prefill_reference
-    attend(query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap, sinks)
+    if not query.is_cuda:
+        paged_attention_prefill_reference(
+            query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap, sinks
+        )
+    elif isinstance(key_cache, Fp8Cache) and sliding_window is None and _pays_to_widen(query, key_cache, batch):
+        assert isinstance(value_cache, Fp8Cache)
+        paged_attention_prefill_widened_triton(query, key_cache, value_cache, batch, scale, out, logit_softcap, sinks)
+    else:
+        paged_attention_prefill_triton(
+            query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap, sinks
+        )
+
+
+def _pays_to_widen(query: Tensor, key_cache: Fp8Cache, batch: PrefillBatch) -> bool:
+    group = query.shape[1] // key_cache.elements.shape[2]
+    return batch.max_query_len * group >= _WIDENED_ROWS

@@ -10,10 +10,10 @@ Tensors (M rows, N output features, K input features):
     returns  [M, N]  like x, or bf16
 
 fp8 with one scale a channel, on a GPU whose matrix units multiply fp8 (compute capability 8.9 and later), for bf16 and
-K and N that are multiples of 16: x is rounded to fp8 too, by a scale for each row (kernels/fp8_rows.py). A batch's rows
-are then multiplied by kernels/fp8_linear.py, more by cuBLAS or CUTLASS, whichever torch takes. Static scales that a
-checkpoint brings for x are not used: a row's own are the better ones. Sums are those of the matrix units, "fast
-accumulation", which vLLM and SGLang use likewise.
+K and N that are multiples of 16 and no fewer than 1,024: x is rounded to fp8 too, by a scale for each row
+(kernels/fp8_rows.py). A batch's rows are then multiplied by kernels/fp8_linear.py, more by cuBLAS or CUTLASS, whichever
+torch takes. Static scales that a checkpoint brings for x are not used: a row's own are the better ones. Sums are those
+of the matrix units, "fast accumulation", which vLLM and SGLang use likewise.
 All else is multiplied by the plain matrix, made for this one call: 0.06 to 0.1 ms for Llama-8B's largest, which is a
 tenth of its product with 2,048 rows. M may be 0.
 """
@@ -37,6 +37,11 @@ _MOST_FEATURES = 12288
 """For which fp8_linear is the faster one above 64 rows: at 256, with the rounding of x, of Llama-8B's gate_up torch's
 takes 53 us and this 58, of down 44 and 38."""
 _MULTIPLE = 16
+_LEAST_SIDE = 1024
+"""Of a narrower weight the products are no faster by fp8, and rounding x costs what it always does. us on one H200 at
+2,048 rows: bf16, fp8 with the rounding of x, and by the plain matrix made for the call. SmolLM2-135M, features x
+inputs: 960x576 7.0, 9.7, 9.3; 576x576 5.4, 9.6, 7.6; 3072x576 14.1, 17.5, 17.7; 576x1536 8.4, 11.7, 10.7.
+Qwen3-0.6B's 4096x1024 26.2, 22.5, 31.0; 1024x3072 18.7, 17.1, 22.9. Small models also lose the most by rounding."""
 
 
 def quantized_linear_reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
@@ -73,7 +78,9 @@ def multiplies_fp8(weight: QuantizedWeight) -> bool:
     """Whether matrix units do it."""
     if weight.is_int4 or weight.scales.shape[1] > 1 or not weight.is_cuda or weight.dtype is not torch.bfloat16:
         return False
-    return not any(n % _MULTIPLE for n in weight.shape) and _has_fp8_units(weight.device)
+    if any(n % _MULTIPLE or n < _LEAST_SIDE for n in weight.shape):
+        return False
+    return _has_fp8_units(weight.device)
 
 
 @functools.cache

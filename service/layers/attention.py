@@ -103,7 +103,7 @@ class AttentionInputs:
 
     def _afresh_over(self, slots: CacheSlots, last: AttentionInputs | None) -> AttentionInputs:
         decode = None if self.decode is None else self.decode.afresh()
-        prefill = None if self.prefill is None else replace(self.prefill)
+        prefill = None if self.prefill is None else self.prefill.afresh()
         return AttentionInputs(slots, decode, prefill, self.rows, last)
 
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels import widened_cache
 from kernels.fp8_cache import FP8, Fp8Cache, from_fp8, read_blocks, to_fp8
 from kernels.paged_attention_decode import decode_batch, paged_attention_decode, paged_attention_decode_triton
-from kernels.paged_attention_prefill import paged_attention_prefill, paged_attention_prefill_triton, prefill_batch
+from kernels.paged_attention_prefill import (
+    paged_attention_prefill,
+    paged_attention_prefill_triton,
+    paged_attention_prefill_widened_triton,
+    prefill_batch,
+)
 from kernels.reshape_and_cache import cache_slots, reshape_and_cache, reshape_and_cache_triton
 from kernels.rotary_and_cache import rotary_and_cache, rotary_and_cache_triton
 from tests.kernels.attention_lanes import VARIANTS, assert_close
@@ -165,6 +171,26 @@ def test_prefill_reads_what_is_there(options, block_size, lane, dtype):
     batch = prefill_batch(lane.put(case.block_table), lane.put(starts), lane.put(case.context_lens), 30, block_size)
     attend = lane(paged_attention_prefill, paged_attention_prefill_triton)
     attend(lane.put(query), *caches, batch, 0.3, out, **options)
+    for seq, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
+        for i in range(query_lens[seq]):
+            row, stop = int(starts[seq]) + i, len(keys) - query_lens[seq] + i + 1
+            assert_close(out[row].cpu(), attended(query[row], keys[:stop], values[:stop], options))
+
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize(("lane", "dtype"), [each for each in VARIANTS if each.values[0].name != "reference"])
+@pytest.mark.parametrize("most_blocks", [64, 5, 2])
+@pytest.mark.parametrize("options", [{}, {"logit_softcap": 2.0}], ids=["plain", "soft cap"])
+def test_prefill_reads_the_same_where_it_is_widened_first(options, most_blocks, lane, dtype, monkeypatch):
+    """As far as there is room."""
+    query_lens, context_lens = [30, 0, 20, 3], [30, 40, 150, 3]
+    case, caches = fp8_case(context_lens, 16, 2, 20, dtype, lane)
+    monkeypatch.setattr(widened_cache, "MOST_BYTES", most_blocks * 16 * 2 * 2 * 20 * dtype.itemsize)
+    query = torch.randn(sum(query_lens), 6, 20).to(dtype)
+    out = torch.zeros_like(query).to(lane.device)
+    starts = torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32)
+    batch = prefill_batch(lane.put(case.block_table), lane.put(starts), lane.put(case.context_lens), 30, 16)
+    paged_attention_prefill_widened_triton(lane.put(query), *caches, batch, 0.3, out, **options)
     for seq, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
         for i in range(query_lens[seq]):
             row, stop = int(starts[seq]) + i, len(keys) - query_lens[seq] + i + 1

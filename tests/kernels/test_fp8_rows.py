@@ -53,8 +53,8 @@ def test_what_is_computed_and_rounded_at_once_has_the_bits_of_one_after_the_othe
 
 
 def assert_equal(got, want, lane):
-    """On a CPU the usual way has loops of its own, which round as the kernel does: in 16 bits the reference differs from
-    them by a bit of bf16, so by a bit of fp8 at most."""
+    """On a CPU the usual way has loops of its own, which round as the kernel does: in 16 bits the reference differs
+    from them by a bit of bf16, so by a bit of fp8 at most."""
     values, scales = (got.values.float() * got.scales).cpu(), got.scales.cpu()
     assert got.values.dtype == want.values.dtype and values.shape == want.values.shape
     if lane.name == "reference":

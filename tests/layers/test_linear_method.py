@@ -102,13 +102,13 @@ def test_quantized_weights_are_multiplied_by_as_what_they_stand_for(num_rows, ki
 @pytest.mark.gpu
 @torch.inference_mode()
 def test_rows_that_would_be_rounded_to_fp8_may_come_so():
-    weight, _ = random_weight("fp8", 96, 64, torch.bfloat16, "cuda")
+    weight, _ = random_weight("fp8", 1024, 2048, torch.bfloat16, "cuda")
     method = KernelMethod(
-        weight, None, new_arrivals(96, weight.device), KernelRows(skinny=16, add_norm=RowRange(1, 17))
+        weight, None, new_arrivals(1024, weight.device), KernelRows(skinny=16, add_norm=RowRange(1, 17))
     )
     assert [rows for rows in (1, 16, 17, 18, 300) if method.takes_fp8(rows)] == [18, 300]
     for rows in (18, 300):
-        x = torch.randn(rows, 64, device="cuda").bfloat16()
+        x = torch.randn(rows, 2048, device="cuda").bfloat16()
         assert torch.equal(method.multiply(fp8_rows(x)), method.multiply(x))
 
 
