@@ -99,7 +99,10 @@ def widened_cache_reference(
     return wide[0], wide[1]
 
 
-@triton.jit(do_not_specialize=["num_seqs", "table_stride", "capacity"])
+@triton.jit(
+    do_not_specialize=["num_seqs", "table_stride", "capacity"],
+    do_not_specialize_on_alignment=["block_table_ptr", "rows_ptr", "context_lens_ptr"],
+)
 @no_type_check
 def _widened_cache_kernel(
     key_elements_ptr,

@@ -60,6 +60,10 @@ _ATTENTION_TOKEN_BYTES = 96 << 10
 132 multiprocessors, in fp32, with heads of 128."""
 
 
+_WIDENING_TOKENS = 512
+"""Of a prompt whose attention is over an FP8 cache that is widened first, by the kernel for few rows."""
+
+
 def training_graph_bytes(layout: AdapterLayout) -> int:
     """What CUDA graphs of a training's layer steps hold on a device at most: besides themselves, the temporary tensors
     of the largest, which has the widest linear's input and output with their gradients."""
@@ -103,7 +107,9 @@ class WorstCase:
             all_deterministic=sizes.deterministic,
         )
         self._graphs = sizes.graphs
-        self._rows_of_each_kernel = [n for n in model.rows_of_each_kernel if n <= sizes.max_num_batched_tokens]
+        most = sizes.max_num_batched_tokens
+        rows_of_each_kernel = {*model.rows_of_each_kernel, *((_WIDENING_TOKENS, most) if layout.is_fp8 else ())}
+        self._rows_of_each_kernel = sorted(n for n in rows_of_each_kernel if n <= most)
 
     def plan(self) -> IterationPlan:
         params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)

@@ -47,9 +47,16 @@ def load(
     timer: Timer | None = None,
     lora: LoraConfig | None = None,
     quantization: Literal["fp8"] | None = None,
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto",
 ) -> LoadedModel:
     """Everything is prepared, also what a service would leave for its idle time."""
-    cache = CacheConfig(block_size=block_size, memory_utilization=0.9, memory_bytes=memory_bytes, swap_bytes=swap_bytes)
+    cache = CacheConfig(
+        block_size=block_size,
+        memory_utilization=0.9,
+        memory_bytes=memory_bytes,
+        swap_bytes=swap_bytes,
+        dtype=kv_cache_dtype,
+    )
     loaded = load_executor(
         source(folder, dtype, device=device, quantization=quantization),
         folder,

@@ -316,11 +316,15 @@ def test_no_launch_waits_for_the_device(enforce_eager, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("norms_deferred")
-@pytest.mark.parametrize("save", [llama, qwen3])
-def test_nothing_is_compiled_while_serving(save, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("save", "kv_cache_dtype", "enforce_eager"),
+    [(llama, "auto", False), (qwen3, "auto", False), (llama, "fp8", False), (llama, "fp8", True)],
+)
+def test_nothing_is_compiled_while_serving(save, kv_cache_dtype, enforce_eager, tmp_path, monkeypatch):
     import triton
 
-    loaded = load(save(tmp_path), dtype="bfloat16", device="cuda")
+    folder = save(tmp_path)
+    loaded = load(folder, dtype="bfloat16", device="cuda", kv_cache_dtype=kv_cache_dtype, enforce_eager=enforce_eager)
     compiled = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", lambda *, repr, **_: compiled.append(repr))
     player = PlanPlayer(loaded.runner, loaded.num_blocks, 16)
