@@ -13,8 +13,9 @@ Tensors (M rows, K elements):
     x, residual, weight           of fp8_add_rms_norm, as there: contiguous. Consumes `residual`; sum [M, K] like x
     returns Fp8Rows: values [M, K] float8_e4m3fn, contiguous; scales [M, 1] fp32
 
-Rounding: what would be rounded to x's dtype on its own is rounded so here, and then to fp8: the bits are those of one
-operation after the other. fp32 throughout, to the nearest. K up to 32768. M may be 0. Not differentiable.
+Rounding: what would be rounded to x's dtype on its own is rounded so here, and then to fp8, as if one operation
+followed the other; a norm's squares may be summed in another order. fp32 throughout, to the nearest. K up to 32768. M
+may be 0. Not differentiable.
 """
 
 from __future__ import annotations
