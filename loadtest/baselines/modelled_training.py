@@ -65,6 +65,9 @@ class ModelledTraining:
             self._num_done += 1
         return num_steps
 
+    def take_waited_s(self) -> float:
+        return 0.0
+
     def take_news(self) -> TrainingNews:
         """See `service/core/training.py`."""
         told, self._num_told = self._num_told, self._num_done // len(STEP_S)

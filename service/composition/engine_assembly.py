@@ -90,7 +90,7 @@ def make_engine(
         overlap=overlaps(settings, is_gpu=loaded.device != "cpu"),
         masker=masker,
         idle_work=loaded.idle_work,
-        trainings=loaded.runner.trainings if stand_in is None else None,
+        trainings=parts.training_executor if stand_in is None else None,
     )
     return engine, blocks
 

@@ -18,7 +18,7 @@ from service.core.embedding import EmbedderConfig
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
 from service.distributed.rank_task import RankTask
-from service.engine.ports import Executor
+from service.engine.ports import Executor, TrainingExecutor
 from service.errors import ConfigError
 from service.kvcache.cache_room import CacheRoom
 from service.metrics.recorder import Recorder
@@ -47,13 +47,14 @@ logger = logging.getLogger("headrace")
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """executor: of plans, on all ranks. template: None if the model has no chat template. cost: the predictors,
-    calibrated if a policy needs it. adapter_reader: for all ranks; None where no adapters are served. adapters: those
-    of the start, by name. tokenizer_options: the fields of tokenizer_config.json. embedder: how the model embeds; None:
-    it generates. trainings: for all ranks; None where one alone trains."""
+    """executor: of plans, on all ranks; training_executor: of the trainings in them. template: None if the model has no
+    chat template. cost: the predictors, calibrated if a policy needs it. adapter_reader: for all ranks; None where no
+    adapters are served. adapters: those of the start, by name. tokenizer_options: the fields of tokenizer_config.json.
+    embedder: how the model embeds; None: it generates. trainings: for all ranks; None where one alone trains."""
 
     loaded: LoadedModel
     executor: Executor
+    training_executor: TrainingExecutor
     tokenizer: Tokenizer
     template: ChatTemplate | None
     scheduler: SchedulerConfig
@@ -95,9 +96,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
         size = ModelSize.of(source, folder, device, cache, *planned)
         num_seqs = default_num_seqs(device_bytes, size.weights_bytes, size.kv_token_bytes, cache)
     scheduler = settings.scheduler_config(
-        num_seqs,
-        default_budget(device_bytes, is_gpu=is_gpu),
-        default_waiting_tokens(cpu_memory()[0]),
+        num_seqs, default_budget(device_bytes, is_gpu=is_gpu), default_waiting_tokens(cpu_memory()[0])
     )
     sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     enforce_eager = settings.enforce_eager or embedder is not None  # graphs are of decodes, above all
@@ -144,7 +143,8 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
     options = read_tokenizer_config(text_folder).options
     reader = None if loaded.adapters is None else ranks.adapters(loaded.adapters)
     rest = reader, _read_adapters(settings, reader), options, embedder, ranks.trainings()
-    return ModelParts(loaded, executor, tokenizer, template, scheduler, cost, *rest)
+    executors = executor, ranks.training_executor(loaded.runner.trainings, executor)
+    return ModelParts(loaded, *executors, tokenizer, template, scheduler, cost, *rest)
 
 
 def _embedder(settings: Settings, folder: Path) -> EmbedderConfig | None:

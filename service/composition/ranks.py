@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from service.config import NodeConfig, ParallelConfig
 from service.core.stats import RankFacts
+from service.distributed.adapter_lines import AdapterSharing
 from service.distributed.late_launch import LateLaunch
 from service.distributed.rank_loss import RankLoss
 from service.distributed.rank_processes import WORKER, RankProcesses
@@ -18,7 +19,7 @@ from service.distributed.rank_status import Fact
 from service.distributed.rank_task import RankTask
 from service.distributed.rank_watch import LOOK_EVERY_S, RankWatch
 from service.distributed.told_executor import ToldExecutor
-from service.engine.ports import Executor
+from service.engine.ports import Executor, TrainingExecutor
 from service.errors import ConfigError, ModelLoadError, ServerError
 from service.hosts.head import HeadHosts
 from service.hosts.host_line import LineLost
@@ -64,6 +65,10 @@ class Ranks(Protocol):
         """Hands them to the other ranks; None where there are none. After `load`."""
         ...
 
+    def training_executor(self, local: TrainingExecutor, executor: Executor) -> TrainingExecutor:
+        """On all ranks; local: of this one's part. executor: as `executor` gave it."""
+        ...
+
     def facts(self) -> Sequence[RankFacts]:
         """Of each rank, this one first; of one rank alone there is nothing to tell. Any thread."""
         ...
@@ -93,6 +98,9 @@ class OneRank:
     def trainings(self) -> None:
         """This one trains alone."""
 
+    def training_executor(self, local: TrainingExecutor, executor: Executor) -> TrainingExecutor:
+        return local
+
     def facts(self) -> Sequence[RankFacts]:
         return ()
 
@@ -117,6 +125,7 @@ class SeveralRanks:
         self._watch: RankWatch | None = None
         self._is_listening = False
         self._loss: RankLoss | None = None
+        self._sharing: AdapterSharing | None = None
         self._memory_bytes: Callable[[], int] = int  # nothing yet
 
     def start(self, on_loss: Callable[[str], None], on_leave: Callable[[str], None] = lambda reason: None) -> None:
@@ -173,14 +182,24 @@ class SeveralRanks:
     def adapters(self, local: AdapterStore) -> AdapterReader:
         from service.distributed.shared_adapters import SharedAdapters  # which brings torch: loaded by now
 
-        assert self._processes is not None
-        return SharedAdapters(local, self._hosts.adapters(self._processes.adapter_lines))
+        return SharedAdapters(local, self._adapter_sharing())
 
     def trainings(self) -> SharedTrainings:
         from service.distributed.rank_trainings import SharedTrainings  # likewise
 
+        return SharedTrainings(self._adapter_sharing())
+
+    def training_executor(self, local: TrainingExecutor, executor: Executor) -> TrainingExecutor:
+        from service.distributed.rank_trainings import StagedTrainings  # likewise
+
+        return local if self._config.num_stages == 1 else StagedTrainings(local, executor)
+
+    def _adapter_sharing(self) -> AdapterSharing:
+        """One for adapters and trainings: over a line to another host one thing goes at a time."""
         assert self._processes is not None
-        return SharedTrainings(self._processes.adapter_lines)
+        if self._sharing is None:
+            self._sharing = self._hosts.adapters(self._processes.adapter_lines)
+        return self._sharing
 
     def facts(self) -> Sequence[RankFacts]:
         if self._processes is None:

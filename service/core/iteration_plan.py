@@ -104,7 +104,7 @@ class IterationPlan:
             arena = None if self.training is None else self.training.arena
             check_moves(self.copies, self.transfers, self.adapter_loads, arena)
         if self.training is not None:
-            assert self.training.num_layer_steps > 0, "a share of training is some"
+            assert self.training.num_layer_steps >= 0, "a share of training is some, or asks for its state"
             assert not (self.computes or self.transfers or self.adapter_loads), "layer steps alone"
 
     def _check_drafts(self) -> None:

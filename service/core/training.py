@@ -28,8 +28,8 @@ class Arena(NamedTuple):
 
 
 class TrainingShare(NamedTuple):
-    """Layer steps that a plan has. training_id: of a training that the executor was given. num_layer_steps: >= 1; fewer
-    are run if no more are left. arena: where; None for a training that needs no memory."""
+    """Layer steps that a plan has. training_id: of a training that the executor was given. num_layer_steps: fewer are
+    run if no more are left; 0: see `Training.advance`. arena: where; None for a training that needs no memory."""
 
     training_id: int
     num_layer_steps: int
@@ -132,7 +132,15 @@ class Training(Protocol):
 
     def advance(self, num_layer_steps: int) -> int:
         """Run up to so many layer steps and return how many; on a GPU they are launched. Fewer only where none are
-        left. Raises what ends this training (a loss that is not finite, no memory ...)."""
+        left. Raises what ends this training (a loss that is not finite, no memory ...).
+
+        0: nothing is computed, but where several executors have parts of the training, which all do this alike, the
+        first one gets what `state` takes of the others."""
+        ...
+
+    def take_waited_s(self) -> float:
+        """Seconds of what `advance` launched, since this was asked before, in which the device waited for other
+        executors' parts. Asked once that is computed."""
         ...
 
     def take_news(self) -> TrainingNews:
@@ -141,5 +149,5 @@ class Training(Protocol):
 
     def state(self) -> object:
         """A copy in host memory as of the last optimizer step; what was computed since then is not in it, and whoever
-        goes on from it does that again, to the same bits."""
+        goes on from it does that again, to the same bits. Where several have parts, after `advance` of 0."""
         ...

@@ -27,7 +27,8 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
     rank = inherited.rank
     device = rank_device(task.source.device, inherited.seat, inherited.num_local)
     stay_near(device)
-    note_exchange = partial(RankStatuses(inherited.statuses, inherited.num_ranks).note_exchange, rank)
+    statuses = RankStatuses(inherited.statuses, inherited.num_ranks)
+    note_exchange = partial(statuses.note_exchange, rank)
     store = open_store(task.meeting, f"/proc/self/fd/{inherited.meeting_point}", inherited.num_ranks)
     interface = LOOPBACK if task.meeting is None else task.meeting.interface
     place = join_ranks(rank, task.parallel, store, device, note_exchange, interface)
@@ -53,7 +54,10 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
         def read(file: Path) -> Training:
             return read_training(file, loaded.model).training(loaded.model, graphs, tells_news=False)
 
-        executor = adapters = RankTrainings(adapters, loaded.runner, loaded.runner.trainings, read)
+        note, is_stage = partial(statuses.note_training, rank), place.parallel.size == 1
+        executor = adapters = RankTrainings(
+            adapters, loaded.runner, loaded.runner.trainings, read, note, is_stage=is_stage
+        )
     return RankModel(
         executor,
         loaded.memory.kv_cache_bytes,

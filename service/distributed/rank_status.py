@@ -18,6 +18,8 @@ class Fact(IntEnum):
     them all and the longest. BUSY_NS: from taking plans to having launched them. WAITING_NS: for messages.
     MEMORY_BYTES: of the device, that this process's allocator has taken. KV_BYTES: of its part of the KV blocks.
     COMPUTE_NS: of the device for plans, where there are stages, without those in which the stage before was waited for.
+    TRAINING_NS: likewise of its layer steps of trainings. TRAINING_FAULTS: trainings that failed on this rank, and
+    are to end; OUT_OF_MEMORY: of these, for want of memory.
     ADAPTERS: of which the rank holds its part in the host's memory. EXCHANGES, EXCHANGE_NS: with other ranks, that
     were timed. Rank 0 has KV_BYTES, COMPUTE_NS, EXCHANGES and EXCHANGE_NS alone."""
 
@@ -37,6 +39,9 @@ class Fact(IntEnum):
     EXCHANGES = auto()
     EXCHANGE_NS = auto()
     COMPUTE_NS = auto()
+    TRAINING_NS = auto()
+    TRAINING_FAULTS = auto()
+    OUT_OF_MEMORY = auto()
 
 
 class RankStatuses:
@@ -77,6 +82,15 @@ class RankStatuses:
         """Of a plan's result; None: not timed."""
         if compute_s is not None:
             self.add(rank, Fact.COMPUTE_NS, int(compute_s * 1e9))
+
+    def note_training(self, rank: int, seconds: float, fault: Exception | None) -> None:
+        """Of a plan's layer steps. fault: that ends their training and nothing else."""
+        self.add(rank, Fact.TRAINING_NS, int(seconds * 1e9))
+        if fault is not None:
+            # Torch's, which is not imported here, has a name alone.
+            is_memory = isinstance(fault, MemoryError) or type(fault).__name__ == "OutOfMemoryError"
+            self.add(rank, Fact.OUT_OF_MEMORY, int(is_memory))
+            self.add(rank, Fact.TRAINING_FAULTS, 1)
 
     def add(self, rank: int, fact: Fact, amount: int) -> None:
         """By the one who writes this rank's facts."""

@@ -1,5 +1,5 @@
 """Trainings on a model that ranks divide: rank 0 prepares one and hands it to the others, which carry on their part of
-it by the shares of its plans.
+it by the shares of its plans. Where they are stages, it asks them for what its own state lacks by such a share, too.
 
 They come and go as adapters do (adapter_lines.py), by negative ids.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import IterationResult
-from service.core.training import Training
+from service.core.training import Training, TrainingShare
 from service.distributed.adapter_lines import AdapterSharing
 from service.distributed.plan_follower import RankUseless
 from service.distributed.rank_task import HoldsAdapters
@@ -40,11 +40,39 @@ class SharedTrainings:
         self._lines.share(-task.training_id, partial(write_training, task=task))
 
 
+class StagedTrainings:
+    """Rank 0's TrainingExecutor of a model in stages. local: of its own part. executor: of plans, on all ranks."""
+
+    def __init__(self, local: TrainingExecutor, executor: Executor) -> None:
+        self._local = local
+        self._executor = executor
+
+    def add_training(self, training: Training) -> int:
+        return self._local.add_training(training)
+
+    def remove_training(self, training_id: int) -> None:
+        self._local.remove_training(training_id)
+
+    def training_state(self, training_id: int) -> object:
+        """No plan is under way."""
+        outcome = self._executor.launch(IterationPlan((), training=TrainingShare(training_id, 0))).wait().training
+        if outcome is not None and outcome.fault is not None:
+            raise outcome.fault
+        return self._local.training_state(training_id)
+
+
+Note = Callable[[float, Exception | None], None]
+"""(seconds, fault) of layer steps."""
+
+
 class RankTrainings:
-    """Another rank's end: a HoldsAdapters, and an Executor around its own. read: makes a training of a file.
+    """Another rank's end: a HoldsAdapters, and an Executor around its own. read: makes a training of a file. note: told
+    of layer steps. is_stage: this rank is a stage of its own, so no other waits within a layer step for what it does
+    not compute.
 
     What a training must not be given is refused on every rank alike, before anything is exchanged, and ends it. Any
-    other fault is this rank's own: the others would wait for it, so it is raised, and the rank ends.
+    other fault is this rank's own. That of a stage ends the training; where other ranks of its stage would wait for it,
+    it is raised, and the rank ends.
     """
 
     def __init__(
@@ -53,7 +81,12 @@ class RankTrainings:
         executor: Executor,
         trainings: TrainingExecutor,
         read: Callable[[Path], Training],
+        note: Note = lambda seconds, fault: None,
+        *,
+        is_stage: bool = False,
     ) -> None:
+        self._note = note
+        self._is_stage = is_stage
         self._adapters = adapters
         self._executor = executor
         self._trainings = trainings
@@ -88,23 +121,32 @@ class RankTrainings:
             training = self._waiting.pop(plan.training.training_id, None)
         if training is not None:
             self._trainings.add_training(training)
-        return _Share(self._executor.launch(plan))
+        return _Share(self._executor.launch(plan), self._note, is_stage=self._is_stage)
 
 
 class _Share:
     """The PendingIteration of layer steps."""
 
-    def __init__(self, pending: PendingIteration) -> None:
+    def __init__(self, pending: PendingIteration, note: Note, *, is_stage: bool) -> None:
         self._pending = pending
+        self._note = note
+        self._is_stage = is_stage
 
     def is_done(self) -> bool:
         return self._pending.is_done()
 
     def wait(self) -> IterationResult:
         result = self._pending.wait()
-        fault = None if result.training is None else result.training.fault
+        outcome = result.training
+        if outcome is None:
+            return result
+        fault = outcome.fault
         if isinstance(fault, InvalidRequest):
             logger.warning("a training is refused: %s", fault)
+            fault = None  # rank 0 has it, too
+        elif fault is not None and self._is_stage:
+            logger.error("a training failed here", exc_info=fault)
         elif fault is not None:
             raise RankUseless(f"a training failed here: {type(fault).__name__}: {fault}") from fault
+        self._note(outcome.seconds, fault)
         return result

@@ -16,6 +16,7 @@ from service.distributed.mask_messages import ToldMasks
 from service.distributed.plan_codec import PlanEncoder
 from service.distributed.rank_loss import RankLoss
 from service.distributed.rank_status import Fact, RankStatuses
+from service.distributed.stage_shares import StageShares
 from service.engine.ports import Executor, PendingIteration
 
 logger = logging.getLogger(__name__)
@@ -31,10 +32,11 @@ class ToldExecutor:
     thread only.
 
     A plan is told before rank 0 begins it: so the others have it while their devices still compute the one before.
-    Nobody waits for their results but rank 0's own. It waits for them in two cases only: a transfer has finished once
-    every rank's has, and a plan that fails must fail on all ranks of its stage, or their states differ from then on:
-    then the ranks are lost. Rank 0 is of the last stage. What fails there has been handed over by those before it, so
-    for them it is a plan as any other; what fails on one of these alone is the end of all.
+    Nobody waits for their results but rank 0's own. It waits for them in three cases only: a transfer has finished once
+    every rank's has, layer steps of a training are done once every stage's are (stage_shares.py), and a plan that fails
+    must fail on all ranks of its stage, or their states differ from then on: then the ranks are lost. Rank 0 is of the
+    last stage. What fails there has been handed over by those before it, so for them it is a plan as any other; what
+    fails on one of these alone is the end of all.
 
     num_peers: ranks of rank 0's stage, which are the first ones; None: all are.
     """
@@ -54,6 +56,8 @@ class ToldExecutor:
         self._others = range(1, statuses.num_ranks)
         self._peers = self._others if num_peers is None else range(1, num_peers)
         self._loss = loss
+        num_peers = num_peers or statuses.num_ranks
+        self._shares = StageShares(range(num_peers, statuses.num_ranks, num_peers), statuses, loss)
         self._take_dropped = take_dropped
         self._encoder = PlanEncoder()
         self._num_plans = 0
@@ -83,6 +87,8 @@ class ToldExecutor:
         """The plan, number `number`, is computed. Its result, with the transfers that have finished on every rank."""
         self._settle(masks)
         self._tell_drawn(number, plan, result.token_ids)
+        if result.training is not None:
+            result = replace(result, training=self._shares.completed(number, result.training))
         self._statuses.note_computed(0, result.compute_s)
         self._statuses.set(0, Fact.PLANS_DONE, number)
         if not (result.finished_transfers or self._held):

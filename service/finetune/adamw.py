@@ -41,11 +41,10 @@ class AdamW:
         self._on_host = moments_on_host
         self.first_moments, self.second_moments = map(self._placed, (state.first_moments, state.second_moments))
 
-    def step(self, number: int, learning_rate: float) -> Tensor:
-        """Take the step of this number, the first is 1, by the gradient, which is zero afterwards. Returns the
-        gradient's norm before it was clipped, a number on the device, for which nobody waited."""
+    def step(self, number: int, learning_rate: float, norm: Tensor) -> None:
+        """Take the step of this number, the first is 1, by the gradient, which is zero afterwards. norm: of the whole
+        model's gradient, a number on the device, for which nobody waits."""
         gradient = self._parameters.gradient
-        norm: Tensor = torch.linalg.vector_norm(gradient)
         if self._max_norm < math.inf:
             gradient.mul_((self._max_norm / (norm + 1e-6)).clamp_(max=1.0))
         size = _PART if self._on_host else len(gradient)
@@ -53,7 +52,6 @@ class AdamW:
             self._step_part(slice(first, first + size), number, learning_rate)
         gradient.zero_()
         self._parameters.renew_computed()
-        return norm
 
     def _step_part(self, part: slice, number: int, learning_rate: float) -> None:
         kept = self.first_moments[part], self.second_moments[part]

@@ -77,7 +77,7 @@ def batch_tensors(
     """
     lengths = tuple(batch.lengths.tolist())
     is_small = in_few_sizes and sum(lengths) <= MOST_GRAPH_TOKENS
-    num_tokens = min(len(batch.token_ids), _few_tokens(sum(lengths)) if is_small else _few_shapes(sum(lengths)))
+    num_tokens = num_computed_tokens(batch, in_few_sizes=in_few_sizes)
     if sum(lengths) < num_tokens:
         lengths += (num_tokens - sum(lengths),)
     longest = max(lengths)
@@ -101,6 +101,13 @@ def batch_tensors(
         trained_rows=there(rows),
         targets=there(batch.targets[rows]),
     )
+
+
+def num_computed_tokens(batch: MicroBatch, *, in_few_sizes: bool) -> int:
+    """Those of `batch_tensors`, with what is left of the padding."""
+    num_used = int(batch.lengths.sum())
+    is_small = in_few_sizes and num_used <= MOST_GRAPH_TOKENS
+    return min(len(batch.token_ids), _few_tokens(num_used) if is_small else _few_shapes(num_used))
 
 
 def _few_tokens(num_tokens: int) -> int:

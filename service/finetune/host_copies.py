@@ -15,7 +15,7 @@ from torch import Tensor
 def host_copies(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
     """Copies of fp32 tensors [N], in one piece of memory; waits until they are there. tensors: on the device, or on the
     host, where the device may still be writing them."""
-    copies = _rows(len(tensors), tensors[0].numel(), device)
+    copies = host_rows(len(tensors), tensors[0].numel(), device)
     pairs = list(zip(copies, tensors, strict=True))
     for copy, tensor in pairs:
         if tensor.is_cuda:
@@ -32,8 +32,9 @@ def reserve_host_copies(count: int, numel: int, device: torch.device) -> None:
     """So that the first ones of this many tensors [numel] do not wait for memory to be pinned, which takes much longer
     than the copy: torch keeps what was pinned once. Any thread."""
     if device.type == "cuda":
-        _rows(count, numel, device)
+        host_rows(count, numel, device)
 
 
-def _rows(count: int, numel: int, device: torch.device) -> tuple[Tensor, ...]:
+def host_rows(count: int, numel: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Tensors [numel] for such copies; their values are undefined."""
     return torch.empty(count, numel, dtype=torch.float32, pin_memory=device.type == "cuda").unbind(0)

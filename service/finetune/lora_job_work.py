@@ -24,8 +24,8 @@ from service.finetune.job_faults import JobFault
 from service.finetune.lora_parameters import first_state, state_of_adapter
 from service.finetune.served_base import ServedBase
 from service.finetune.shared_training import TrainingTask
-from service.finetune.trainable_model import parameter_layout
-from service.finetune.trained_model import graph_capture
+from service.finetune.trainable_model import check_trainable, parameter_layout
+from service.finetune.trained_model import graph_capture, rows_per_loss_step
 from service.finetune.training_run import StateOfStep
 from service.finetune.training_state import TrainingState
 from service.finetune.training_text import ModelText
@@ -104,6 +104,7 @@ class LoraJobWork:
             examples,
             validation,
             steps_per_checkpoint(num_steps, state.layout.num_parameters),
+            rows_per_loss_step(check_trainable(self._model), hyperparameters.micro_batch_tokens),
             self._moments_on_host,
         )
         training = task.training(self._model, self._graphs)

@@ -44,6 +44,12 @@ class LoraParameters:
         self._matrices = self.layout.matrices(self.computed)
         self._gradients = self.layout.matrices(self.gradient)
 
+    def gradient_norms(self) -> Tensor:
+        """Of each matrix, A and B of one site after the other: of sites that are divided among stages the same numbers
+        in the same order, so that their norm has the same bits."""
+        matrices = [matrix for site in self._gradients.values() for matrix in site]
+        return torch.stack(torch._foreach_norm(matrices))
+
     def renew_computed(self) -> None:
         """The values have changed."""
         if self.computed is not self.values:

@@ -4,6 +4,10 @@ A *fine-tuning iteration* is one micro-batch: forward of each layer, the loss in
 of each layer, and the end, where the optimizer takes its step if the micro-batch was the step's last. After an epoch's
 last step the validation examples go forward. Activations live in memory that may be taken away at any layer step: the
 micro-batch is then done again, to the same bits.
+
+Of a model in stages the layer steps are those of the whole model on every stage, one after the other. Each computes
+those of its own layers, with A, B and moments of these alone; in the others it does nothing, but for what is handed
+over (stage_exchange.py). The last stage, which has the loss, tells the news and is told what the others have.
 """
 
 from __future__ import annotations
@@ -16,28 +20,33 @@ import torch
 from torch import Tensor
 
 from service.core.training import StepReport, TrainingNews
-from service.errors import TrainingDiverged
+from service.errors import InvalidRequest, TrainingDiverged
 from service.finetune.adamw import AdamW
-from service.finetune.host_copies import host_copies, reserve_host_copies
+from service.finetune.batch_tensors import num_computed_tokens
+from service.finetune.host_copies import host_copies, host_rows, reserve_host_copies
 from service.finetune.hyperparameters import Hyperparameters
 from service.finetune.layer_graphs import GraphCapture
 from service.finetune.lora_parameters import LoraParameters
 from service.finetune.packing import MicroBatch, OptimizerStep, TrainingData
+from service.finetune.stage_exchange import StageExchange
 from service.finetune.token_loss import LossSums
-from service.finetune.trainable_model import check_trainable
-from service.finetune.trained_model import TrainedModel, activation_arena, rows_per_loss_step
-from service.finetune.training_state import TrainingState
+from service.finetune.trainable_model import blocks_of, check_trainable, layouts_of_stages, num_layers
+from service.finetune.trained_model import ModelPass, TrainedModel, activation_arena
+from service.finetune.trained_model import rows_per_loss_step as rows_of_model
+from service.finetune.training_state import ParameterLayout, TrainingState
 from service.finetune.training_threads import threads_for
+from service.layers.pipeline_stage import is_last, layers_of
 from service.models.causal_lm import CausalLM
 
 
 class _DoneStep(NamedTuple):
-    """An optimizer step of which nothing was told yet. sums, validation, gradient_norm: numbers on the device."""
+    """An optimizer step of which nothing was told yet. sums, validation, gradient_norm: numbers on the device; without
+    the head there are no sums."""
 
     number: int
     learning_rate: float
     num_trained: int
-    sums: LossSums
+    sums: LossSums | None
     gradient_norm: Tensor
     validation: LossSums | None
 
@@ -47,11 +56,15 @@ class _Iteration:
 
     def __init__(self, layer_steps: Iterator[None], num_layer_steps: int) -> None:
         self._layer_steps = layer_steps
-        self.left = num_layer_steps
+        self._num = self.left = num_layer_steps
+
+    @property
+    def num_begun(self) -> int:
+        return self._num - self.left
 
     def advance(self) -> None:
-        next(self._layer_steps, None)
         self.left -= 1
+        next(self._layer_steps, None)
 
 
 class _OnDevice(NamedTuple):
@@ -78,14 +91,16 @@ class LoraTraining:
         *,
         validation: Sequence[MicroBatch] = (),
         steps_per_checkpoint: int,
+        rows_per_loss_step: int | None = None,
         graphs: GraphCapture | None = None,
         moments_on_host: bool = False,
         tells_news: bool = True,
     ) -> None:
         """model: the one that serves, its plain weights kept. state: where to begin, or to go on; its layout says what
-        is trained. validation: packed as the data is. steps_per_checkpoint: a state is told so often, and after the
-        last step of each epoch. graphs: see `TrainedModel`. moments_on_host: see `AdamW`. tells_news: False on other
-        ranks than the first, where nobody asks. Raises InvalidRequest if such a model cannot be trained."""
+        is trained, of the whole model. validation: packed as the data is. steps_per_checkpoint: a state is told so
+        often, and after the last step of each epoch. rows_per_loss_step: see `TrainedModel`; None: that of this model,
+        which has its head. graphs: see `TrainedModel`. moments_on_host: see `AdamW`. tells_news: False on other ranks
+        than the first, where nobody asks. Raises InvalidRequest if such a model cannot be trained."""
         self.training_id = training_id
         self._model = check_trainable(model)
         self._data = data
@@ -95,16 +110,22 @@ class LoraTraining:
         self._graphs = graphs
         self._moments_on_host = moments_on_host
         self._tells_news = tells_news
-        self._begin = state
+        self._own = layouts_of_stages(self._model, state.layout)[self._model.stage.index]
+        self._begin = state if tells_news else state.part(self._own)
         self._num_tokens = hyperparameters.micro_batch_tokens
-        self._num_layers = len(self._model.blocks)
+        self._num_layers = num_layers(self._model)
+        self._layers = layers_of(self._model.stage, self._num_layers)
         self.num_arena_bytes = activation_arena(self._model, state.layout).num_bytes(self._num_tokens)
-        self._rows_per_loss_step = rows_per_loss_step(self._model, self._num_tokens)
+        self._rows_per_loss_step = rows_per_loss_step or rows_of_model(self._model, self._num_tokens)
         self._num_loss_steps = -(-self._num_tokens // self._rows_per_loss_step)
         self.layer_steps_per_iteration = 2 * self._num_layers + self._num_loss_steps + 1
 
+        weight = blocks_of(self._model)[0].attention_norm.weight
+        self._width, self._dtype, self._device = weight.numel(), weight.dtype, weight.device
         if tells_news:
-            reserve_host_copies(3, state.layout.num_parameters, self._model.norm.weight.device)
+            reserve_host_copies(3, state.layout.num_parameters, self._device)
+        self._exchange = StageExchange(self._model.stage, self._layers, self._width, self._dtype, self._device)
+        self._gathered: TrainingState | None = None
 
         self._there: _OnDevice | None = None
         self._memory: Tensor | None = None
@@ -146,8 +167,10 @@ class LoraTraining:
 
     @torch.inference_mode()
     def advance(self, num_layer_steps: int) -> int:
-        norm = self._model.norm.weight
-        with threads_for(self._num_tokens, norm.numel(), norm.device):
+        if not num_layer_steps:
+            self._gather()
+            return 0
+        with threads_for(self._num_tokens, self._width, self._device):
             return self._advance(num_layer_steps)
 
     def _advance(self, num_layer_steps: int) -> int:
@@ -156,7 +179,12 @@ class LoraTraining:
             if self._iteration is None:
                 self._iteration = _Iteration(self._layer_steps(), self._num_layer_steps_of_next)
             iteration = self._iteration
-            iteration.advance()
+            try:
+                iteration.advance()
+            except Exception as fault:
+                if not isinstance(fault, InvalidRequest):  # which every stage raises at the same place
+                    self._skip(iteration, num_layer_steps - done - 1)
+                raise
             if iteration.left == 0:
                 self._iteration = None
             done += 1
@@ -174,35 +202,63 @@ class LoraTraining:
         state = None
         if self._is_checkpoint_due and not self._untold:
             state, self._is_checkpoint_due = self.state(), False
+            self._gathered = None
         return TrainingNews(tuple(reports), state)
 
     @torch.inference_mode()
     def state(self) -> TrainingState:
-        there, begin = self._there, self._begin
+        """Of a model in stages what was gathered after the last optimizer step (`advance` of 0)."""
+        if self._there is None:
+            return self._begin
+        if self._model.stage.size == 1:
+            return self._state(self._own, self._own_tensors())
+        assert self._gathered is not None and self._gathered.step == self._step
+        return self._gathered
+
+    def take_waited_s(self) -> float:
+        return self._exchange.take_waited_s()
+
+    def _own_tensors(self) -> tuple[Tensor, ...]:
+        """Copies on the host; of this stage."""
+        there = self._there
         if there is None:
-            return begin
-        of_device = there.parameters.values, there.optimizer.first_moments, there.optimizer.second_moments
-        parameters, first_moments, second_moments = host_copies(of_device, there.parameters.values.device)
-        return TrainingState(
-            layout=begin.layout,
-            parameters=parameters,
-            first_moments=first_moments,
-            second_moments=second_moments,
-            step=self._step,
-            seed=begin.seed,
-            num_trained_tokens=self._num_trained_tokens,
+            return self._begin.part(self._own).tensors
+        return host_copies(
+            (there.parameters.values, there.optimizer.first_moments, there.optimizer.second_moments), self._device
         )
+
+    def _state(self, layout: ParameterLayout, tensors: tuple[Tensor, ...]) -> TrainingState:
+        parameters, first_moments, second_moments = tensors
+        seed, num_trained = self._begin.seed, self._num_trained_tokens
+        return TrainingState(layout, parameters, first_moments, second_moments, self._step, seed, num_trained)
+
+    def _gather(self) -> None:
+        """The first rank of the last stage gets what the first ones of the others have; all of a stage have the
+        same."""
+        model, own = self._model, self._own_tensors()
+        if model.stage.size == 1 or model.parallel.rank:
+            return
+        if not is_last(model.stage):
+            self._exchange.tell_last(own, self._own)
+            return
+        whole = self._begin.layout
+        tensors = host_rows(len(own), whole.num_parameters, self._device)
+        for tensor, mine in zip(tensors, own, strict=True):
+            for place, values in zip(whole.parts(tensor, self._own), self._own.parts(mine, self._own), strict=True):
+                place.copy_(values)
+        self._exchange.hear(tensors, whole, layouts_of_stages(model, whole))
+        self._gathered = self._state(whole, tensors)
 
     def _layer_steps(self) -> Iterator[None]:
         """Of the next fine-tuning iteration; what it leaves behind is changed in its last layer step alone, but for the
         gradients of A and B."""
         if self._is_resumed_at_end:
-            return self._end()
-        there = self._on_device()
-        if self._num_validated is not None:
-            return self._validate(there, self._validation[self._num_validated])
-        assert self._current is not None
-        return self._train(there, self._current)
+            yield from self._end()
+        elif self._num_validated is not None:
+            yield from self._validate(self._on_device())
+        else:
+            assert self._current is not None
+            yield from self._train(self._on_device(), self._current)
 
     def _end(self) -> Iterator[None]:
         """There is nothing to compute; but that it is the end is to be told."""
@@ -210,55 +266,106 @@ class LoraTraining:
         yield
 
     def _train(self, there: _OnDevice, step: OptimizerStep) -> Iterator[None]:
-        micro_batch = there.model.begin(step.micro_batches[self._micro_batch], self._own_or_lent_memory())
+        micro_batch = there.model.begin(self._batch, self._own_or_lent_memory())
         for layer in range(self._num_layers):
-            micro_batch.forward(layer)
+            self._forward(micro_batch, layer)
             yield
         for part in range(self._num_loss_steps):
-            micro_batch.loss(part, 1 / step.num_trained)
+            self._loss(micro_batch, part, 1 / step.num_trained)
             yield
         for layer in reversed(range(self._num_layers)):
-            # Layers above were done before the memory was taken away: their part is in the gradients already.
-            micro_batch.backward(layer, accumulates=layer < self._accumulated_from)
+            self._exchange.backward(layer, micro_batch)
+            if layer in self._layers:
+                # Layers above were done before the memory was taken away: their part is in the gradients already.
+                accumulates = layer < self._accumulated_from
+                micro_batch.backward(layer - self._layers.start, accumulates=accumulates)
             self._accumulated_from = min(layer, self._accumulated_from)
             yield
-        assert micro_batch.sums is not None
-        self._sums = micro_batch.sums if self._sums is None else self._sums.add(micro_batch.sums)
+        self._sums = _added(self._sums, micro_batch.sums)
         self._accumulated_from = self._num_layers
         self._micro_batch += 1
         if self._micro_batch == len(step.micro_batches):
             self._optimize(there, step)
         yield
 
+    @property
+    def _batch(self) -> MicroBatch:
+        """The one under way."""
+        if self._num_validated is not None:
+            return self._validation[self._num_validated]
+        assert self._current is not None
+        return self._current.micro_batches[self._micro_batch]
+
+    def _forward(self, micro_batch: ModelPass, layer: int) -> None:
+        self._exchange.forward(layer, micro_batch)
+        if layer in self._layers:
+            micro_batch.forward(layer - self._layers.start)
+
+    def _loss(self, micro_batch: ModelPass, part: int, gradient_scale: float | None) -> None:
+        if is_last(self._model.stage):
+            micro_batch.loss(part, gradient_scale)
+
+    def _skip(self, iteration: _Iteration, num_layer_steps: int) -> None:
+        """A layer step has failed here. Until the end of this call, behind which there is none, the other stages get
+        what they wait for: NaN."""
+        first, num = iteration.num_begun, min(num_layer_steps, iteration.left)
+        if self._model.stage.size == 1 or not num:
+            return
+        num_tokens = num_computed_tokens(self._batch, in_few_sizes=self._graphs is not None)
+        for step in range(first, first + num):
+            behind_loss = step - self._num_layers - self._num_loss_steps
+            if step < self._num_layers:
+                self._exchange.skip_forward(step, num_tokens)
+            elif 0 <= behind_loss < self._num_layers:
+                self._exchange.skip_backward(self._num_layers - 1 - behind_loss, num_tokens)
+            elif behind_loss == self._num_layers:
+                self._skip_end()
+
+    def _skip_end(self) -> None:
+        assert self._current is not None
+        if self._micro_batch + 1 < len(self._current.micro_batches):
+            return
+        self._exchange.of_all_stages(torch.full((2 * len(self._own.sites),), math.nan, device=self._device))
+        if self._is_checkpoint(self._step + 1):
+            self._gather()
+
     def _optimize(self, there: _OnDevice, step: OptimizerStep) -> None:
-        assert self._sums is not None
         number = self._step + 1
         gradient = there.parameters.gradient
         if self._model.parallel.size > 1:  # of which each rank has some
             gradient.copy_(self._model.parallel.all_reduce(gradient.clone()))
         learning_rate = self._hyperparameters.learning_rate_at(number, self._data.num_steps)
-        norm = there.optimizer.step(number, learning_rate)
+        norm = torch.linalg.vector_norm(self._exchange.of_all_stages(there.parameters.gradient_norms()))
+        there.optimizer.step(number, learning_rate, norm)
         self._untold.append(_DoneStep(number, learning_rate, step.num_trained, self._sums, norm, None))
         self._num_trained_tokens += step.num_trained
         self._step, self._micro_batch, self._sums = number, 0, None
         self._current = self._data.step(number) if number < self._data.num_steps else None
-        is_epochs_end = number % self._data.num_steps_per_epoch == 0
-        self._is_checkpoint_due |= is_epochs_end or number % self._steps_per_checkpoint == 0
-        if is_epochs_end and self._validation:
+        if self._is_checkpoint(number):
+            self._is_checkpoint_due = True
+            if self._model.stage.size > 1:
+                self._gather()
+        if self._is_epochs_end(number) and self._validation:
             self._num_validated = 0
 
-    def _validate(self, there: _OnDevice, batch: MicroBatch) -> Iterator[None]:
-        micro_batch = there.model.begin(batch, self._own_or_lent_memory())
+    def _is_checkpoint(self, number: int) -> bool:
+        """Whether the state is told after this optimizer step."""
+        return self._is_epochs_end(number) or number % self._steps_per_checkpoint == 0
+
+    def _is_epochs_end(self, number: int) -> bool:
+        return number % self._data.num_steps_per_epoch == 0
+
+    def _validate(self, there: _OnDevice) -> Iterator[None]:
+        micro_batch = there.model.begin(self._batch, self._own_or_lent_memory())
         for layer in range(self._num_layers):
-            micro_batch.forward(layer)
+            self._forward(micro_batch, layer)
             yield
         for part in range(self._num_loss_steps):
-            micro_batch.loss(part, None)
+            self._loss(micro_batch, part, None)
             if part < self._num_loss_steps - 1:
                 yield
-        done, sums = self._untold[-1], micro_batch.sums
-        assert sums is not None
-        self._untold[-1] = done._replace(validation=sums if done.validation is None else done.validation.add(sums))
+        done = self._untold[-1]
+        self._untold[-1] = done._replace(validation=_added(done.validation, micro_batch.sums))
         assert self._num_validated is not None
         self._num_validated += 1
         if self._num_validated == len(self._validation):
@@ -267,23 +374,24 @@ class LoraTraining:
 
     def _on_device(self) -> _OnDevice:
         if self._there is None:
-            norm = self._model.norm.weight
-            parameters = LoraParameters(self._begin, norm.dtype, norm.device)
+            begin = self._begin.part(self._own)
+            parameters = LoraParameters(begin, self._dtype, self._device)
             scale = self._hyperparameters.alpha / self._hyperparameters.rank
             self._there = _OnDevice(
                 parameters,
                 TrainedModel(self._model, parameters, scale, self._rows_per_loss_step, self._graphs),
-                AdamW(parameters, self._hyperparameters, self._begin, moments_on_host=self._moments_on_host),
+                AdamW(parameters, self._hyperparameters, begin, moments_on_host=self._moments_on_host),
             )
         return self._there
 
     def _own_or_lent_memory(self) -> Tensor:
         if self._memory is None:
-            self._memory = torch.empty(self.num_arena_bytes, dtype=torch.uint8, device=self._model.norm.weight.device)
+            self._memory = torch.empty(self.num_arena_bytes, dtype=torch.uint8, device=self._device)
         return self._memory
 
     def _report(self, done: _DoneStep) -> StepReport:
         """Waits for the device. Raises TrainingDiverged."""
+        assert done.sums is not None, "who tells has the head"
         losses, hits, norm = (float(number) for number in (*done.sums, done.gradient_norm))
         if not (math.isfinite(losses) and math.isfinite(norm)):
             raise TrainingDiverged(
@@ -304,3 +412,8 @@ class LoraTraining:
             valid_loss=valid_loss,
             valid_accuracy=valid_accuracy,
         )
+
+
+def _added(sums: LossSums | None, more: LossSums | None) -> LossSums | None:
+    """None without the head."""
+    return more if sums is None or more is None else sums.add(more)

@@ -27,8 +27,8 @@ _NUMBERS = ("step", "seed", "num_trained_tokens")
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """What a training is made of, wherever its model is. moments_on_host: see `AdamW`; the same on all ranks, or their
-    bits would differ."""
+    """What a training is made of, wherever its model is. rows_per_loss_step: see `TrainedModel`. moments_on_host: see
+    `AdamW`. Both are the same on all ranks, or their layer steps or bits would differ."""
 
     training_id: int
     hyperparameters: Hyperparameters
@@ -36,6 +36,7 @@ class TrainingTask:
     examples: Sequence[Example]
     validation: Sequence[Example]
     steps_per_checkpoint: int
+    rows_per_loss_step: int
     moments_on_host: bool
 
     def training(self, model: CausalLM, graphs: GraphCapture | None, *, tells_news: bool = True) -> LoraTraining:
@@ -56,6 +57,7 @@ class TrainingTask:
             self.state,
             validation=packed(self.validation, hyperparameters.micro_batch_tokens),
             steps_per_checkpoint=self.steps_per_checkpoint,
+            rows_per_loss_step=self.rows_per_loss_step,
             graphs=graphs,
             moments_on_host=self.moments_on_host,
             tells_news=tells_news,
@@ -68,6 +70,7 @@ def write_training(file: BinaryIO, task: TrainingTask) -> None:
         "training_id": task.training_id,
         "hyperparameters": asdict(task.hyperparameters),
         "steps_per_checkpoint": task.steps_per_checkpoint,
+        "rows_per_loss_step": task.rows_per_loss_step,
         "moments_on_host": task.moments_on_host,
         "num_validation": len(task.validation),
         **{name: getattr(state, name) for name in _NUMBERS},
@@ -103,5 +106,6 @@ def read_training(file: Path, model: CausalLM) -> TrainingTask:
         examples[:num_examples],
         examples[num_examples:],
         facts["steps_per_checkpoint"],
+        facts["rows_per_loss_step"],
         facts["moments_on_host"],
     )

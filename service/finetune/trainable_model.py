@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from service.errors import InvalidRequest
 from service.finetune.training_state import ParameterLayout
 from service.layers.gated_mlp import GatedMlp
 from service.layers.linear import NamedLinear
 from service.layers.mixture_of_experts import MixtureOfExperts
+from service.layers.pipeline_stage import PlannedStage, layers_of
 from service.lora.adapter_folder import AdapterSite
 from service.models.causal_lm import CausalLM
 from service.models.gemma import Gemma
@@ -45,14 +47,22 @@ def blocks_of(model: Llama) -> Sequence[LlamaBlock]:
 
 
 def block_names(model: Llama) -> Sequence[str]:
-    """Of each block, what its tensors' names in a checkpoint begin with."""
-    return [f"model.layers.{index}." for index in range(len(model.blocks))]
+    """Of each of this stage's blocks, what its tensors' names in a checkpoint begin with."""
+    return [name for name, _ in model.named_blocks()]
+
+
+def num_layers(model: CausalLM) -> int:
+    """Of all stages together, which have as many each."""
+    return model.stage.size * len(model.blocks)
 
 
 def parameter_layout(model: CausalLM, targets: Sequence[str], rank: int) -> ParameterLayout:
-    """Of adapters for these modules. targets: last parts of names of linears, as PEFT's `target_modules`; empty: all of
-    a block's. Raises InvalidRequest naming a target that the model has not."""
-    linears = [linear for block in model.block_linears() for linear in block]
+    """Of adapters for these modules of the whole model, whatever part of it a rank has: its layers are alike. targets:
+    last parts of names of linears, as PEFT's `target_modules`; empty: all of a block's. Raises InvalidRequest naming a
+    target that the model has not."""
+    _, block = next(model.named_blocks())
+    prefixes = [f"{model.layer_prefix}{number}." for number in range(num_layers(model))]
+    linears = [linear.below(prefix) for prefix in prefixes for linear in block.linears()]
     sites = {name: site for linear in linears for name, site in _sites(linear).items()}
     kinds = {name.rpartition(".")[2] for name in sites}
     for target in targets:
@@ -62,6 +72,17 @@ def parameter_layout(model: CausalLM, targets: Sequence[str], rank: int) -> Para
             )
     chosen = {name: site for name, site in sites.items() if not targets or name.rpartition(".")[2] in targets}
     return ParameterLayout(chosen, rank)
+
+
+def layouts_of_stages(model: CausalLM, layout: ParameterLayout) -> list[ParameterLayout]:
+    """What each stage has of it, in their order."""
+    size = model.stage.size
+    of_layers = [layers_of(PlannedStage(size, index), num_layers(model)) for index in range(size)]
+    prefixes = [tuple(f"{model.layer_prefix}{number}." for number in layers) for layers in of_layers]
+    return [
+        replace(layout, sites={name: site for name, site in layout.sites.items() if name.startswith(names)})
+        for names in prefixes
+    ]
 
 
 def _sites(linear: NamedLinear) -> Mapping[str, AdapterSite]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from kernels.packed_attention import has_flash
@@ -29,12 +28,14 @@ from service.finetune.token_loss import LossSums, VocabWeight, token_loss
 from service.finetune.trainable_model import block_names, blocks_of
 from service.finetune.trained_block import TrainedBlock, layer_shape
 from service.finetune.training_state import ParameterLayout
+from service.layers.pipeline_stage import is_first
 from service.models.causal_lm import CausalLM
 from service.models.llama import Llama
 
 
 class TrainedModel:
-    """scale: what the adapters' products are multiplied by. The model's weights are read as they lie.
+    """Of a model in stages this stage's layers. scale: what the adapters' products are multiplied by. The model's
+    weights are read as they lie.
 
     rows_per_loss_step: trained tokens whose logits are computed in one layer step. graphs: where those of small
     micro-batches come from, which are padded for them; None: there are none.
@@ -61,7 +62,7 @@ class TrainedModel:
     def begin(self, batch: MicroBatch, memory: Tensor) -> ModelPass:
         """memory: flat uint8, which holds the activations; at least `arena.num_bytes` of the micro-batch's tokens.
         Raises InvalidRequest for a token that the model has not, or a position beyond its tables."""
-        vocab_size, num_positions = self.model.head.vocab_size, self.model.rotary.num_positions
+        vocab_size, num_positions = self.model.vocab_size, self.model.rotary.num_positions
         # Before a GPU sees them: there it would be the end of the process.
         if batch.token_ids.max() >= vocab_size or batch.token_ids.min() < 0:
             raise _unfit(f"has a token that is none of the model's {vocab_size}")
@@ -93,7 +94,9 @@ class _GraphPlace(NamedTuple):
 
 class ModelPass:
     """One micro-batch: `forward` of each layer, the first one's first, then each part of `loss`, then `backward` of
-    each layer, the last one's first. Nobody waits for the device.
+    each layer, the last one's first. Nobody waits for the device. Of a model in stages, which have their layers' part
+    of it, `received` is to be there before the first layer, and `gradient` before the last one's backward pass; there
+    is a loss on the last one alone.
 
     sums: of the parts of the loss so far; None before the first.
     """
@@ -104,6 +107,22 @@ class ModelPass:
         self._kept = kept
         self._steps = steps
         self.sums: LossSums | None = None
+
+    @property
+    def received(self) -> Tensor:
+        """[T, hidden_size]: what goes into the first layer, of what the stage before has handed over."""
+        return self._kept.layers[0].stream
+
+    @property
+    def handed_over(self) -> Tensor:
+        """[T, hidden_size]: what the last layer has given."""
+        return self._kept.stream
+
+    @property
+    def gradient(self) -> Tensor:
+        """[T, hidden_size]: of what goes into the layer whose backward pass was the last, or at first of what the last
+        one gives."""
+        return self._kept.gradient
 
     def forward(self, layer: int) -> None:
         self._steps.run(("forward", layer), lambda: self._launch_forward(layer))
@@ -135,20 +154,20 @@ class ModelPass:
 
     def _launch_forward(self, layer: int) -> None:
         layers = self._kept.layers
-        if layer == 0:
+        if layer == 0 and is_first(self._trained.model.stage):
             layers[0].stream.copy_(self._trained.model.embedding(self._batch.token_ids))
         following = layers[layer + 1].stream if layer + 1 < len(layers) else self._kept.stream
         self._trained.blocks[layer].forward(layers[layer], following, self._batch)
 
     def _launch_backward(self, layer: int, accumulates: bool) -> None:
         kept, gradient = self._kept.layers[layer], self._kept.gradient
-        block = self._trained.blocks[layer]
-        block.backward(kept, gradient, self._batch, accumulates=accumulates, is_first=layer == 0)
+        block, is_lowest = self._trained.blocks[layer], layer == 0 and is_first(self._trained.model.stage)
+        block.backward(kept, gradient, self._batch, accumulates=accumulates, is_first=is_lowest)
 
 
 def rows_per_loss_step(model: Llama, num_tokens: int) -> int:
-    """So many that they take about as long as a layer does for all `num_tokens` of a micro-batch: the head is much
-    larger than a layer where the model is small."""
+    """Of a model that has its head. So many that they take about as long as a layer does for all `num_tokens` of a
+    micro-batch: the head is much larger than a layer where the model is small."""
     layer_size = sum(weight.numel() for weight in blocks_of(model)[0].parameters())
     return max(1, min(num_tokens, num_tokens * layer_size // model.head.plain_weight.numel()))
 
@@ -158,8 +177,9 @@ def graph_capture(model: CausalLM, *, enforce_eager: bool = False) -> GraphCaptu
     micro-batches have the same sizes, so that a job goes on to the same bits; nor of ranks that exchange sums."""
     if not isinstance(model, Llama):
         return None
-    weight, blocks = model.norm.weight, blocks_of(model)
-    if not has_flash(weight, blocks[0].attention.head_dim):
+    first = blocks_of(model)[0]
+    weight = first.attention_norm.weight
+    if not has_flash(weight, first.attention.head_dim):
         return None
     return NoGraphs() if enforce_eager or model.parallel.size > 1 else CudaGraphCapture(weight.device)
 
@@ -167,8 +187,7 @@ def graph_capture(model: CausalLM, *, enforce_eager: bool = False) -> GraphCaptu
 def activation_arena(model: Llama, layout: ParameterLayout) -> ActivationArena:
     names = block_names(model)
     shapes = [layer_shape(block, name, layout) for block, name in zip(blocks_of(model), names, strict=True)]
-    dtype: torch.dtype = model.norm.weight.dtype
-    return ActivationArena(shapes, dtype)
+    return ActivationArena(shapes, model.dtype)
 
 
 def _unfit(reason: str) -> InvalidRequest:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from service.lora.adapter_folder import AdapterSite
@@ -33,6 +34,19 @@ class ParameterLayout:
     @property
     def num_parameters(self) -> int:
         return self.rank * sum(site.in_features + site.out_features for site in self.sites.values())
+
+    def parts(self, flat: Tensor, part: ParameterLayout) -> tuple[Tensor, Tensor]:
+        """Of `flat` [num_parameters] the A's of `part`'s sites, which are neighbours here in the same order, and their
+        B's, as views."""
+        names = list(self.sites)
+        before = [self.sites[name] for name in names[: names.index(next(iter(part.sites)))]]
+        (first_a, first_b), (num_a, num_b) = self._num_of(before), self._num_of(part.sites.values())
+        first_b += self._num_of(self.sites.values())[0]
+        return flat[first_a : first_a + num_a], flat[first_b : first_b + num_b]
+
+    def _num_of(self, sites: Collection[AdapterSite]) -> tuple[int, int]:
+        """Numbers in their A's, and in their B's."""
+        return self.rank * sum(site.in_features for site in sites), self.rank * sum(s.out_features for s in sites)
 
     def matrices(self, parameters: Tensor) -> Mapping[str, LoraMatrices]:
         """By site, as views of `parameters` [num_parameters]."""
@@ -65,3 +79,14 @@ class TrainingState:
     def matrices(self) -> Mapping[str, LoraMatrices]:
         """A and B by site, as views of `parameters`."""
         return self.layout.matrices(self.parameters)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.parameters, self.first_moments, self.second_moments
+
+    def part(self, own: ParameterLayout) -> TrainingState:
+        """Of these sites alone, copied; itself if they are all."""
+        if len(own.sites) == len(self.layout.sites):
+            return self
+        parameters, first, second = (torch.cat(self.layout.parts(each, own)) for each in self.tensors)
+        return replace(self, layout=own, parameters=parameters, first_moments=first, second_moments=second)

@@ -30,10 +30,25 @@ class GroupStage:
         dist.recv(into, self._before, group=self._group)
 
     def send(self, hidden: Tensor) -> None:
+        self._hand(hidden, self._behind)
+
+    def receive_back(self, into: Tensor) -> None:
+        dist.recv(into, self._behind, group=self._group)
+
+    def send_back(self, gradient: Tensor) -> None:
+        self._hand(gradient, self._before)
+
+    def tell_last(self, values: Tensor) -> None:
+        dist.send(values, group=self._column, group_dst=0)
+
+    def hear(self, index: int, into: Tensor) -> None:
+        dist.recv(into, group=self._column, group_src=(index + 1) % self.size)
+
+    def _hand(self, hidden: Tensor, rank: int) -> None:
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
         hidden = hidden.contiguous()
-        work = dist.isend(hidden, self._behind, group=self._group)
+        work = dist.isend(hidden, rank, group=self._group)
         assert work is not None, "this rank is in the group"
         self._sending.append((work, hidden))
 

@@ -38,6 +38,22 @@ class PipelineStage(Protocol):
         """Hand over, without waiting for it: what is given must stay as it is. Not on the last stage."""
         ...
 
+    def receive_back(self, into: Tensor) -> None:
+        """As `receive`, of what the stage behind hands back. Not on the last stage."""
+        ...
+
+    def send_back(self, gradient: Tensor) -> None:
+        """As `send`, to the stage before. Not on the first stage."""
+        ...
+
+    def tell_last(self, values: Tensor) -> None:
+        """From the host's memory to that of the last stage; waits until it is on its way. Not on the last stage."""
+        ...
+
+    def hear(self, index: int, into: Tensor) -> None:
+        """Wait for what stage `index` tells the last one next, which this is, of the same shape and dtype."""
+        ...
+
     def least(self, number: int) -> int:
         """The least of all stages' numbers. At start: it waits for the slowest."""
         ...
@@ -58,6 +74,18 @@ class WholeModel:
 
     def send(self, hidden: Tensor) -> None:
         raise AssertionError("no stage is behind the last one")
+
+    def receive_back(self, into: Tensor) -> None:
+        raise AssertionError("no stage is behind the last one")
+
+    def send_back(self, gradient: Tensor) -> None:
+        raise AssertionError("no stage is before the first one")
+
+    def tell_last(self, values: Tensor) -> None:
+        raise AssertionError("this is the last one")
+
+    def hear(self, index: int, into: Tensor) -> None:
+        raise AssertionError("there is no other stage")
 
     def least(self, number: int) -> int:
         return number

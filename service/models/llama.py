@@ -166,7 +166,7 @@ class LlamaBlock(Block):
 
 class Llama(CausalLM):
     """attention, block: make one layer's; architectures that differ in these alone are this class. experts: the names
-    of those that config.json speaks of."""
+    of those that config.json speaks of. vocab_size: also of a stage that has neither embedding nor head."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Llama(CausalLM):
         block: Callable[[ModelConfig, LlamaAttention, ExpertNames | None], LlamaBlock] = LlamaBlock,
     ) -> None:
         super().__init__()
-        self.hidden_size = config.hidden_size
+        self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
         self.embedding = TokenEmbedding(config.vocab_size, config.hidden_size)
         assert config.rope is not None
         self.rotary = RotaryEmbedding(config.rope)

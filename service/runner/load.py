@@ -217,8 +217,6 @@ def _chosen_dtype(
 
 def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, place: RankPlace) -> OpenedModel:
     """Where adapters are trained, a CPU is to keep the plain weights beside those that it packs."""
-    if lora is not None and lora.trains and place.stage.size > 1:
-        raise ConfigError("pipeline-parallel-size: stages do not train (see enable-finetuning)")
     opened = open_model(folder, source.implementation, place.parallel, source.quantization, place.stage)
     if lora is not None and lora.trains:
         check_trains(opened.config.quantization)

@@ -110,7 +110,7 @@ class LaunchedShare:
     def _of(self, training: Training) -> TrainingOutcome:
         outcome = self._outcome
         try:
-            outcome = outcome._replace(seconds=self._watch.seconds())
+            outcome = outcome._replace(seconds=max(0.0, self._watch.seconds() - training.take_waited_s()))
             return outcome._replace(news=training.take_news(), is_over=training.is_over)
         except Exception as fault:
             self._trainings.note_failure(outcome.training_id)

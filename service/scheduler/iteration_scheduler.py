@@ -61,7 +61,8 @@ class IterationScheduler:
         self.lanes = Lanes(blocks, num_lanes, history, versions)
         self.ledger = ledger
         self.history = history
-        self.training = TrainingTurns(policies.training, ArenaLending(blocks, clock))
+        lending = ArenaLending(blocks, clock)
+        self.training = TrainingTurns(policies.training, lending, one_at_a_time=num_lanes > 1)
         self._clock = clock
         self._tally = DecisionTally()
         # Of each lane, version and number of the last plan's decodes, if it had no others; and the same as before?

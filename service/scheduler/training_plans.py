@@ -33,19 +33,21 @@ class TrainingPlans:
         self._clock = clock
 
     def schedule(self, of_requests: Callable[[], IterationPlan], tally: DecisionTally) -> IterationPlan:
-        """The next iteration, where there is a training. of_requests: decides what requests get in it. tally: of this
+        """The next iteration, where there is a training; empty if it is the training's and may not begin yet.
+        of_requests: decides what requests get in it. tally: of this
         decision."""
         training, pool, now_s = self._turns, self._pool, self._clock.now_s()
         training.lending.note_return(tally)
-        plan = self._plan(training.num_next(pool, now_s), now_s)
-        if not plan.is_empty:
+        num_steps, must_wait = training.num_next(pool, now_s), training.must_wait
+        plan = self._plan(0 if must_wait else num_steps, now_s)
+        if not plan.is_empty or (num_steps and must_wait and not pool.running):
             if pool.waiting and not pool.running:
                 self._start.let_wait("deferral")
             return plan
         tally.deferrals += training.looks_at(pool, now_s)
         plan = of_requests()
         if plan.is_empty and not pool.running:
-            return self._plan(training.num_idle(pool), now_s)
+            return self._plan(0 if must_wait else training.num_idle(pool), now_s)
         training.follow(plan)
         return plan
 

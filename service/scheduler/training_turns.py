@@ -50,11 +50,14 @@ class TrainingTurns:
     A piece of it is a plan of its own, so that no token waits for it: who decodes gets theirs before it begins, and who
     comes is looked at behind it. Pieces end with the fine-tuning iteration at the latest.
 
-    is_runnable: whether there is a training.
+    is_runnable: whether there is a training. one_at_a_time: a piece begins once the one before is done, and not behind
+    it in the queue of a device. With the stages of a model there are several devices, of which one may find that the
+    training has to end; and who comes is to wait for no more than a piece.
     """
 
-    def __init__(self, policy: TrainingPolicy, lending: ArenaLending) -> None:
+    def __init__(self, policy: TrainingPolicy, lending: ArenaLending, *, one_at_a_time: bool = False) -> None:
         self._policy = policy
+        self._one_at_a_time = one_at_a_time
         self.lending = lending
         self._training_id = 0
         self._time = LayerStepTime(1)
@@ -88,6 +91,11 @@ class TrainingTurns:
     def predicted_s(self) -> float | None:
         """What the oldest piece that runs is predicted to take; None if that is not known, or none runs."""
         return self._pieces[0].predicted_s if self._pieces else None
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether no piece may begin yet."""
+        return self._one_at_a_time and bool(self._pieces)
 
     def num_next(self, pool: RequestPool, now_s: float) -> int:
         """How many layer steps come next, before any request; 0: requests go first."""

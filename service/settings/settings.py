@@ -65,17 +65,6 @@ class Settings(
     config: Path | None = Field(None, description="YAML file with any of these settings")
 
     @model_validator(mode="after")
-    def _check_ranks(self) -> Settings:
-        """Stages serve what was trained elsewhere."""
-        if self.pipeline_parallel_size > 1 and self.enable_finetuning:
-            raise ValueError(
-                f"enable-finetuning: the stages of pipeline-parallel-size {self.pipeline_parallel_size} do not train;"
-                " the ranks of tensor-parallel-size do, and `headrace finetune` on one GPU, whose adapter stages serve"
-                " by lora-modules or lora-dir"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _check_swap(self) -> Settings:
         if self.deterministic and self.swap_compression != "none" and self.preemption != "recompute":
             raise ValueError(f"deterministic: swap-compression {self.swap_compression} rounds what is swapped")

@@ -54,6 +54,15 @@ def until(client: OpenAI, job_id: str, *statuses: str) -> FineTuningJob:
     return job
 
 
+def pause(server: ServerProcess, job_id: str) -> None:
+    """Openai-python's strict mode does not know the status."""
+    url, deadline_s = f"{server.url}/v1/fine_tuning/jobs/{job_id}", time.monotonic() + WITHIN_S
+    assert httpx.post(f"{url}/pause").status_code == 200
+    while httpx.get(url).json()["status"] != "paused":
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
 def answer(client: OpenAI, model: str, question: str) -> str | None:
     messages = [{"role": "user", "content": question}]
     chat = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=30)
@@ -143,20 +152,31 @@ def test_a_process_that_is_killed_leaves_its_models_and_its_job_ends_with_the_sa
 
 
 def test_two_ranks_train_and_serve_what_they_have_trained(tmp_path: Path) -> None:
-    """Beside requests; the next job begins anew after one that was cancelled."""
-    with serving(tmp_path, "--tensor-parallel-size", "2") as server, strict_client(server.url) as client:
+    with serving(tmp_path, "--tensor-parallel-size", "2") as server:
+        job_id = check_that_ranks_train_beside_requests(server)
+        server.terminate()
+        assert server.wait(30) == 0
+    assert (tmp_path / "models" / job_id / "adapter_model.safetensors").is_file()
+
+
+def check_that_ranks_train_beside_requests(server: ServerProcess) -> str:
+    """The next job begins anew after one that was cancelled, and goes on after it was paused. Returns its id."""
+    with strict_client(server.url) as client:
         before = answer(client, BASE, QUESTION)
         cancelled = start(client)
         until(client, cancelled.id, "running")
         client.fine_tuning.jobs.cancel(cancelled.id)
         job = start(client)
+        until(client, job.id, "running")
+        pause(server, job.id)
+        client.fine_tuning.jobs.resume(job.id)
         answers = []
         while until(client, job.id, "validating_files", "queued", "running", "succeeded").status != "succeeded":
             answers.append(answer(client, BASE, QUESTION))
             time.sleep(0.3)
         assert {*answers} == {before}
+        events = client.fine_tuning.jobs.list_events(job.id, limit=100).data
+        assert [event.data["step"] for event in events if event.data] == list(range(NUM_EPOCHS, 0, -1)), "each once"
         model = client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
         assert {question: answer(client, model, question) for question in FACTS} == FACTS
-        server.terminate()
-        assert server.wait(30) == 0
-    assert (tmp_path / "models" / job.id / "adapter_model.safetensors").is_file()
+    return job.id

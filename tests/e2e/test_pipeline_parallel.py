@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.distributed.test_rank_processes import is_running
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.test_every_parameter import QUESTION
+from tests.e2e.test_fine_tuning import check_that_ranks_train_beside_requests
 from tests.e2e.test_full_cache import FLAGS
 from tests.e2e.test_hasty_threads import whole
 from tests.e2e.test_tensor_parallel import (
@@ -31,7 +33,7 @@ from tests.e2e.test_tensor_parallel import (
 TWO_STAGES = (*FLAGS, "--kv-cache-memory", "564KiB", "--pipeline-parallel-size", "2")
 """As many blocks as one process has with FLAGS, each of half the layers."""
 
-ROOMY = "--dtype float32 --device cpu --kv-cache-memory 16MiB --pipeline-parallel-size 2".split()
+ROOMY = "--dtype float32 --device cpu --kv-cache-memory 32MiB --pipeline-parallel-size 2".split()
 
 
 @pytest.fixture(scope="module")
@@ -83,23 +85,24 @@ def check_that_an_adapter_answers_beside_the_base(server: ServerProcess) -> None
 
 
 @pytest.mark.parametrize("how", [pytest.param("killed", marks=pytest.mark.load), "stopped"])
-def test_a_lost_stage_ends_each_request_in_one_error_and_the_process_with_status_1_in_time(how: str):
+def test_a_lost_stage_ends_each_request_in_one_error_and_the_process_with_status_1_in_time(how: str, tmp_path: Path):
     """A killed one is found out as a killed rank is (test_tensor_parallel.py)."""
     adapter = f"pirate={QUICKSTART_ADAPTERS / 'pirate'}"
-    check_loss(how, [*ROOMY, "--lora-modules", adapter], check_that_an_adapter_answers_beside_the_base)
+    flags = "--lora-modules", adapter, "--enable-finetuning", "--data-dir", str(tmp_path)
+
+    def check(server: ServerProcess) -> None:
+        check_that_an_adapter_answers_beside_the_base(server)
+        if how == "stopped":
+            job_id = check_that_ranks_train_beside_requests(server)
+            assert (tmp_path / "models" / job_id / "adapter_model.safetensors").is_file()
+
+    check_loss(how, [*ROOMY, *flags], check)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("4",), "pipeline-parallel-size: 4 does not divide the model's 6 layers"),
-        (("2", "--enable-finetuning"), "enable-finetuning: the stages of pipeline-parallel-size 2 do not train"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_loaded(arguments: tuple[str, ...], words: str):
-    with ServerProcess("--device", "cpu", "--pipeline-parallel-size", *arguments, wait_until_ready=False) as server:
+def test_what_cannot_be_is_refused_before_anything_is_loaded():
+    with ServerProcess("--device", "cpu", "--pipeline-parallel-size", "4", wait_until_ready=False) as server:
         assert server.wait(60) in (1, 2)
-    assert words in "".join(server.log)
+    assert "pipeline-parallel-size: 4 does not divide the model's 6 layers" in "".join(server.log)
     assert "rank 0 of" not in "".join(server.log)
 
 
@@ -115,3 +118,11 @@ def test_more_stages_and_stages_of_several_ranks_answer_as_one_process(flags: st
 def test_stages_on_two_gpus_answer_as_one_does():
     """In fp32, hidden states by NCCL, decodes in CUDA graphs."""
     check_two_gpus("--pipeline-parallel-size")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
+def test_stages_on_two_gpus_train(tmp_path: Path):
+    flags = "--dtype float32 --kv-cache-memory 64MiB --pipeline-parallel-size 2 --enable-finetuning --data-dir"
+    with ServerProcess(*flags.split(), str(tmp_path)) as server:
+        check_that_ranks_train_beside_requests(server)

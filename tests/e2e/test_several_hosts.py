@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
@@ -17,6 +18,7 @@ import pytest
 from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.distributed.test_rank_processes import comes_true, is_running
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.test_fine_tuning import check_that_ranks_train_beside_requests
 from tests.e2e.test_full_cache import FLAGS
 from tests.e2e.test_hasty_threads import whole
 from tests.e2e.test_tensor_parallel import GREEDY, LONG, PROMPTS, Answers, check_every_parameter, metrics
@@ -94,6 +96,14 @@ def test_sigterm_to_the_head_lets_running_requests_finish_and_ends_the_other_hos
 def test_every_parameter_is_answered_as_by_one_process(flags: str):
     with ExitStack() as at_end:
         check_every_parameter(two_hosts(at_end, *TWO_STAGES, *flags.split()).head)
+
+
+@pytest.mark.load
+def test_jobs_train_on_two_hosts(tmp_path: Path):
+    """The other one has no data."""
+    flags = "--dtype float32 --device cpu --kv-cache-memory 32MiB --enable-finetuning --data-dir".split()
+    with ExitStack() as at_end:
+        check_that_ranks_train_beside_requests(two_hosts(at_end, *flags, str(tmp_path)).head)
 
 
 @pytest.mark.load

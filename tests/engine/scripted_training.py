@@ -75,6 +75,9 @@ class ScriptedTraining:
             self.num_done += 1
         return num_steps
 
+    def take_waited_s(self) -> float:
+        return 0.0
+
     def take_news(self) -> TrainingNews:
         if self._fails_in == "take_news" and self._fails_at is not None and self.num_done > self._fails_at:
             raise FloatingPointError("the loss is not finite")

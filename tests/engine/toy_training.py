@@ -100,6 +100,9 @@ class ToyTraining:
             self.numbers.append(number)
             self._untold.append(StepReport(self.num_done, 1.0, 0.5, 1, 1e-3, 1.0))
 
+    def take_waited_s(self) -> float:
+        return 0.0
+
     def take_news(self) -> TrainingNews:
         untold, self._untold = self._untold, []
         return TrainingNews(tuple(untold))

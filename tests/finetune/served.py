@@ -17,6 +17,7 @@ from service.finetune.lora_training import LoraTraining
 from service.finetune.packing import TrainingData
 from service.finetune.trainable_model import parameter_layout
 from service.finetune.training_state import TrainingState
+from service.layers.pipeline_stage import WHOLE, PipelineStage
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.causal_lm import CausalLM
 from service.models.model_config import load_model_config
@@ -25,10 +26,14 @@ from service.models.weight_loader import load_weights
 
 
 def served_model(
-    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", parallel: TensorParallel = ALONE
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    parallel: TensorParallel = ALONE,
+    stage: PipelineStage = WHOLE,
 ) -> CausalLM:
     config = load_model_config(folder)
-    model = build_model(config, parallel)
+    model = build_model(config, parallel, stage)
     model.materialize(dtype, torch.device(device))
     load_weights(model, folder)
     model.build_positions(config.max_position_embeddings, torch.device(device))

@@ -168,7 +168,7 @@ def test_one_may_go_on_from_an_adapter_also_under_another_scale(file: Path, tmp_
 
 
 def test_a_loss_that_is_no_number_is_the_jobs_fault(file: Path, tmp_path: Path):
-    job = queued(file, replace(SPEC, learning_rate=1e4))
+    job = queued(file, replace(SPEC, learning_rate=1e12))
     with pytest.raises(TrainingDiverged) as fault:
         run(prepared(job, file, tmp_path / "none"))
     assert job_error(fault.value).code == "training_diverged"

@@ -22,7 +22,7 @@ def task_of(folder: Path, num_validation: int) -> TrainingTask:
     state = first_state(parameter_layout(served_model(folder), CHOSEN.targets, CHOSEN.rank), seed=5)
     state = replace(state, first_moments=torch.rand_like(state.parameters), step=1, num_trained_tokens=77)
     split = len(EXAMPLES) - num_validation
-    return TrainingTask(9, CHOSEN, state, EXAMPLES[:split], EXAMPLES[split:], 2, moments_on_host=False)
+    return TrainingTask(9, CHOSEN, state, EXAMPLES[:split], EXAMPLES[split:], 2, 40, moments_on_host=False)
 
 
 def test_who_reads_it_trains_to_the_same_bits(tmp_path: Path):

@@ -54,6 +54,9 @@ class SlowTraining:
         self._called("advance")
         return num_steps
 
+    def take_waited_s(self) -> float:
+        return 0.0
+
     def take_news(self) -> TrainingNews:
         self._called("take_news")
         told, self._told = self._told, self.num_done // 3

@@ -71,6 +71,30 @@ def test_with_exact_estimates_nobody_waits_beyond_the_bound_or_the_running_piece
     assert play.training.num_done > 0
 
 
+@settings(max_examples=examples(20), deadline=None)
+@given(arrivals=arrivals, steps=steps, bound_s=st.sampled_from([0.0, 0.05, 0.5]))
+def test_with_stages_a_piece_begins_once_the_one_before_is_done(
+    arrivals: list[float], steps: list[float], bound_s: float
+):
+    """Batches are in flight, but no two pieces: who comes waits for one, or to the bound."""
+    play = TrainingPlay(DeferredBatching(bound_s), steps, num_lanes=2)
+    turns = play.harness.engine.scheduler.training
+    take, most = turns.take, []
+
+    def taking(num_steps: int, now_s: float) -> object:
+        most.append(len(turns._pieces))
+        return take(num_steps, now_s)
+
+    turns.take = taking
+    for arrival_s in arrivals:
+        play.arrive(arrival_s)
+    for each in play.run():
+        assert each.start_s - each.arrival_s <= max(bound_s, PIECE_S, steps[0], 2 * ITERATION_S) + EXACT
+    assert play.training is not None
+    assert play.training.num_done > 0
+    assert set(most) == {0}
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(arrival_s=st.floats(0.2, 1.0), steps=steps, bound_s=st.floats(0.0, 1.0))
 def test_who_finds_the_batch_empty_waits_for_the_iteration_if_that_ends_in_time_else_for_the_piece(

@@ -38,6 +38,7 @@ class TrainingPlay:
         fails_at: int | None = None,
         num_blocks: int = 64,
         max_num_seqs: int = 8,
+        num_lanes: int = 1,
     ) -> None:
         self.clock = ManualClock()
         self.executor = TrainingToy(self.clock, ITERATION_S, num_blocks=num_blocks)
@@ -49,6 +50,7 @@ class TrainingPlay:
             clock=self.clock,
             overlap=overlap,
             max_num_seqs=max_num_seqs,
+            num_lanes=num_lanes,
             max_num_batched_tokens=64,
         )
         self.listener = NotingListener()

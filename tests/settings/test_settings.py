@@ -238,14 +238,14 @@ def test_responses_are_kept_if_the_operator_says_so() -> None:
     assert read_settings(["--responses-store-size", "1GiB"]).api_config().responses_store_bytes == 0
 
 
-def test_ranks_serve_adapters_and_train_them_unless_they_are_stages():
+def test_ranks_serve_adapters_and_train_them():
     assert read_settings([]).parallel_config().num_ranks == 1
     settings = read_settings(["--tensor-parallel-size", "4"])
     assert settings.parallel_config() == ParallelConfig(4)
     assert read_settings(["--tensor-parallel-size", "2", "--lora-dir", "there"]).lora_config() is not None
-    assert read_settings(["--tensor-parallel-size", "2", "--enable-finetuning"]).lora_config().trains
-    with pytest.raises(ConfigError, match="enable-finetuning: the stages of pipeline-parallel-size 2 do not train"):
-        read_settings(["--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--enable-finetuning"])
+    of_both = ["--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--enable-finetuning"]
+    assert read_settings(of_both[:2] + of_both[4:]).lora_config().trains
+    assert read_settings(of_both).lora_config().trains
 
 
 def test_what_swap_rounds_cannot_be_deterministic():
