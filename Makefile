@@ -12,7 +12,8 @@ INSTALLING := Installing into $(VENV). The first time that takes minutes: torch 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve --enable-finetuning $(SERVE_ARGS)
 
-# With the development tools, for the commands of docs/.
+# With the development tools, for the commands of docs/. What is imported is compiled then: that is two fifths of the
+# modules, and to compile all of them is two fifths of the installation.
 install: $(VENV)/.installed-dev
 
 # Types are checked on one core, while the other runs Triton's interpreter; then the tests have all cores.
@@ -29,8 +30,8 @@ types: $(VENV)/.installed-dev
 
 unit: interpret cpu-tests
 
-# With Python's bytecode: without it, every process that the tests start compiles all that it imports.
-unit interpret cpu-tests: export PYTHONDONTWRITEBYTECODE :=
+# With Python's bytecode: without it, every process compiles all that it imports.
+serve unit interpret cpu-tests: export PYTHONDONTWRITEBYTECODE :=
 
 # A worker a core and one more, since many tests wait for other processes. Files stay whole, since their tests share servers and models; the last of the folders are the short ones.
 cpu-tests: $(VENV)/.installed-dev
@@ -106,7 +107,7 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo '$(INSTALLING)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-deploy: $(VENV)/.installed-dev

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import tempfile
 import traceback
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 _PATIENCE_S = 120.0
+_IMPORTED = ["torch", "service.layers.group_parallel", "tests.equivalence.rank_work", "tests.equivalence.stage_work"]
+"""By the process that ranks are forked from: once, and not by each. Beside a GPU all are processes of their own."""
 
 
 class Ranks:
@@ -20,7 +23,8 @@ class Ranks:
 
     def __init__(self, size: int, patience_s: float = _PATIENCE_S) -> None:
         self._patience_s = patience_s
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("spawn" if os.path.exists("/dev/nvidiactl") else "forkserver")
+        context.set_forkserver_preload(_IMPORTED)
         self._folder = tempfile.TemporaryDirectory()
         meeting_point = str(Path(self._folder.name) / "meeting-point")
         self._connections: list[Connection] = []
