@@ -24,7 +24,8 @@ from kernels.compile_ahead import compile_ahead
 from kernels.expert_blocks import expert_blocks
 from kernels.experts_down import experts_down
 from kernels.experts_gate_up import experts_gate_up
-from kernels.grouped_product import ExpertWeight, GroupedConfig
+from kernels.grouped_product import MXFP4, ExpertWeight, GroupedConfig
+from kernels.mxfp4_product import CHUNK
 from kernels.optional_triton import triton
 from kernels.route_to_experts import route_to_experts
 from loadtest.bench.device_limits import DeviceLimits, measure_device
@@ -161,6 +162,15 @@ def configs() -> list[GroupedConfig]:
     ]
 
 
+def register_configs() -> list[GroupedConfig]:
+    """Of kernels/mxfp4_product.py."""
+    made = []
+    for block_m, warps, tiles, k_warps, turn in product((8, 16, 32), (1, 2, 4), (1, 2), (1, 2, 4, 8), (1, 2)):
+        if warps * k_warps in (2, 4, 8) and warps * tiles > 1 and turn * block_m <= 32:
+            made.append(GroupedConfig(block_m, 16 * warps * tiles, turn * CHUNK, warps * k_warps, 1, tiles, k_warps))
+    return made
+
+
 @torch.inference_mode()
 def sweep(name: str, layer: MixtureOfExperts, num_rows: int) -> None:
     work = ExpertWork(layer, num_rows)
@@ -170,6 +180,9 @@ def sweep(name: str, layer: MixtureOfExperts, num_rows: int) -> None:
     is_interleaved, clamp = layer.names.is_stacked, layer.clamp
     average = num_rows * layer.config.top_k / layer.config.num_experts
     wanted = [c for c in configs() if c.block_m == 16 or c.block_m <= 2 * average]
+    if gate_up.form == MXFP4:
+        usual = (c for c in wanted if c.block_k <= CHUNK)
+        wanted = [*usual, *(c for c in register_configs() if c.block_m == 8 or c.block_m <= 4 * average)]
 
     def launch_up(config: GroupedConfig) -> Tensor:
         blocks_of = blocks[config.block_m]

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 from functools import partial
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -143,9 +144,10 @@ def tuned_configs(form: str, rows: int) -> Iterator[SkinnyConfig]:
 def _register_configs(form: str) -> Iterator[SkinnyConfig]:
     """Of kernels/register_product.py."""
     chunk = 128 if form == "int4" else 64
-    for num_warps, chunks, num_stages in ((4, 1, 1), (4, 2, 1), (2, 2, 1), (1, 4, 1), (4, 1, 4), (1, 1, 6)):
-        for num_splits in (1, 2, 4, 8, 16):
-            yield SkinnyConfig(32 * num_warps, chunks * chunk, num_warps, num_stages, num_splits, warp_tiles=2)
+    for warps, tiles, k_warps, turn, num_splits in product((1, 2, 4), (1, 2), (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)):
+        if warps * k_warps in (4, 8) and warps * tiles > 1 and k_warps * num_splits <= 16 and k_warps * turn <= 16:
+            num_warps = warps * k_warps
+            yield SkinnyConfig(16 * warps * tiles, turn * chunk, num_warps, 1, num_splits, tiles, k_warps)
 
 
 def _launch_skinny(x: Tensor, arrivals: Tensor, weight: QuantizedWeight, config: SkinnyConfig) -> object:
