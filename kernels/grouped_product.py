@@ -79,7 +79,8 @@ class ExpertWeight(NamedTuple):
 class GroupedConfig:
     """block_m: rows of a block. block_n: output features of a program, for gate and up together. block_k: input
     features a stage. warp_tiles: of 16 rows of the weight that a warp has in registers (kernels/mxfp4_product.py), and
-    k_warps of the warps divide K among them; 0: the product goes through shared memory."""
+    k_warps of the warps divide K among them; 0: the product goes through shared memory. is_arranged: rows are arranged
+    for that first (kernels/arrange_rows.py)."""
 
     block_m: int
     block_n: int
@@ -88,6 +89,7 @@ class GroupedConfig:
     num_stages: int
     warp_tiles: int = 0
     k_warps: int = 1
+    is_arranged: bool = False
 
 
 _MORE = float("inf")
@@ -247,7 +249,8 @@ def grouped_launch(x: Tensor, weight: ExpertWeight, config: GroupedConfig, block
     if config.warp_tiles:
         assert weight.form == MXFP4 and x.dtype == torch.bfloat16 and config.block_k % CHUNK == 0
         assert config.block_n * config.k_warps == 16 * config.num_warps * config.warp_tiles
-        assert not (x.data_ptr() % _ALIGNMENT or x.stride(0) % _ALIGNMENT or weight.values.data_ptr() % _ALIGNMENT)
+        assert config.is_arranged or not (x.data_ptr() % _ALIGNMENT or x.stride(0) % _ALIGNMENT)
+        assert weight.values.data_ptr() % _ALIGNMENT == 0
     else:
         assert weight.form != MXFP4 or config.block_k <= CHUNK
     if weight.bias is not None:
@@ -264,6 +267,7 @@ def grouped_launch(x: Tensor, weight: ExpertWeight, config: GroupedConfig, block
         "WEIGHT_IS_LEFT": config.block_m <= _MOST_LEFT_ROWS,
         "WARP_TILES": config.warp_tiles,
         "K_WARPS": config.k_warps,
+        "ARRANGED": config.is_arranged,
         "num_warps": config.num_warps,
         "maxnreg": _MAX_REGISTERS,
     }

@@ -53,8 +53,9 @@ def test_a_warp_multiplies_groups_as_they_lie():
     torch.testing.assert_close(torch.tensor(fragments).double() * 2.0**64, want, rtol=1e-5, atol=1e-3)
 
 
-def config_of(block_m, warps=4, warp_tiles=2, k_warps=1, turn=1):
-    return GroupedConfig(block_m, 16 * warp_tiles * warps // k_warps, 128 * turn, warps, 1, warp_tiles, k_warps)
+def config_of(block_m, warps=4, warp_tiles=2, k_warps=1, turn=1, is_arranged=False):
+    block_n = 16 * warp_tiles * warps // k_warps
+    return GroupedConfig(block_m, block_n, 128 * turn, warps, 1, warp_tiles, k_warps, is_arranged)
 
 
 CONFIGS = {
@@ -66,6 +67,9 @@ CONFIGS = {
     "16": config_of(16),
     "16, warps share rows": config_of(16, k_warps=2),
     "32": config_of(32),
+    "8, arranged": config_of(8, k_warps=2, turn=2, is_arranged=True),
+    "16, arranged": config_of(16, is_arranged=True),
+    "32, arranged": config_of(32, warps=2, is_arranged=True),
     "32, one tile": config_of(32, warps=2, warp_tiles=1, k_warps=2),
 }
 
@@ -96,9 +100,10 @@ def test_downs(num_tokens, features, size, config, lane):
 
 
 @pytest.mark.parametrize("lane", [GPU])
+@pytest.mark.parametrize("is_arranged", [False, True])
 @pytest.mark.parametrize("block_m", [8, 16, 32])
-def test_a_row_does_not_depend_on_the_others_nor_on_cells_that_nobody_has(block_m, lane):
-    config = config_of(block_m, k_warps=2)
+def test_a_row_does_not_depend_on_the_others_nor_on_cells_that_nobody_has(block_m, is_arranged, lane):
+    config = config_of(block_m, k_warps=2, is_arranged=is_arranged)
     case, packed = expert_case(lane, 30, 2 * 48, 2880, config, form=MXFP4), rows(lane, 30, 2880 + 64)
     packed[:, 2880:] = float("nan")
     together = experts_gate_up_triton(packed[:, :2880], case.weight, case.blocks, config)

@@ -43,6 +43,8 @@ def _execute(statement: str, registers: dict[str, Registers]) -> None:
         result = values[0]
     elif name in ("shl.b32", "shr.b32"):
         result = values[0] << values[1] if name == "shl.b32" else values[0] >> values[1]
+    elif name == "mul.lo.u32":
+        result = values[0] * values[1]
     elif name == "and.b32":
         result = values[0] & values[1]
     elif name == "lop3.b32":
