@@ -147,7 +147,9 @@ def _ordered_linear_kernel(
     num_tiles_m, num_tiles_n = tl.cdiv(num_rows, BLOCK_M), tl.cdiv(num_out, TILE_N)
     group, place = tl.program_id(0) // (GROUP * num_tiles_n), tl.program_id(0) % (GROUP * num_tiles_n)
     group_size = tl.minimum(num_tiles_m - group * GROUP, GROUP)
-    first_row = (group * GROUP + place % group_size) * BLOCK_M
+    # The last tile begins where all of its rows are there: with some that are not it would take up to twice as long. So
+    # some are computed twice, to the same bits.
+    first_row = tl.minimum((group * GROUP + place % group_size) * BLOCK_M, tl.maximum(num_rows - BLOCK_M, 0))
     first_feature = place // group_size * TILE_N
 
     num_borders = tl.cdiv(size, PART_BORDER)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-_MOST_ROWS_BY_PARTS = 1024
+_MOST_ROWS_BY_PARTS = 1280
 """What programs leave for each other is 4 bytes for each row, feature and part."""
+_LONG_SUM = 8192
+"""Inputs of parts whose ends take little of their time."""
 _MULTIPROCESSORS = 132
 """Of the GPU that tiles were measured on."""
 
@@ -37,32 +39,37 @@ def tile_config(num_rows: int, num_features: int, size: int, *, gated: bool = Fa
     """Best of 14 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us with what is fused, beside cuBLAS's and
     the kernels around it:
 
-    rows        256             512             1,024           4,096
-    qkv         27.9 (21.8)     44.2 (35.3)     84.0 (68.0)     293 (258)
-    output      23.2 (20.3)     30.1 (29.6)     59.3 (53.8)     237 (203)
-    gate_up     99.6 (95.6)     177 (164)       333 (325)       1,454 (1,344)
-    down        53.8 (54.3)     83.3 (81.6)     164 (155)       690 (614)
+    rows        256             512             768             1,024           4,096
+    qkv         27.9 (21.8)     44.2 (35.3)     76.6 (51.0)     87.1 (68.0)     293 (258)
+    output      23.2 (20.3)     30.1 (29.6)     54.1 (41.8)     60.4 (53.8)     237 (203)
+    gate_up     99.6 (95.6)     177 (164)       270 (264)       333 (325)       1,454 (1,344)
+    down        53.8 (54.3)     83.3 (81.6)     142 (125)       164 (155)       690 (614)
 
-    What counts is how many turns the multiprocessors take: of 768 rows some tiles would leave nearly all of them idle
-    in the last turn. Two programs of 4 warps on a multiprocessor overlap one's end with the other's products. One of 8
-    warps that has it for itself takes 1 / 1.84 of the time (gated, 128 x 128) or 1 / 1.57 (256 x 64). Where K is in
-    parts, 128 x 128 sums twice take 8 warps; by parts its turns are of half the length.
+    What counts is how many turns the multiprocessors take. A turn of two programs of 4 warps, which overlap one's end
+    with the other's products, takes 44 us of 128 x 128 and 4,096 inputs. Of programs that have a multiprocessor for
+    themselves 64 x 128 take 18, 128 x 128 in 8 warps 25 gated, else 34, and 27 by 128 inputs at a time; 256 x 64 take
+    28, if there are so many rows. Where K is in parts, 128 x 128 sums twice take 8 warps; by parts its turns are of
+    half the length, and their ends of the same. A tile that is higher than there are rows takes up to twice as long.
     """
     parts, num_tiles = num_parts(num_features, size), _num_tiles(num_rows, 128, num_features, 128)
-    one_for_itself = TileConfig(128, 128, 64, num_warps=8, num_stages=6)
+    low = TileConfig(64, 128, 64, num_warps=4, num_stages=6)
+    wide = TileConfig(128, 128, 64, num_warps=8, num_stages=6)
     if parts > 1:
         if num_tiles < 64:
-            return TileConfig(64, 128, 64, num_warps=4, num_stages=6, by_parts=True)
+            return replace(low, by_parts=True)
         is_shorter = _turns(parts * num_tiles) < parts * _turns(num_tiles)
-        return replace(one_for_itself, by_parts=is_shorter and num_rows <= _MOST_ROWS_BY_PARTS)
-    high = TileConfig(256, 64, 64, num_warps=8, num_stages=5)
-    if num_tiles < _MULTIPROCESSORS:
-        return high if num_rows > 128 else TileConfig(64, 128, 64, num_warps=4, num_stages=4)
+        pays = parts * num_tiles <= _MULTIPROCESSORS or size >= _LONG_SUM
+        return replace(wide, by_parts=is_shorter and pays and num_rows <= _MOST_ROWS_BY_PARTS)
+    if num_rows < wide.block_m:
+        return low
+    if num_tiles < _MULTIPROCESSORS and num_rows > wide.block_m:
+        is_high = num_rows % 256 == 0
+        return TileConfig(256, 64, 64, 8, 5) if is_high else TileConfig(128, 128, 128, num_warps=8, num_stages=3)
+    if not gated and _num_tiles(num_rows, low.block_m, num_features, low.block_n) <= 2 * _MULTIPROCESSORS:
+        return low
     turns_of_two = -(-num_tiles // (2 * _MULTIPROCESSORS))
     if gated and _turns(num_tiles) < 1.84 * turns_of_two:
-        return one_for_itself
-    if not gated and _turns(_num_tiles(num_rows, high.block_m, num_features, high.block_n)) < 1.57 * turns_of_two:
-        return high
+        return wide
     return TileConfig(128, 128, 64, num_warps=4, num_stages=3)
 
 

@@ -13,19 +13,20 @@ def test_parts_depend_on_the_weight_alone():
     ]
 
 
-WIDE, HIGH = TileConfig(128, 128, 64, num_warps=4, num_stages=3), TileConfig(256, 64, 64, num_warps=8, num_stages=5)
-ONE = TileConfig(128, 128, 64, num_warps=8, num_stages=6)
+LOW, WIDE = TileConfig(64, 128, 64, num_warps=4, num_stages=6), TileConfig(128, 128, 64, num_warps=8, num_stages=6)
+HIGH, DEEP = TileConfig(256, 64, 64, num_warps=8, num_stages=5), TileConfig(128, 128, 128, num_warps=8, num_stages=3)
+OF_TWO = TileConfig(128, 128, 64, num_warps=4, num_stages=3)
 
 
-def test_tiles_that_fill_the_multiprocessors_last_turn():
-    """Of 132. By 128 x 128 768 rows of 6,144 features are 288 tiles: two turns of pairs, of which the last is nearly
-    empty."""
-    qkv = {rows: tile_config(rows, 6144, 4096) for rows in (256, 512, 640, 768, 1024, 2048, 4096)}
-    assert qkv == {256: HIGH, 512: WIDE, 640: WIDE, 768: HIGH, 1024: HIGH, 2048: WIDE, 4096: WIDE}
-    gated = {rows: tile_config(rows, 28672, 4096, gated=True) for rows in (256, 512, 1024, 4096)}
-    assert gated == {256: WIDE, 512: ONE, 1024: WIDE, 4096: WIDE}
+def test_tiles_that_take_the_multiprocessors_the_fewest_turns():
+    """Of 132. 320 rows of 6,144 features are 144 tiles of 128 x 128, of which 12 would have a turn to themselves."""
+    qkv = {rows: tile_config(rows, 6144, 4096) for rows in (72, 128, 200, 256, 320, 384, 768, 4096)}
+    assert qkv == {72: LOW, 128: LOW, 200: DEEP, 256: HIGH, 320: LOW, 384: OF_TWO, 768: OF_TWO, 4096: OF_TWO}
+    gated = {rows: tile_config(rows, 28672, 4096, gated=True) for rows in (72, 256, 320, 512, 640, 1024, 4096)}
+    assert gated == {72: LOW, 256: OF_TWO, 320: OF_TWO, 512: WIDE, 640: WIDE, 1024: OF_TWO, 4096: OF_TWO}
 
 
 def test_parts_of_the_inputs_side_by_side_where_that_is_shorter():
-    by_parts = [rows for rows in (256, 512, 640, 768, 1024, 4096) if tile_config(rows, 4096, 14336).by_parts]
-    assert by_parts == [256, 640, 768]
+    sizes = 128, 200, 256, 320, 512, 640, 768, 1024, 1152, 4096
+    for size, expected in ((4096, [128, 200, 256]), (14336, [128, 200, 256, 640, 768, 1152])):
+        assert [rows for rows in sizes if tile_config(rows, 4096, size).by_parts] == expected
