@@ -178,6 +178,7 @@ WITHOUT_A_SUBJECT = {
     "tests/engine/test_pooled_prompts.py": "requests for embeddings, through engine and scheduler",
     "tests/engine/test_random_histories.py": "the engine under dense random traffic and settings of every kind",
     "tests/engine/test_dense_histories.py": "the tests of engine, scheduler and kvcache",
+    "tests/distributed/test_seeded_message_faults.py": "what ranks are told of plans",
     "tests/engine/test_seeded_adapter_faults.py": "the tests of engine, scheduler and kvcache",
     "tests/engine/test_seeded_batch_faults.py": "the tests of engine, scheduler and kvcache",
     "tests/engine/test_seeded_chunk_faults.py": "the tests of engine, scheduler and kvcache",

@@ -18,6 +18,9 @@ from service.distributed.rank_status import Fact, RankStatuses
 from service.distributed.told_executor import ToldExecutor
 from service.engine.ports import Executor, PendingIteration
 
+PATIENCE_S = 20.0
+"""How long a test waits for a rank."""
+
 
 @dataclass
 class Done:
@@ -94,9 +97,10 @@ class Scene:
                     time.sleep(0.0005)
         except BaseException as fault:
             self._faults.append(fault)
+            self.loss.declare(f"rank {rank} has ended: {fault}")  # as its process's end would be noticed
 
     def wait_for(self, rank: int, fact: Fact, at_least: int) -> None:
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + PATIENCE_S
         while self.statuses.get(rank, fact) < at_least:
             assert time.monotonic() < deadline_s, (rank, fact, self.statuses.get(rank, fact), self._faults)
             time.sleep(0.001)
