@@ -129,10 +129,6 @@ class BlockManager:
         """Whether the sequence has blocks, on the device or on the host."""
         return sequence_id in self._tables or self.swap_space.holds(sequence_id)
 
-    def is_shared(self, sequence_id: int, position: int) -> bool:
-        """Whether the block of `position` is there and another table holds it too."""
-        return any(self.pool.reference_count(block_id) > 1 for block_id in self._blocks_at(sequence_id, position))
-
     @property
     def tokens_per_prefix_entry(self) -> int:
         """See `PrefixCache`."""
