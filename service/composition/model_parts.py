@@ -143,8 +143,8 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
     options = read_tokenizer_config(text_folder).options
     reader = None if loaded.adapters is None else ranks.adapters(loaded.adapters)
     rest = reader, _read_adapters(settings, reader), options, embedder, ranks.trainings()
-    executors = executor, ranks.training_executor(loaded.runner.trainings, executor)
-    return ModelParts(loaded, *executors, tokenizer, template, scheduler, cost, *rest)
+    on_ranks = ranks.training_executor(loaded.runner.trainings, executor)
+    return ModelParts(loaded, executor, on_ranks, tokenizer, template, scheduler, cost, *rest)
 
 
 def _embedder(settings: Settings, folder: Path) -> EmbedderConfig | None:
