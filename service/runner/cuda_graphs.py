@@ -13,7 +13,9 @@ graph or kernel by kernel.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -22,6 +24,7 @@ from service.runner.batch_columns import Array, Int64Array
 from service.runner.captured_sizes import CapturedSizes, GraphPlace
 from service.runner.captured_step import CapturedStep
 from service.runner.device_copies import to_device
+from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import PaddedStep
 from service.runner.graph_step import GraphStep, StepOutputs
 from service.runner.selective_batching import FlatBatch
@@ -33,12 +36,20 @@ from service.runner.step_ways import Outputs, Step
 class StepGraphs:
     """Can it be replayed? Then replay it. Engine thread.
 
-    num_adapters: that a step may have, of graphs of steps with adapters; 0: of steps without. sizes: of the graphs that
-    there are. turn: the iteration's, which hears when the step begins.
+    num_adapters: that a step may have, of graphs of steps with adapters; 0: of steps without. num_lanes: of which the
+    last decodes are known, to be replayed again (service/scheduler/lanes.py). sizes: of the graphs that there are.
+    turn: the iteration's, which hears when the step begins.
     """
 
     def __init__(
-        self, step: GraphStep, rows: SequenceRows, block_size: int, place: GraphPlace, *, num_adapters: int = 0
+        self,
+        step: GraphStep,
+        rows: SequenceRows,
+        block_size: int,
+        place: GraphPlace,
+        *,
+        num_adapters: int = 0,
+        num_lanes: int = 1,
     ) -> None:
         self.adapters = num_adapters > 0
         self.deterministic = step.deterministic
@@ -48,7 +59,8 @@ class StepGraphs:
         self._block_size = block_size
         self._table = place.table
         self.sizes = CapturedSizes(step, rows, block_size, place, num_adapters)
-        self._last_decodes: tuple[PaddedStep, CapturedStep] | None = None
+        self._num_lanes = num_lanes
+        self._last_decodes: OrderedDict[int, _LastDecodes] = OrderedDict()  # by their version
         self._flat_order: Tensor | None = None
 
     def has_room_for(self, num_decodes: int) -> bool:
@@ -69,29 +81,44 @@ class StepGraphs:
         num_seqs = len(decodes["decode_rows"])
         size = self.sizes.padded_size(num_seqs, num_seqs, 0)
         assert size is not None
-        step = self.sizes.decodes[size]
-        self._last_decodes = PaddedStep(num_seqs, num_seqs, 0, size), step
-        self.sizes.recent_steps.append(self._last_decodes[0])
+        step, padded = self.sizes.decodes[size], PaddedStep(num_seqs, num_seqs, 0, size)
+        self.sizes.recent_steps.append(padded)
         if order is not None:
             self._flat_order = to_device({"order": order}, self._table.tensor.device)["order"]
+        self._put_aside(step.inputs)
+        if version is not None:
+            self._last_decodes[version] = _LastDecodes(padded, step, self._flat_order)
+            if len(self._last_decodes) > self._num_lanes:
+                self._last_decodes.popitem(last=False)
         step.inputs.fill_decodes(decodes, self._table.take_changes(step.inputs.most_changes), version)
         return self._run(step, num_seqs, turn, received, self._flat_order)
 
     def can_replay_again(self, decodes: ScheduledDecodes) -> bool:
-        """Whether the last decodes that were replayed are these, one token before."""
-        if self._last_decodes is None or not self._table.is_complete:
-            return False
-        return self._last_decodes[1].inputs.can_advance(decodes)
+        """Whether the last decodes that were replayed, of some lane, are these, one token before."""
+        last = self._last_decodes.get(decodes.version)
+        return last is not None and self._table.is_complete and last.step.inputs.can_advance(decodes, last.aside)
 
     def replay_again(self, decodes: ScheduledDecodes, turn: StagingTurn, received: Tensor | None = None) -> StepOutputs:
         """Replay decodes for which it `can_replay_again`. received: as Step has it."""
-        assert self._last_decodes is not None
-        padded, step = self._last_decodes
-        self.sizes.recent_steps.append(padded)
+        last = self._last_decodes[decodes.version]
+        self._last_decodes.move_to_end(decodes.version)
+        step, self._flat_order = last.step, last.order
+        self.sizes.recent_steps.append(last.padded)
         self._rows.grow_tables(decodes)
+        if step.inputs.version != decodes.version:
+            assert last.aside is not None
+            self._put_aside(step.inputs)
+            step.inputs.bring_back(last.aside, decodes.version)
+            last.aside = None
         changes = self._table.take_changes(step.inputs.most_changes)
         step.inputs.advance(decodes, self._rows, self._block_size, changes)
         return self._run(step, len(decodes), turn, received, self._flat_order)
+
+    def _put_aside(self, inputs: GraphInputs) -> None:
+        """Other decodes take their place there: of another lane, whose turn comes again."""
+        held = None if self._num_lanes == 1 or inputs.version is None else self._last_decodes.get(inputs.version)
+        if held is not None and held.step.inputs is inputs:
+            held.aside = inputs.aside()
 
     def handed_over(self, outputs: StepOutputs) -> Tensor:
         """Of the last decodes that were replayed what goes to the next stage, of its own memory: in the order of the
@@ -134,6 +161,17 @@ class StepGraphs:
         step.graph.replay()
         outputs = step.outputs
         return outputs if isinstance(outputs, StepOutputs) else self._step.draw(outputs, step.inputs.step, num_draws)
+
+
+@dataclass(slots=True)
+class _LastDecodes:
+    """Of one version, and the graph that has computed them. order: as of `replay`. aside: their columns, where the
+    graph's inputs hold others by now."""
+
+    padded: PaddedStep
+    step: CapturedStep
+    order: Tensor | None
+    aside: Mapping[str, Array] | None = None
 
 
 class SameDecodesAgain:

@@ -76,9 +76,21 @@ class GraphInputs:
         self._held = self._fixed.written()
         self.version = version
 
-    def can_advance(self, decodes: ScheduledDecodes) -> bool:
-        """Whether they are the decodes that were filled in, each one token further."""
-        return self.version == decodes.version and can_advance(self._held, decodes)
+    def aside(self) -> dict[str, Array]:
+        """A copy of the decodes that it holds, for `bring_back`."""
+        return {name: column.copy() for name, column in self._held.items()}
+
+    def bring_back(self, aside: Mapping[str, Array], version: int) -> None:
+        """Others were filled in meanwhile. version: of these decodes."""
+        self.version = None
+        self._write(aside, NO_CHANGES)
+        self._held = self._fixed.written()
+        self.version = version
+
+    def can_advance(self, decodes: ScheduledDecodes, aside: Mapping[str, Array] | None = None) -> bool:
+        """Whether they are the decodes that were filled in, or that lie aside, each one token further."""
+        held = self._held if self.version == decodes.version else aside
+        return held is not None and can_advance(held, decodes)
 
     def advance(
         self, decodes: ScheduledDecodes, rows: SequenceRows, block_size: int, changes: TableChanges = NO_CHANGES

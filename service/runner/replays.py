@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
 
@@ -130,16 +131,15 @@ class Replays:
         self._graph_step.whole(inputs.step)
 
     def _make_graphs(self) -> None:
-        place = GraphPlace(self._rows, self._device)
-        self._graphs = StepGraphs(self._graph_step, self._rows, self._block_size, place)
+        where = self._rows, self._block_size, GraphPlace(self._rows, self._device)
+        graphs = partial(StepGraphs, num_lanes=self._model.stage.size)
+        self._graphs = graphs(self._graph_step, *where)
         all_graphs = [self._graphs]
         if self._num_adapters:
-            self._adapter_graphs = StepGraphs(
-                self._graph_step, self._rows, self._block_size, place, num_adapters=self._num_adapters
-            )
+            self._adapter_graphs = graphs(self._graph_step, *where, num_adapters=self._num_adapters)
             all_graphs.append(self._adapter_graphs)
         if self.captures_asked:
-            self._asked_graphs = StepGraphs(self._asked_step, self._rows, self._block_size, place)
+            self._asked_graphs = graphs(self._asked_step, *where)
             all_graphs.append(self._asked_graphs)
         self.ways = (*self._graph_ways(all_graphs), self._unreplayed)
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,12 @@ from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.distributed.drawn_messages import HeardDraws, write_drawn
 from service.layers.pipeline_stage import PlannedStage
 from service.runner import graph_sizes as sizes_module
+from service.runner.cuda_graphs import StepGraphs
 from service.runner.graph_sizes import GraphSize, graph_sizes
 from service.runner.load import load_executor
 from service.runner.model_runner import ModelRunner
 from tests.distributed.scene import Done
+from tests.engine.harness import Harness
 from tests.equivalence.family_list import FAMILIES
 from tests.models.checkpoints import gpt_oss, llama, random_prompts
 from tests.runner import uncaptured
@@ -188,6 +190,47 @@ def test_by_graphs_stages_draw_what_one_draws_whichever_has_them(
         assert {size.is_mixed for size in sizes} == ({True, False} if has_graphs else set()), "with prompts and without"
 
 
+def tokens_of(executor: object, num_lanes: int) -> Mapping[tuple[str, int], list[int]]:
+    """Of requests of many lengths, some of which come later: lanes have as many decodes each, at times one more."""
+    harness = Harness(60, 8, 8, 64, executor=executor, num_lanes=num_lanes)
+    params = random_params(10, seed=1)
+    for number, prompt_ids in enumerate(random_prompts(10)):
+        chosen = {"temperature": params[number].temperature, "seed": number}
+        assert harness.add(harness.request(tuple(prompt_ids[: 3 + number]), 12 + 5 * (number % 4), **chosen))
+        if number > 6:
+            for _ in range(9):
+                harness.step()
+    harness.run()
+    return dict(harness.tokens)
+
+
+def check_lanes(patch: pytest.MonkeyPatch, stages: list[ModelRunner], whole: ModelRunner, num_lanes: int) -> None:
+    again = Counter[StepGraphs]()
+    replay_again = StepGraphs.replay_again
+
+    def noting(graphs: StepGraphs, *args: object) -> object:
+        again[graphs] += 1
+        return replay_again(graphs, *args)
+
+    patch.setattr(StepGraphs, "replay_again", noting)
+    in_turn = InTurn(*stages)
+    assert tokens_of(in_turn, num_lanes) == tokens_of(whole, 1)
+    assert len(again) == 2
+    assert all(num > 0.5 * replayed for num, replayed in zip(again.values(), in_turn.replayed, strict=True))
+
+
+@pytest.mark.parametrize("num_lanes", [2, 1])
+def test_the_same_decodes_of_each_lane_are_replayed_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, num_lanes: int
+):
+    """Lanes take turns, with one graph: its inputs are the other's meanwhile."""
+    uncaptured.without_capture(monkeypatch)
+    stages = both_stages(folder, deque[Tensor]())
+    for stage in stages:
+        stage.replays.capture([GraphSize(8, 8), GraphSize(64, 8)])
+    check_lanes(monkeypatch, stages, loaded_as(folder, None, 8), num_lanes)
+
+
 def test_by_graphs_stages_of_transformers_modules_draw_what_one_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     uncaptured.without_capture(monkeypatch)
     folder, between = smollm3(tmp_path), deque[Tensor]()
@@ -223,3 +266,11 @@ def test_two_stages_on_one_gpu_replay_their_graphs(tmp_path: Path, make: Callabl
     stages = both_stages(folder, between, **how)
     replayed = check_graphs(*stages, loaded_as(folder, None, 8, enforce_eager=True, **how))
     assert min(replayed) > 10
+
+
+@pytest.mark.gpu
+def test_two_stages_on_one_gpu_replay_the_same_decodes_of_each_lane_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stages = both_stages(folder, deque[Tensor](), device="cuda")
+    check_lanes(monkeypatch, stages, loaded_as(folder, None, 8, enforce_eager=True, device="cuda"), 2)
