@@ -59,6 +59,7 @@ class CpuLoops:
     paged_attention_prefill: Callable[..., None]
     takes_head_dim: Callable[[int], bool]
     few_rows_linear: Callable[[Weight], FewRowsLinear | None]
+    few_rows_mxfp4: Callable[[Tensor, Tensor], FewRowsLinear | None]
     takes_weight: Callable[[int, int], bool]
     greedy_tokens: Callable[[Tensor], Tensor]
     lora_shrink: Callable[..., Tensor]
@@ -108,6 +109,7 @@ def cpu_loops() -> CpuLoops | None:
         paged_attention_prefill=paged_attention_prefill.paged_attention_prefill,
         takes_head_dim=paged_heads.takes_head_dim,
         few_rows_linear=few_rows_linear.few_rows_linear,
+        few_rows_mxfp4=few_rows_linear.few_rows_mxfp4,
         takes_weight=few_rows_linear.takes_weight,
         greedy_tokens=greedy_tokens.greedy_tokens,
         lora_shrink=lora_shrink.lora_shrink,

@@ -19,12 +19,12 @@ from __future__ import annotations
 from typing import no_type_check
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.arrange_rows import arrange_rows_triton
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.expert_blocks import ExpertBlocks
+from kernels.expert_panels import ExpertWeights
 from kernels.grouped_product import ExpertWeight, GroupedConfig, grouped_launch, grouped_product
 from kernels.mxfp4_product import mxfp4_product
 from kernels.optional_triton import tl, triton
@@ -32,10 +32,10 @@ from kernels.optional_triton import tl, triton
 _BLOCK_H = 1024
 
 
-def experts_down_reference(x: Tensor, weight: ExpertWeight, blocks: ExpertBlocks, routing: Tensor) -> Tensor:
-    flat, products = routing.flatten(), x.new_empty((blocks.num_pairs, weight.values.shape[1]))
+def experts_down_reference(x: Tensor, weight: ExpertWeights, blocks: ExpertBlocks, routing: Tensor) -> Tensor:
+    flat, products = routing.flatten(), x.new_empty((blocks.num_pairs, weight.num_features))
     for expert, pairs in blocks.by_expert:
-        product = F.linear(x.index_select(0, pairs), *weight.of_expert(expert, x.dtype))
+        product = weight.product(expert, x.index_select(0, pairs))
         products[pairs] = (product * flat[pairs, None]).to(x.dtype)
     return products.view(-1, blocks.top_k, products.shape[1]).sum(1)
 
@@ -151,8 +151,9 @@ def experts_down_triton(
 
 
 def experts_down(
-    x: Tensor, weight: ExpertWeight, blocks: ExpertBlocks, routing: Tensor, config: GroupedConfig
+    x: Tensor, weight: ExpertWeights, blocks: ExpertBlocks, routing: Tensor, config: GroupedConfig
 ) -> Tensor:
     if not x.is_cuda:
         return experts_down_reference(x, weight, blocks, routing)
+    assert isinstance(weight, ExpertWeight)
     return experts_down_triton(x, weight, blocks, routing, config)

@@ -28,6 +28,7 @@ from torch import Tensor
 from kernels.arrange_rows import arrange_rows_triton
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.expert_blocks import ExpertBlocks
+from kernels.expert_panels import ExpertWeights
 from kernels.grouped_product import ExpertWeight, GroupedConfig, grouped_launch, grouped_product
 from kernels.mxfp4_product import mxfp4_product
 from kernels.optional_triton import tl, triton
@@ -47,15 +48,15 @@ def gated(gate: Tensor, up: Tensor, clamp: Clamp | None) -> Tensor:
 
 def experts_gate_up_reference(
     x: Tensor,
-    weight: ExpertWeight,
+    weight: ExpertWeights,
     blocks: ExpertBlocks,
     *,
     is_interleaved: bool = False,
     clamp: Clamp | None = None,
 ) -> Tensor:
-    out = x.new_empty((blocks.num_pairs, weight.values.shape[1] // 2))
+    out = x.new_empty((blocks.num_pairs, weight.num_features // 2))
     for expert, pairs in blocks.by_expert:
-        product = F.linear(x.index_select(0, pairs // blocks.top_k), *weight.of_expert(expert, x.dtype))
+        product = weight.product(expert, x.index_select(0, pairs // blocks.top_k))
         gate, up = (product[:, ::2], product[:, 1::2]) if is_interleaved else product.chunk(2, dim=-1)
         out[pairs] = gated(gate, up, clamp)
     return out
@@ -178,7 +179,7 @@ def experts_gate_up_triton(
 
 def experts_gate_up(
     x: Tensor,
-    weight: ExpertWeight,
+    weight: ExpertWeights,
     blocks: ExpertBlocks,
     config: GroupedConfig,
     *,
@@ -187,4 +188,5 @@ def experts_gate_up(
 ) -> Tensor:
     if not x.is_cuda:
         return experts_gate_up_reference(x, weight, blocks, is_interleaved=is_interleaved, clamp=clamp)
+    assert isinstance(weight, ExpertWeight)
     return experts_gate_up_triton(x, weight, blocks, config, is_interleaved=is_interleaved, clamp=clamp)

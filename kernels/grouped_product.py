@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, no_type_check
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fp8_numbers import fp8_numbers
@@ -63,6 +64,14 @@ class ExpertWeight(NamedTuple):
         if self.scales is None or self.scales.shape[2] == 1:
             return 0
         return self.num_inputs // self.scales.shape[2]
+
+    @property
+    def num_features(self) -> int:
+        return self.values.shape[1]
+
+    def product(self, expert: int, rows: Tensor) -> Tensor:
+        """Of rows [T, K], [T, N]; for the references."""
+        return F.linear(rows, *self.of_expert(expert, rows.dtype))
 
     def of_expert(self, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """(weight [N, K], bias [N] or None), for the references."""

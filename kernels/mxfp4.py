@@ -30,6 +30,8 @@ GROUP = 32
 _WORD = 4
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+NUMBERS = (*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES))
+"""By their four bits."""
 
 
 def halves_apart(numbers: Tensor) -> Tensor:
@@ -56,7 +58,7 @@ def unpack_scales(words: Tensor, size: int) -> Tensor:
 
 
 def dequantize_mxfp4(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    table = torch.tensor([*_MAGNITUDES, *(-m for m in _MAGNITUDES)], dtype=dtype, device=numbers.device)
+    table = torch.tensor(NUMBERS, dtype=dtype, device=numbers.device)
     by_group = numbers.unflatten(-1, (-1, GROUP // 2))
     groups = table[torch.cat((by_group & 15, by_group >> 4), dim=-1).int()]
     values: Tensor = groups * torch.exp2(scales.float() - 127).to(dtype)[..., None]

@@ -5,28 +5,28 @@
 Tensors (T rows, N outputs, K inputs, G groups of K / G neighbouring inputs; N and K multiples of 16):
     x        [T, K]                  bf16, last stride 1; rows may be strided
     panels   [N / 16, K / 2, 16, 2]  w [N, K] rearranged: of 16 outputs, two inputs after the other. bf16, or e4m3
-             [N / 16, K / 8, 16, 2]  or int4 in words of 16 bits, of 16 outputs eight inputs: in a word's lowest bits
-                                     one of the first two, then one of the next two ...
+             [N / 16, K / 8, 16, 2]  or four bits (int4, MXFP4) in words of 16, of 16 outputs eight inputs: in a word's
+                                     lowest bits one of the first two, then one of the next two ...
     scales   [N / 16, G, 16]         fp32, s; a plain weight has none, and G = 1
     offsets  [N / 16, G, 16]         uint8, of int4 with zeros: 16 less the zero. Without, an element of 8 is 0
     bias     [N]                     bf16, or None
     returns  [T, N]                  bf16, contiguous, new
 
-Quantized weights are those of kernels/quantized_weight.py. Rounding: products exact, sums in fp32, rounded once, with
-scales and bias. An element of e4m3 below 2^-6, a 28672nd of the largest there can be, counts as 0. T may be 0. Each sum
-is taken pair by pair from the first input to the last, a group's by itself, so a row's result does not depend on the
-other rows, nor on their number.
+Quantized weights are those of kernels/quantized_weight.py and kernels/mxfp4.py. Rounding: products exact, sums in fp32,
+rounded once, with scales and bias. An element of e4m3 below 2^-6, a 28672nd of the largest there can be, counts as 0.
+T may be 0. Each sum is taken pair by pair from the first input to the last, a group's by itself, so a row's result does
+not depend on the other rows, nor on their number.
 
 A panel is read from its first byte to its last, by vectors of 16 outputs and two inputs; some rows meet each of some
-panels while it is in a register (VDPBF16PS; every row's sums of a panel have a register of their own). Int4 becomes
-bf16 there by a table that a register holds. Memory is asked 2 KB ahead, so loading and multiplying go on at once, which
-oneDNN's product does not manage. Measured beside others: loadtest/log/cpu.md.
+panels while it is in a register (VDPBF16PS; every row's sums of a panel have a register of their own). Four bits
+become bf16 there by a table that a register holds. Memory is asked 2 KB ahead, so loading and multiplying go on at
+once, which oneDNN's product does not manage. Measured beside others: loadtest/log/cpu.md.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, no_type_check
 
@@ -36,7 +36,9 @@ from torch import Tensor
 from kernels.loops.bf16 import count_up, int64_at
 from kernels.loops.team import Loop
 from kernels.loops.vector_code import I64, LANES, Value, VectorCode, vector_function
-from kernels.quantized_weight import QuantizedWeight, Weight, unpack_int4
+from kernels.mxfp4 import GROUP
+from kernels.mxfp4 import NUMBERS as MXFP4_NUMBERS
+from kernels.quantized_weight import Weight, unpack_int4
 
 _AHEAD = 2048  # bytes
 _TAKEN_BY_A_THREAD = 4  # pieces: the last ones even out what the system's other work takes from a thread
@@ -54,13 +56,22 @@ class _Form(IntEnum):
 
     BF16 = 0
     FP8 = 1
-    INT4 = 2
-    INT4_WITH_ZEROS = 3
+    MXFP4 = 2
+    INT4 = 3
+    INT4_WITH_ZEROS = 4
 
     @property
     def step_bytes(self) -> int:
         """Of a panel, for so many inputs as are multiplied in one step."""
         return {_Form.BF16: 4, _Form.FP8: 2}.get(self, 1) * _VECTOR_BYTES
+
+
+_NUMBERS: Mapping[_Form, Sequence[float]] = {
+    _Form.MXFP4: MXFP4_NUMBERS,
+    _Form.INT4: range(-8, 8),
+    _Form.INT4_WITH_ZEROS: range(-16, 16),
+}
+"""What elements of four bits stand for; with zeros, an element plus its offset."""
 
 
 class _Panels(NamedTuple):
@@ -166,7 +177,7 @@ def _add_group(
         for start in panels.elements:
             for vector in range(0, form.step_bytes, _VECTOR_BYTES):
                 code.prefetch(builder.add(start, ahead), vector)
-        words = [code.words(address) for address in addresses] if form >= _Form.INT4 else []
+        words = [code.words(address) for address in addresses] if form in _NUMBERS else []
         sums = list(step.carried)
         for pair in range(_STEP // 2):
             match form:
@@ -175,7 +186,10 @@ def _add_group(
                 case _Form.FP8:
                     weights = [code.fp8_pairs(address, 32 * pair) for address in addresses]
                 case _:
-                    weights = [code.int4_pairs(word, pair, off) for word, off in zip(words, offsets, strict=True)]
+                    weights = [
+                        code.looked_up_pairs(word, pair, _NUMBERS[form], offset)
+                        for word, offset in zip(words, offsets, strict=True)
+                    ]
             for r, row in enumerate(inputs):
                 x_pair = code.pair_for_all(row, 4 * pair)
                 for p, weight in enumerate(weights):
@@ -246,19 +260,16 @@ class PanelLinear:
 
     __slots__ = ("_bias", "_group_steps", "_linears", "_num_groups", "_offsets", "_panels", "_scales", "num_inputs")
 
-    def __init__(self, weight: Weight) -> None:
-        num_outputs, self.num_inputs = weight.shape
+    def __init__(
+        self, form: _Form, elements: Tensor, scales: Tensor | None = None, zeros: Tensor | None = None
+    ) -> None:
+        """elements [N, K]: numbers of bf16 or of e4m3, or the four bits of each, uint8. scales, zeros: [N, G]."""
+        num_outputs, self.num_inputs = elements.shape
         self._bias = torch.zeros(num_outputs, dtype=torch.bfloat16)
-        self._num_groups = 1
-        self._scales = self._offsets = torch.empty(0)
-        form = _Form.BF16
-        if isinstance(weight, QuantizedWeight):
-            self._num_groups = weight.scales.shape[1]
-            self._scales = _by_panel(weight.scales.float())
-            form = _Form.INT4 if weight.is_int4 else _Form.FP8
-            if weight.zeros is not None:
-                form, self._offsets = _Form.INT4_WITH_ZEROS, _by_panel(16 - weight.zeros)
-        self._panels = _panels_of(weight)
+        self._num_groups = 1 if scales is None else scales.shape[1]
+        self._scales = torch.empty(0) if scales is None else _by_panel(scales.float())
+        self._offsets = torch.empty(0) if zeros is None else _by_panel(16 - zeros)
+        self._panels = _panels_of_halves(elements) if form in _NUMBERS else _panels_of(elements)
         self._group_steps = self.num_inputs // self._num_groups // _STEP
         self._linears = _linears(form)
 
@@ -302,20 +313,33 @@ def few_rows_linear(weight: Weight) -> PanelLinear | None:
     """weight [N, K] bf16, or quantized; copied. None for sizes that it does not take, and for e4m3 with a NaN."""
     if not takes_weight(*weight.shape):
         return None
-    if isinstance(weight, QuantizedWeight) and not weight.is_int4 and _has_nan(weight.elements):
-        return None
-    return PanelLinear(weight)
+    if isinstance(weight, Tensor):
+        return PanelLinear(_Form.BF16, weight)
+    if not weight.is_int4:
+        has_nan = _has_nan(weight.elements)
+        return None if has_nan else PanelLinear(_Form.FP8, weight.elements.view(torch.uint8), weight.scales)
+    form = _Form.INT4 if weight.zeros is None else _Form.INT4_WITH_ZEROS
+    return PanelLinear(form, unpack_int4(weight.elements, weight.chunk), weight.scales, weight.zeros)
 
 
-def _panels_of(weight: Weight) -> Tensor:
-    num_outputs, num_inputs = weight.shape
-    if isinstance(weight, QuantizedWeight) and weight.is_int4:
-        values = unpack_int4(weight.elements, weight.chunk)
-        halves = values.view(num_outputs // LANES, LANES, num_inputs // _STEP, 2, 2, 2).permute(4, 0, 2, 1, 5, 3)
-        return (halves[0] | halves[1] << 4).contiguous()
-    elements = weight if isinstance(weight, Tensor) else weight.elements.view(torch.uint8)
+def few_rows_mxfp4(numbers: Tensor, scales: Tensor) -> PanelLinear | None:
+    """A weight [N, K] as kernels/mxfp4.py has it, [N, K / 2] and [N, K / 32]; otherwise as `few_rows_linear`."""
+    elements = unpack_int4(numbers, GROUP)
+    return (
+        PanelLinear(_Form.MXFP4, elements, torch.exp2(scales.float() - 127)) if takes_weight(*elements.shape) else None
+    )
+
+
+def _panels_of(elements: Tensor) -> Tensor:
+    num_outputs, num_inputs = elements.shape
     grouped = elements.reshape(num_outputs // LANES, LANES, num_inputs // 2, 2)
     return grouped.permute(0, 2, 1, 3).contiguous()
+
+
+def _panels_of_halves(values: Tensor) -> Tensor:
+    num_outputs, num_inputs = values.shape
+    halves = values.view(num_outputs // LANES, LANES, num_inputs // _STEP, 2, 2, 2).permute(4, 0, 2, 1, 5, 3)
+    return (halves[0] | halves[1] << 4).contiguous()
 
 
 def _by_panel(of_groups: Tensor) -> Tensor:

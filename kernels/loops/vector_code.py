@@ -92,14 +92,15 @@ class VectorCode:
         wide = builder.zext(stored, _BITS)
         return builder.bitcast(builder.or_(wide, builder.shl(wide, ir.Constant(_BITS, [16] * LANES))), _WORDS)
 
-    def int4_pairs(self, words: Value, place: int, offsets: Value | None) -> Value:
-        """Of 32 words of four int4 elements those at one place, as bf16: less 8, or plus offsets (words), less 16."""
+    def looked_up_pairs(self, words: Value, place: int, numbers: Sequence[float], offsets: Value | None) -> Value:
+        """Of 32 words of four elements of four bits those at one place, as what stands there among 16 numbers of bf16;
+        or among 32, an offset (words) further."""
         builder = self.builder
         index = builder.lshr(words, _words(4 * place)) if place else words
         if offsets is not None:
             index = builder.add(builder.and_(index, _words(15)), offsets)
-        numbers = [i % 16 - 8 if offsets is None else i - 16 for i in range(2 * LANES)]
-        table = ir.Constant(_WORDS, [_bf16_bits(number) for number in numbers])
+        repeated = [*numbers] * (2 * LANES // len(numbers))
+        table = ir.Constant(_WORDS, [_bf16_bits(number) for number in repeated])
         signature = ir.FunctionType(_WORDS, [_WORDS, _WORDS])
         look_up = builder.module.declare_intrinsic("llvm.x86.avx512.permvar.hi.512", (), signature)
         return builder.bitcast(builder.call(look_up, [table, index]), _PAIRS)  # by an index's last five bits
@@ -223,7 +224,7 @@ class VectorCode:
         return self.builder.shuffle_vector(first, undefined, ir.Constant(_BITS, [0] * LANES))
 
 
-def _bf16_bits(number: int) -> int:
+def _bf16_bits(number: float) -> int:
     """Of one that bf16 has."""
     bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
     return bits >> 16

@@ -113,7 +113,7 @@ def make_layer(
     if config.is_mxfp4:
         layer.finish_reading(DTYPE)
     if bench_device().type == "cpu":
-        layer.dequantize(DTYPE)
+        layer.fit_cpu(DTYPE)
     return layer
 
 
@@ -128,7 +128,8 @@ def layer_of(shape: str, *, is_fp8: bool = False) -> MixtureOfExperts:
 def measure(name: str, layer: MixtureOfExperts, num_rows: int, limits: DeviceLimits) -> ExpertResult:
     works = [ExpertWork(layer, num_rows) for _ in range(4)]  # each goes to experts of its own, not in the cache
     seconds = seconds_of_launch([partial(work.layer, work.x) for work in works])
-    is_plain = not layer.names.is_stacked and layer.gate_up_scales is None
+    held = layer.weights[0]
+    is_plain = not layer.names.is_stacked and isinstance(held, ExpertWeight) and held.scales is None
     by_torch = seconds_of_launch([work.compute_by_torch for work in works]) if is_plain else None
     limit_s = sum(work.limit_s(limits) for work in works) / len(works)
     return ExpertResult(name, num_rows, seconds, limit_s, by_torch)
@@ -175,8 +176,7 @@ def register_configs() -> list[GroupedConfig]:
 def sweep(name: str, layer: MixtureOfExperts, num_rows: int) -> None:
     work = ExpertWork(layer, num_rows)
     experts, routing = work.routes()
-    gate_up = ExpertWeight(layer.gate_up, layer.gate_up_scales, layer.gate_up_bias)
-    down = ExpertWeight(layer.down, layer.down_scales, layer.down_bias)
+    gate_up, down = layer.weights
     is_interleaved, clamp = layer.names.is_stacked, layer.clamp
     average = num_rows * layer.config.top_k / layer.config.num_experts
     wanted = [c for c in configs() if c.block_m == 16 or c.block_m <= 2 * average]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.expert_blocks import expert_blocks
+from kernels.expert_panels import ExpertPanels, ExpertWeights, expert_panels
 from kernels.experts_down import experts_down
 from kernels.experts_gate_up import Clamp, experts_gate_up
 from kernels.grouped_product import ExpertWeight, grouped_config, tokens_of_each_config
@@ -29,6 +30,7 @@ from service.layers.gated_mlp import GatedMlp
 from service.layers.layer import Layer
 from service.layers.linear import Linear
 from service.layers.linear_method import Normed, divided
+from service.layers.packed_weight import stays_quantized
 from service.layers.shard import Shard, even_share
 from service.layers.tensor_parallel import TensorParallel
 from service.layers.weight_storage import Destination, QuantizedRows, WeightStorage
@@ -107,6 +109,7 @@ class MixtureOfExperts(Layer):
         if config.shared_size is not None:
             self.shared = GatedMlp(hidden_size, config.shared_size, bias=False)
             self.shared_gate = Linear(hidden_size, 1)
+        self._panels: tuple[ExpertPanels, ExpertPanels] | None = None
         self._parallel: TensorParallel | None = None
         self._kept, self._whole_size = range(size), size
 
@@ -131,17 +134,26 @@ class MixtureOfExperts(Layer):
         rows, config = divided(x), self.config
         routes = route_to_experts(self.router(rows), config.top_k, config.renormalizes)
         num_pairs = rows.shape[0] * config.top_k
-        gate_up = ExpertWeight(self.gate_up, self.gate_up_scales, self.gate_up_bias, self.gate_up_zeros)
+        gate_up, down = self.weights
         tiles = grouped_config(num_pairs, config.num_experts, gate_up.form, rows.dtype)
         blocks = expert_blocks(routes.experts, config.num_experts, tiles.block_m)
         gated = experts_gate_up(rows, gate_up, blocks, tiles, is_interleaved=self.names.is_stacked, clamp=self.clamp)
-        down = ExpertWeight(self.down, self.down_scales, self.down_bias, self.down_zeros)
         out = experts_down(gated, down, blocks, routes.weights, tiles)
         if self._parallel is not None:
             out = self._parallel.all_reduce(out)
         if self.shared is None or self.shared_gate is None:
             return out
         return out + torch.sigmoid(self.shared_gate(rows)) * self.shared(rows).value()
+
+    @property
+    def weights(self) -> tuple[ExpertWeights, ExpertWeights]:
+        """Of gates and ups, and of downs, as they are multiplied by."""
+        return self._panels or self._held_weights
+
+    @property
+    def _held_weights(self) -> tuple[ExpertWeight, ExpertWeight]:
+        gate_up = ExpertWeight(self.gate_up, self.gate_up_scales, self.gate_up_bias, self.gate_up_zeros)
+        return gate_up, ExpertWeight(self.down, self.down_scales, self.down_bias, self.down_zeros)
 
     def store_fp8(self) -> None:
         """Have the experts' weights quantized while they are read, each output feature with a scale of its own. The
@@ -217,11 +229,30 @@ class MixtureOfExperts(Layer):
     @property
     def rows_of_each_kernel(self) -> list[int]:
         """Numbers of rows that between them launch every kernel that any number does."""
-        form = ExpertWeight(self.gate_up, self.gate_up_scales).form
+        form = self.weights[0].form
         return tokens_of_each_config(self.config.num_experts, self.config.top_k, form, self.router.weight.dtype)
 
-    def dequantize(self, dtype: torch.dtype) -> None:
-        """Give up fewer bits for plain weights: for a device that has no kernel for them."""
+    def stays_quantized(self, dtype: torch.dtype) -> bool:
+        """Whether a CPU multiplies x of dtype by fewer bits of such experts as they are."""
+        return all(stays_quantized(each.out_features[-1], each.in_features, dtype) for each in self.parts)
+
+    def fit_cpu(self, dtype: torch.dtype) -> None:
+        """Of fewer bits make what a CPU multiplies by: what its loops read, or plain weights."""
+        if self.gate_up_scales is not None and not (self.stays_quantized(dtype) and self._pack()):
+            self._dequantize(dtype)
+
+    def _pack(self) -> bool:
+        gate_up, down = map(expert_panels, self._held_weights)
+        if gate_up is None or down is None:  # a NaN among them
+            return False
+        self._panels = gate_up, down
+        for name in ("gate_up", "down"):
+            delattr(self, name)
+            setattr(self, f"{name}_scales", None)
+            setattr(self, f"{name}_zeros", None)
+        return True
+
+    def _dequantize(self, dtype: torch.dtype) -> None:
         for name in ("gate_up", "down"):
             scales, zeros = getattr(self, f"{name}_scales"), getattr(self, f"{name}_zeros")
             if scales is None:

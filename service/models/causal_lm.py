@@ -231,18 +231,19 @@ class CausalLM(Layer, ABC):
                 module.register_buffer(name, torch.empty(like.shape, dtype=like.dtype, device=device))
 
     def weights_bytes(self, dtype: torch.dtype, device: torch.device) -> int:
-        """What the weights take on a device, at most. On a CPU experts of few bits will be made plain."""
-        of_bytes = 2 * dtype.itemsize if device.type == "cpu" else 1
+        """What the weights take on a device, at most. On a CPU experts of few bits may have to be made plain."""
+        experts = [mixture for _, mixture in self.mixtures()] if device.type == "cpu" else []
+        plain = [mixture for mixture in experts if not mixture.stays_quantized(dtype)]
+        of_bytes = 2 * dtype.itemsize if plain else 1
         tensors = self.checkpoint_tensors().values()
         made_plain = sum(each.num_made_plain for each in self.projections)
-        if device.type == "cpu":
-            made_plain += sum(mixture.num_made_plain for _, mixture in self.mixtures())
+        made_plain += sum(mixture.num_made_plain for mixture in plain)
         return made_plain * dtype.itemsize + sum(_num_bytes(each, dtype, of_bytes) for each in tensors)
 
-    def dequantize(self, dtype: torch.dtype) -> None:
+    def fit_cpu(self, dtype: torch.dtype) -> None:
         """Give up forms of weights that only a GPU has kernels for; once they are written."""
         for _, mixture in self.mixtures():
-            mixture.dequantize(dtype)
+            mixture.fit_cpu(dtype)
 
     @property
     def rows_of_each_kernel(self) -> Sequence[int]:

@@ -33,8 +33,8 @@ Multiplies = Callable[[int, int], bool]
 def store_quantized(
     model: CausalLM, quantization: Quantization, *, dequantized: bool, except_for: Multiplies = lambda out, size: False
 ) -> frozenset[str]:
-    """Before `CausalLM.materialize`. dequantized: they are made plain; of linears all but those for which `except_for`
-    says otherwise. Returns the names of tensors that the checkpoint may hold besides and nobody reads. Raises
+    """Before `CausalLM.materialize`. dequantized: they are made plain, all but those for which `except_for` says
+    otherwise. Returns the names of tensors that the checkpoint may hold besides and nobody reads. Raises
     ModelLoadError naming a linear; ConfigError for one that the model's ranks cannot share."""
     unread = set[str]()
     for names, projection, out_features, in_features in _projections(model):
@@ -52,7 +52,7 @@ def store_quantized(
         if quantization.is_at_load:
             mixture.store_fp8()
         else:
-            unread |= _store_experts(model, before, mixture, quantization, dequantized=dequantized)
+            unread |= _store_experts(model, before, mixture, quantization, dequantized, except_for)
     return frozenset(unread)
 
 
@@ -64,17 +64,22 @@ def store_for_device(
     return store_quantized(model, quantization, dequantized=device.type == "cpu", except_for=by_loops)
 
 
-def made_plain(model: CausalLM) -> str:
+def made_plain(model: CausalLM, dtype: torch.dtype) -> str:
     """What of a model that is stored for a CPU will be made plain; "" if nothing is."""
     linears = [projection for projection in model.projections if projection.storage is not None]
     num_plain = sum(projection.num_made_plain > 0 for projection in linears)
-    experts = any(mixture.num_made_plain for _, mixture in model.mixtures())
+    experts = any(each.num_made_plain and not each.stays_quantized(dtype) for _, each in model.mixtures())
     parts = [f"{num_plain} of {len(linears)} linears"] if num_plain else []
     return " and ".join(parts + (["the experts"] if experts else []))
 
 
 def _store_experts(
-    model: CausalLM, before: str, mixture: MixtureOfExperts, quantization: Quantization, *, dequantized: bool
+    model: CausalLM,
+    before: str,
+    mixture: MixtureOfExperts,
+    quantization: Quantization,
+    dequantized: bool,
+    except_for: Multiplies,
 ) -> set[str]:
     """Names of tensors that nobody reads."""
     storages, unread = [], set[str]()
@@ -92,7 +97,9 @@ def _store_experts(
             " are not; take a checkpoint that quantizes them alike"
         )
     if storages:
-        mixture.store(*storages, dequantized=dequantized)
+        sizes = [(each.out_features[-1], each.in_features) for each in mixture.parts]
+        is_made_plain = dequantized and not all(except_for(*size) for size in sizes)
+        mixture.store(*storages, dequantized=is_made_plain)
     return unread
 
 

@@ -263,7 +263,7 @@ def _store_quantized(
     if quantization is None:
         return frozenset()
     unread = store_for_device(model, quantization, device, dtype)
-    plain = made_plain(model) if device.type == "cpu" else ""
+    plain = made_plain(model, dtype) if device.type == "cpu" else ""
     how = f"made plain on the CPU, rounded like them: {plain}" if plain else "as they are"
     logger.info("weights: quantized, %s; %s", quantization.name, how)
     return unread
@@ -295,7 +295,7 @@ def _load_weights(
         load_weights(model, folder, _phase("weights", on_progress), torch_format=is_torch, unread=unread)
     model.finish_reading(dtype)
     if device.type == "cpu":
-        model.dequantize(dtype)
+        model.fit_cpu(dtype)
     phases.end("weights")
     model.build_positions(max_model_len, device)
     return weights_bytes

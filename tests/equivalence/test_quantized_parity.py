@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.expert_panels import ExpertPanels
 from service.config import LoraConfig
 from service.errors import ConfigError
 from service.layers.linear_method import KernelRows, RowRange
@@ -53,6 +54,30 @@ def test_on_a_cpu_its_few_bits_are_held_and_multiplied_by(kind, tmp_path, caplog
         with torch.inference_mode():
             product, exact = got(x).float(), want(x).float()
         assert (product - exact).norm() <= exact.norm() * 0.004, "each rounded once, one of them its weight, too"
+    assert len(PlanPlayer(few.runner, few.num_blocks, 16).generate(PROMPTS, greedy(12))[0]) == 12
+
+
+@pytest.mark.parametrize(
+    ("save", "kind"),
+    [(qwen3_moe, "awq"), (mixtral, "packed"), (qwen3_moe, "blocks"), (mixtral, "fp8")],
+)
+def test_so_are_those_of_experts(save, kind, tmp_path, caplog):
+    if not stays_quantized(64, 64, torch.bfloat16):
+        pytest.skip("this machine runs no compiled loops")
+    base = save(tmp_path / "it", **EXPERT_SIZES)
+    folder = base if kind == "fp8" else quantized(base, kind)
+    how = {"quantization": "fp8"} if kind == "fp8" else {}
+    with caplog.at_level("INFO", "headrace"):
+        few = load(folder, dtype="bfloat16", **how)
+    assert "made plain" not in caplog.text
+    exact = load(folder, dtype="float32", **how)  # of the same numbers, made plain
+    assert few.memory.weights_bytes < exact.memory.weights_bytes / 2
+    for (_, got), (_, want) in zip(few.model.mixtures(), exact.model.mixtures(), strict=True):
+        assert all(isinstance(weight, ExpertPanels) for weight in got.weights)
+        for weight, plain in zip(got.weights, want.weights, strict=True):
+            x = torch.randn(5, plain.num_inputs).bfloat16()
+            product, of_plain = weight.product(1, x).float(), plain.product(1, x.float())
+            assert (product - of_plain).norm() <= of_plain.norm() * 0.004
     assert len(PlanPlayer(few.runner, few.num_blocks, 16).generate(PROMPTS, greedy(12))[0]) == 12
 
 

@@ -87,7 +87,7 @@ def test_experts_of_gpt_oss(is_mxfp4):
 
     want = expected(layer, x, expert_output)
     torch.testing.assert_close(layer(x), want)
-    layer.dequantize(torch.float32)
+    layer.fit_cpu(torch.float32)
     torch.testing.assert_close(layer(x), want)
     assert layer.gate_up.dtype == torch.float32 and layer.gate_up_scales is None
 
@@ -155,6 +155,6 @@ def test_experts_of_eight_bits_are_made_of_plain_ones_as_they_come(names):
         assert 0.01 < error < 0.03, "that of three bits of mantissa"
     of_eight_bits = layer(x)
     assert (of_eight_bits - plain(x)).norm() < 0.06 * plain(x).norm()
-    layer.dequantize(torch.float32)
+    layer.fit_cpu(torch.float32)
     assert layer.num_made_plain == 0 and layer.gate_up.dtype == torch.float32
     torch.testing.assert_close(layer(x), of_eight_bits)

@@ -38,7 +38,7 @@ def logits(
     model.materialize(torch.float32, torch.device("cpu"))
     load_weights(model, folder, unread=unread)
     model.finish_reading(torch.float32)
-    model.dequantize(torch.float32)
+    model.fit_cpu(torch.float32)
     model.build_positions(config.max_position_embeddings, torch.device("cpu"))
     if choice is None:
         for projection in model.projections:

@@ -171,7 +171,7 @@ def test_experts_get_eight_bits_at_load_and_the_router_stays(tmp_path):
     for block in model.blocks:
         assert block.mlp.gate_up.dtype == block.mlp.down.dtype == FP8
         assert block.mlp.router.plain_weight.dtype == torch.float32
-    model.dequantize(torch.float32)
+    model.fit_cpu(torch.float32)
     for block, exact in zip(model.blocks, wanted.blocks, strict=True):
         for name in ("gate_up", "down"):
             values = getattr(exact.mlp, name)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.mxfp4 import dequantize_mxfp4
 from kernels.quantized_weight import QuantizedWeight, pack_int4, quantize_fp8
 from tests.kernels.quantized_weights import KINDS, random_weight
 
@@ -104,6 +105,16 @@ def test_every_element_of_four_bits_is_its_number(loops, has_zeros):
     weight = QuantizedWeight(pack_int4(elements, 32), torch.ones(32, 1), zeros, torch.bfloat16)
     got = loops.few_rows_linear(weight)(torch.eye(32).bfloat16(), None)
     assert torch.equal(got.float().T, elements.float() - (8 if zeros is None else zeros.float()))
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 17])
+def test_of_mxfp4_too(loops, num_rows):
+    numbers = torch.randint(256, (48, 96), dtype=torch.uint8)
+    scales = torch.randint(120, 130, (48, 6), dtype=torch.uint8)
+    x, exact = torch.randn(num_rows, 192).bfloat16(), dequantize_mxfp4(numbers, scales, torch.float64)
+    linear = loops.few_rows_mxfp4(numbers, scales)
+    torch.testing.assert_close(linear(x, None).double(), F.linear(x.double(), exact), atol=1e-3, rtol=2**-8)
+    assert loops.few_rows_mxfp4(numbers[:40], scales[:40]) is None
 
 
 def test_few_bits_stay_few(loops):
