@@ -17,6 +17,7 @@ from service.runner.batch_columns import Array, Column
 from service.runner.cuda_graphs import StepGraphs
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize
+from service.runner.graph_ways import DecodeGraph
 from service.runner.sampling_rows import SamplingRows
 from service.runner.sequence_rows import NO_CHANGES, DeviceBlockTable, DrawnIds, SequenceRows
 from service.runner.step_ways import Step
@@ -143,11 +144,12 @@ def decodes_again_without_their_new_blocks(patch: Patch) -> None:
     patch.setattr(StepGraphs, "replay_again", ungrown)
 
 
-def decodes_again_whoever_they_are(patch: Patch) -> None:
+def decodes_again_a_token_late(patch: Patch) -> None:
+    """Though something has come between."""
+    patch.setattr(graph_inputs, "can_advance", lambda held, decodes: True)
+    replay = DecodeGraph.replay
     patch.setattr(
-        GraphInputs,
-        "can_advance",
-        lambda self, decodes: self._held and len(decodes) <= len(self._held["positions"]),
+        DecodeGraph, "replay", lambda self, step, version=None: replay(self, step, step.plan.decodes.version or None)
     )
 
 
@@ -194,7 +196,7 @@ def ids_not_noted_by_a_graph(patch: Patch) -> None:
         a_table_that_graphs_are_not_told_of,
         decodes_again_that_do_not_cross_into_a_new_block,
         decodes_again_without_their_new_blocks,
-        decodes_again_whoever_they_are,
+        decodes_again_a_token_late,
         more_asked_of_a_draw_than_its_graph_has,
         a_mixed_steps_draws_one_token_early,
         a_mixed_steps_border_one_too_far,
