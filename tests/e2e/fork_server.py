@@ -23,11 +23,13 @@ import threading
 import traceback
 from typing import NamedTuple
 
+from service.distributed import rank_processes
 from service.process.environment import restart_prepared
+from tests.e2e.spare_processes import SpareProcesses, num_ranks_elsewhere
 
 IMPORTED = """
 service.cli service.main service.composition.other_host service.composition.start_checks
-service.models.llama service.models.transformers_backend
+service.models.llama service.models.transformers_backend service.distributed.rank_model
 """.split()
 """What the command imports, also where it does so late."""
 
@@ -103,6 +105,8 @@ def carry_out(order: Order) -> int:
         os.close(stream)
     sys.argv[1:] = order.arguments
     sys.orig_argv[1:] = ["-m", order.module, *order.arguments]
+    spares = SpareProcesses(num_ranks_elsewhere(order.arguments))
+    rank_processes.subprocess = spares.instead_of_subprocess()  # type: ignore[assignment]
     try:
         runpy.run_module(order.module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
