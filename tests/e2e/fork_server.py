@@ -106,7 +106,7 @@ def carry_out(order: Order) -> int:
     sys.argv[1:] = order.arguments
     sys.orig_argv[1:] = ["-m", order.module, *order.arguments]
     spares = SpareProcesses(num_ranks_elsewhere(order.arguments))
-    rank_processes.subprocess = spares.instead_of_subprocess()  # type: ignore[assignment]
+    rank_processes.subprocess = spares.instead_of_subprocess()
     try:
         runpy.run_module(order.module, run_name="__main__", alter_sys=True)
     except SystemExit as end:

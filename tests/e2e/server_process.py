@@ -54,10 +54,10 @@ class ServerProcess:
     the README's command itself.
 
     Unless it is executed, it is forked from a process that has imported the service (fork_server.py), which is most of
-    what its start costs. Its main, arguments, environment, standard streams and signals are the command's, but:
-    what is imported when is not; /proc/PID/cmdline, the parent process and the seed of Python's hashes are the fork
-    server's; garbage collections skip what was imported; the interpreter is not taken apart at its end. On a machine
-    with a GPU, all are executed.
+    what its start costs; and its ranks from it (spare_processes.py). Its main, arguments, environment, standard streams
+    and signals are the command's, but: what is imported when is not; /proc/PID/cmdline, the parent process and the seed
+    of Python's hashes are the fork server's; one that will have ranks has a line to each; garbage collections skip what
+    was imported; the interpreter is not taken apart at its end. On a machine with a GPU, all are executed.
     """
 
     def __init__(

@@ -1,14 +1,21 @@
-"""`python -m tests.e2e.shown_process HOW ...`: tells standard error how it was begun, and ends as it is asked to."""
+"""`python -m tests.e2e.shown_process HOW ...`: tells standard error how it was begun, and ends as it is asked to.
+
+HOW: `rank` starts another one as a server starts a rank, and ends as that does."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 
+from service.distributed import rank_processes
 from service.process.environment import restart_prepared
+
+INHERITED = 50
+"""A descriptor of a server that its rank has, too."""
 
 
 def _handlers() -> list[str]:
@@ -32,6 +39,11 @@ if __name__ == "__main__":
     }
     print(json.dumps(begun), file=sys.stderr)
     match sys.argv[1]:
+        case "rank":
+            os.dup2(os.memfd_create("given"), INHERITED)
+            start = rank_processes.subprocess.Popen
+            command = [sys.executable, "-m", "tests.e2e.shown_process", "5"]
+            sys.exit(start(command, pass_fds=(INHERITED,), stdin=subprocess.DEVNULL, env=None).wait())
         case "sigterm":
             os.kill(os.getpid(), signal.SIGTERM)
         case "raise":

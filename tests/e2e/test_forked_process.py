@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.forked_process import ROOT, ForkServer
+from tests.e2e.spare_processes import num_ranks_elsewhere
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 
@@ -23,16 +24,24 @@ def server() -> Iterator[ForkServer]:
     server.close()
 
 
-@pytest.mark.parametrize("how", ["0", "3", "return", "sentence", "raise", "sigterm"])
+@pytest.mark.parametrize("how", ["0", "3", "return", "sentence", "raise", "sigterm", "rank"])
 def test_it_begins_and_ends_as_an_executed_one(server: ForkServer, how: str):
-    command = ["tests.e2e.shown_process", how, "--a", "b c"]
+    command = [
+        "tests.e2e.shown_process",
+        how,
+        "--a",
+        "b c",
+        *(["--tensor-parallel-size", "2"] if how == "rank" else []),
+    ]
     forked = server.start(command)
     executed = subprocess.Popen(
         [sys.executable, "-m", *command], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT
     )
     (begun, end), (same, same_end) = ended(forked), ended(executed)
+    if how == "rank":
+        assert begun.pop("open") == [*same.pop("open"), "3"], "a line to its spare"
     assert begun == same
-    assert end.splitlines()[-1:] == same_end.splitlines()[-1:]
+    assert end.splitlines()[-1:] == same_end.splitlines()[-1:], "of a rank: how it began"
     assert forked.returncode == executed.returncode
 
 
@@ -60,6 +69,19 @@ def test_several_run_at_once_and_one_that_is_killed_is_known_at_once(server: For
     assert second.returncode == -9
     for process in first, second:
         process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number"),
+    [
+        ("serve model --port 0", 0),
+        ("serve --tensor-parallel-size 2", 1),
+        ("serve --pipeline-parallel-size 2 --tensor-parallel-size 2 model", 3),
+        ("serve --pipeline-parallel-size 4 --nnodes 2 --node-rank 0", 1),
+    ],
+)
+def test_a_server_has_spares_for_its_hosts_other_ranks(arguments: str, number: int):
+    assert num_ranks_elsewhere(arguments.split()) == number
 
 
 def test_the_server_ends_with_who_asks():
