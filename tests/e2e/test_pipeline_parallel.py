@@ -16,8 +16,9 @@ import torch
 from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.distributed.test_rank_processes import is_running
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.strict_client import strict_client
 from tests.e2e.test_every_parameter import QUESTION
-from tests.e2e.test_fine_tuning import check_that_ranks_train_beside_requests
+from tests.e2e.test_fine_tuning import check_that_ranks_train_beside_requests, digest, serving, start, until
 from tests.e2e.test_full_cache import FLAGS
 from tests.e2e.test_hasty_threads import whole
 from tests.e2e.test_tensor_parallel import (
@@ -111,6 +112,27 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded():
 def test_more_stages_and_stages_of_several_ranks_answer_as_one_process(flags: str):
     with ServerProcess(*FLAGS, *flags.split()) as server:
         check_every_parameter(server)
+
+
+@pytest.mark.load
+def test_a_job_that_stages_leave_at_their_end_goes_on_in_one_process_and_the_other_way_round(tmp_path: Path):
+    """To the bits that it has in one process. SIGTERM: a snapshot is taken of all stages."""
+    digests = []
+    for number, order in enumerate((("1",), ("2", "1"), ("1", "2"))):
+        data = tmp_path / str(number)
+        for place, num_stages in enumerate(order):
+            with serving(data, "--pipeline-parallel-size", num_stages) as server, strict_client(server.url) as client:
+                if place == 0:
+                    job_id = start(client).id
+                if place < len(order) - 1:
+                    until(client, job_id, "running")
+                    time.sleep(1.0)
+                else:
+                    until(client, job_id, "succeeded")
+                server.terminate()
+                assert server.wait(60) == 0
+        digests.append(digest(data, job_id))
+    assert digests == digests[:1] * 3
 
 
 @pytest.mark.gpu
