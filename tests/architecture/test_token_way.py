@@ -27,7 +27,7 @@ from tests.runner.loading import load
 
 ROOT = Path(__file__).parents[2]
 MOST_FILES = {"GPU": 24, "CPU": 25}
-MOST_LINES = {"GPU": 3_750, "CPU": 3_850}
+MOST_LINES = {"GPU": 3_800, "CPU": 3_850}
 """Of these files, whole."""
 MOST_LINES_RUN = 430
 """Of these lines, those that run for a token, on a CPU."""
