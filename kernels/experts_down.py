@@ -21,7 +21,6 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
-from kernels.arrange_rows import arrange_rows_triton
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.expert_blocks import ExpertBlocks
 from kernels.expert_panels import ExpertWeights
@@ -67,7 +66,6 @@ def _experts_down_kernel(
     WEIGHT_IS_LEFT: tl.constexpr,
     WARP_TILES: tl.constexpr,
     K_WARPS: tl.constexpr,
-    ARRANGED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (block, strip): BLOCK_N output features of a block of pairs."""
@@ -82,9 +80,9 @@ def _experts_down_kernel(
     is_feature = feature < num_features
     if WARP_TILES > 0:
         acc = mxfp4_product(
-            x_ptr, x_stride_row, pairs_ptr, block, values_ptr, values_stride_row, scales_ptr, expert,
+            x_ptr, x_stride_row, pairs_ptr + block * BLOCK_M, values_ptr, values_stride_row, scales_ptr, expert,
             tl.program_id(1) * BLOCK_N, num_features, size, 1, False, False, BLOCK_M, BLOCK_N, BLOCK_K, WARP_TILES,
-            K_WARPS, ARRANGED, NUM_STAGES,
+            K_WARPS, NUM_STAGES,
         )  # fmt: skip
     else:
         acc = grouped_product(
@@ -126,9 +124,8 @@ def experts_down_triton(
     out = torch.empty((num_tokens, num_features), dtype=x.dtype, device=x.device)
     if num_tokens:
         products = torch.empty((blocks.num_pairs, num_features), dtype=x.dtype, device=x.device)
-        rows = arrange_rows_triton(x, blocks, 1) if config.is_arranged else x
         _experts_down_kernel[(num_blocks, triton.cdiv(num_features, config.block_n))](
-            rows,
+            x,
             weight.values,
             weight.values if weight.scales is None else weight.scales,
             weight.values if weight.zeros is None else weight.zeros,

@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.arrange_rows import arrange_rows_triton
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.expert_blocks import ExpertBlocks
 from kernels.expert_panels import ExpertWeights
@@ -93,7 +92,6 @@ def _experts_gate_up_kernel(
     WEIGHT_IS_LEFT: tl.constexpr,
     WARP_TILES: tl.constexpr,
     K_WARPS: tl.constexpr,
-    ARRANGED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (block, strip): BLOCK_N / 2 gates and their ups, for a block of pairs. Gates and ups stand in turn in the
@@ -112,9 +110,8 @@ def _experts_gate_up_kernel(
     is_feature = feature < num_features
     if WARP_TILES > 0:
         acc = mxfp4_product(
-            x_ptr, x_stride_row, pairs_ptr, block, values_ptr, values_stride_row, scales_ptr, expert, first,
-            num_features, size, TOP_K, True, IS_INTERLEAVED, BLOCK_M, BLOCK_N, BLOCK_K, WARP_TILES, K_WARPS, ARRANGED,
-            NUM_STAGES,
+            x_ptr, x_stride_row, pairs_ptr + block * BLOCK_M, values_ptr, values_stride_row, scales_ptr, expert, first,
+            num_features, size, TOP_K, True, IS_INTERLEAVED, BLOCK_M, BLOCK_N, BLOCK_K, WARP_TILES, K_WARPS, NUM_STAGES,
         )  # fmt: skip
     else:
         acc = grouped_product(
@@ -152,9 +149,8 @@ def experts_gate_up_triton(
     constants = grouped_launch(x, weight, config, block_m)
     out = torch.empty((blocks.num_pairs, num_features), dtype=x.dtype, device=x.device)
     if blocks.num_pairs:
-        rows = arrange_rows_triton(x, blocks, blocks.top_k) if config.is_arranged else x
         _experts_gate_up_kernel[(num_blocks, triton.cdiv(num_features, config.block_n // 2))](
-            rows,
+            x,
             weight.values,
             weight.values if weight.scales is None else weight.scales,
             weight.values if weight.zeros is None else weight.zeros,

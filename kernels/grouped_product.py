@@ -88,8 +88,7 @@ class ExpertWeight(NamedTuple):
 class GroupedConfig:
     """block_m: rows of a block. block_n: output features of a program, for gate and up together. block_k: input
     features a stage. warp_tiles: of 16 rows of the weight that a warp has in registers (kernels/mxfp4_product.py), and
-    k_warps of the warps divide K among them; 0: the product goes through shared memory. is_arranged: rows are arranged
-    for that first (kernels/arrange_rows.py)."""
+    k_warps of the warps divide K among them; 0: the product goes through shared memory."""
 
     block_m: int
     block_n: int
@@ -98,7 +97,6 @@ class GroupedConfig:
     num_stages: int
     warp_tiles: int = 0
     k_warps: int = 1
-    is_arranged: bool = False
 
 
 _MORE = float("inf")
@@ -109,14 +107,21 @@ _PLAIN = (
     (_MORE, GroupedConfig(128, 128, 64, num_warps=8, num_stages=3)),
 )
 _QUANTIZED = (*_PLAIN[:2], (_MORE, _PLAIN[2][1]))
-_MXFP4 = _QUANTIZED
+_MXFP4 = (
+    (0.5, GroupedConfig(8, 32, 256, num_warps=4, num_stages=1, warp_tiles=2, k_warps=4)),
+    (4, GroupedConfig(8, 32, 256, num_warps=4, num_stages=1, warp_tiles=1, k_warps=2)),
+    (48, GroupedConfig(16, 128, 128, num_warps=4, num_stages=1, warp_tiles=2)),
+    (_MORE, _PLAIN[2][1]),
+)
 """Up to so many pairs of an expert on average. While the weights' bytes decide, a block has room for all pairs of
 nearly every expert, so that each weight is read once: of Poisson's 8, one in 250 has more than 16; of 20, one in 200
 more than 32. For more pairs it is usual tiles of dense products, as far as they compile without spilling. Numbers of
 four or eight bits are widened in registers: 128 rows of x beside them would not fit.
 
-Not swept here yet (`python -m loadtest.bench.expert_layers --sweep`); the first row's tile is what others found best on
-an H200 for 128 experts of 768 at up to 16 tokens.
+Of plain weights not swept here yet (`python -m loadtest.bench.expert_layers --sweep`); the first row's tile is what
+others found best on an H200 for 128 experts of 768 at up to 16 tokens. Of MXFP4 best of 13 to 57 on an H200 for
+gpt-oss-20b, us of gate_up and down, beside _QUANTIZED's: 1 row 21.0, 12.3 (39.1, 32.8), 16 92.8, 55.7 (170, 98.6), 64
+136, 79.5 (200, 110), 256 266, 164 (306, 168); for 1,024 _QUANTIZED's were the best, 684 and 379.
 """
 
 _Table = tuple[tuple[float, GroupedConfig], ...]
@@ -258,8 +263,7 @@ def grouped_launch(x: Tensor, weight: ExpertWeight, config: GroupedConfig, block
     if config.warp_tiles:
         assert weight.form == MXFP4 and x.dtype == torch.bfloat16 and config.block_k % CHUNK == 0
         assert config.block_n * config.k_warps == 16 * config.num_warps * config.warp_tiles
-        assert config.is_arranged or not (x.data_ptr() % _ALIGNMENT or x.stride(0) % _ALIGNMENT)
-        assert weight.values.data_ptr() % _ALIGNMENT == 0
+        assert not (x.data_ptr() % _ALIGNMENT or x.stride(0) % _ALIGNMENT or weight.values.data_ptr() % _ALIGNMENT)
     else:
         assert weight.form != MXFP4 or config.block_k <= CHUNK
     if weight.bias is not None:
@@ -276,7 +280,6 @@ def grouped_launch(x: Tensor, weight: ExpertWeight, config: GroupedConfig, block
         "WEIGHT_IS_LEFT": config.block_m <= _MOST_LEFT_ROWS,
         "WARP_TILES": config.warp_tiles,
         "K_WARPS": config.k_warps,
-        "ARRANGED": config.is_arranged,
         "num_warps": config.num_warps,
         "maxnreg": _MAX_REGISTERS,
     }

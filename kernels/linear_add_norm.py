@@ -19,8 +19,8 @@ Tensors (M <= 64 rows, N output features, K input features):
 
 Rounding: fp32 products and sums; the sum is rounded to x's dtype (it is the next residual), its squares are of the
 rounded one, and so is `weighted`, which is rounded in turn: of bf16 that costs as much before the division as after.
-The reference also rounds the product. A row's result does not depend on the other rows, nor on their number up to 16,
-nor from 17 to 64. M may be 0. The reference is differentiable.
+The reference also rounds the product. A row's result does not depend on the other rows, nor on their number where
+skinny_linear's does not. M may be 0. The reference is differentiable.
 """
 
 from __future__ import annotations

@@ -86,41 +86,24 @@ def _add(acc, a0, a1, a2, a3, a4, a5, a6, a7, low_even, low_odd, high_even, high
 
 @triton.jit
 @no_type_check
-def _x_ptrs(
-    x_ptr, stride_row, pairs_ptr, block, num_chunks, tile, place,
-    TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, ARRANGED: tl.constexpr,
-):  # fmt: skip
+def _x_ptrs(x_ptr, stride_row, pairs_ptr, place, TOP_K: tl.constexpr):
     """Of eight pairs' rows, the first words of each thread's group; and whether they are there."""
-    word = tl.arange(0, 16)[None, :]
-    x_ptr = x_ptr.to(tl.pointer_type(tl.int32))
-    row = tile * 8 + place % 8
-    if ARRANGED:
-        ptrs = x_ptr + block.to(tl.int64) * num_chunks * (64 * BLOCK_M) + (row * 16)[:, None] + word
-        is_row = (row >= 0)[:, None]
-    else:
-        pair = tl.load(pairs_ptr + block * BLOCK_M + row)
-        ptrs = x_ptr + (pair // TOP_K).to(tl.int64)[:, None] * (stride_row // 2) + (word // 4 * 16 + word % 4)
-        is_row = (pair >= 0)[:, None]
-    return ptrs, is_row
+    pair = tl.load(pairs_ptr + place % 8)
+    word = tl.arange(0, 16)
+    ptrs = x_ptr.to(tl.pointer_type(tl.int32)) + (pair // TOP_K).to(tl.int64)[:, None] * (stride_row // 2)
+    return ptrs + (word // 4 * 16 + word % 4)[None, :], (pair >= 0)[:, None]
 
 
 @triton.jit
 @no_type_check
-def _x_pairs(x_ptrs, chunk, is_there, BLOCK_M: tl.constexpr, ARRANGED: tl.constexpr):
+def _x_pairs(x_ptrs, chunk, is_there):
     """The group's low halves, even and odd elements, and its high ones."""
-    if ARRANGED:
-        ptrs = x_ptrs + chunk * (64 * BLOCK_M)
-        low_even = tl.load(ptrs, mask=is_there, other=0)
-        low_odd = tl.load(ptrs + 16 * BLOCK_M, mask=is_there, other=0)
-        high_even = tl.load(ptrs + 32 * BLOCK_M, mask=is_there, other=0)
-        high_odd = tl.load(ptrs + 48 * BLOCK_M, mask=is_there, other=0)
-    else:
-        x0 = tl.load(x_ptrs + chunk * 64, mask=is_there, other=0)
-        x1 = tl.load(x_ptrs + (chunk * 64 + 4), mask=is_there, other=0)
-        x2 = tl.load(x_ptrs + (chunk * 64 + 8), mask=is_there, other=0)
-        x3 = tl.load(x_ptrs + (chunk * 64 + 12), mask=is_there, other=0)
-        low_even, low_odd = pairs(x0, x1, PAIRS_ASSEMBLY)
-        high_even, high_odd = pairs(x2, x3, PAIRS_ASSEMBLY)
+    x0 = tl.load(x_ptrs + chunk * 64, mask=is_there, other=0)
+    x1 = tl.load(x_ptrs + (chunk * 64 + 4), mask=is_there, other=0)
+    x2 = tl.load(x_ptrs + (chunk * 64 + 8), mask=is_there, other=0)
+    x3 = tl.load(x_ptrs + (chunk * 64 + 12), mask=is_there, other=0)
+    low_even, low_odd = pairs(x0, x1, PAIRS_ASSEMBLY)
+    high_even, high_odd = pairs(x2, x3, PAIRS_ASSEMBLY)
     return low_even, low_odd, high_even, high_odd
 
 
@@ -168,7 +151,6 @@ def mxfp4_product(
     x_ptr,
     x_stride_row,
     pairs_ptr,
-    block,
     values_ptr,
     values_stride_row,
     scales_ptr,
@@ -184,12 +166,10 @@ def mxfp4_product(
     BLOCK_K: tl.constexpr,
     WARP_TILES: tl.constexpr,
     K_WARPS: tl.constexpr,
-    ARRANGED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """[BLOCK_M, BLOCK_N] fp32: the block's rows of x, BLOCK_M = 8, 16 or 32, times BLOCK_N rows of the expert's weight.
-    Row pair // TOP_K of x is a pair's; ARRANGED: x is what kernels/arrange_rows.py makes of all blocks' rows.
-    values_stride_row: in bytes. first_feature: of num_features.
+    """[BLOCK_M, BLOCK_N] fp32: rows of x, BLOCK_M = 8, 16 or 32, times BLOCK_N rows of the expert's weight. pairs_ptr:
+    of the block; row pair // TOP_K of x is a pair's. values_stride_row: in bytes. first_feature: of num_features.
     GATED: a feature is two rows of the weight, a gate and an up, which stand in turn in what is returned; so they do in
     the weight if IS_INTERLEAVED, else all gates come first."""
     WARPS: tl.constexpr = BLOCK_N // (16 * WARP_TILES)
@@ -215,18 +195,12 @@ def mxfp4_product(
         lower1 = tl.minimum(feature0 + (BLOCK_N // 2 + 8), num_features - 1)
         num_weight_rows = num_features
     num_chunks = tl.cdiv(size, 128)
-    x_ptrs0, is_row0 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr, block, num_chunks, 0, place, TOP_K, BLOCK_M, ARRANGED)
+    x_ptrs0, is_row0 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr, place, TOP_K)
     if BLOCK_M >= 16:
-        x_ptrs1, is_row1 = _x_ptrs(
-            x_ptr, x_stride_row, pairs_ptr, block, num_chunks, 1, place, TOP_K, BLOCK_M, ARRANGED
-        )
+        x_ptrs1, is_row1 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr + 8, place, TOP_K)
     if BLOCK_M == 32:
-        x_ptrs2, is_row2 = _x_ptrs(
-            x_ptr, x_stride_row, pairs_ptr, block, num_chunks, 2, place, TOP_K, BLOCK_M, ARRANGED
-        )
-        x_ptrs3, is_row3 = _x_ptrs(
-            x_ptr, x_stride_row, pairs_ptr, block, num_chunks, 3, place, TOP_K, BLOCK_M, ARRANGED
-        )
+        x_ptrs2, is_row2 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr + 16, place, TOP_K)
+        x_ptrs3, is_row3 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr + 24, place, TOP_K)
     group_of_chunk = (tl.arange(0, 16) // 4)[None, :]
     num_groups = size // 32
     row_words = values_stride_row // 4
@@ -240,7 +214,6 @@ def mxfp4_product(
             chunk = start + step * K_WARPS + part
             is_there = chunk[:, None] * 4 + group_of_chunk < num_groups
             at = chunk[:, None]
-            is_x = (at < num_chunks) if ARRANGED else is_there
             upper, upper_factors = _weight(
                 words_ptr, scales_ptr, upper0, row_words, chunk, is_there, num_weight_rows, num_chunks
             )
@@ -254,23 +227,23 @@ def mxfp4_product(
                 other_lower, other_lower_factors = _weight(
                     words_ptr, scales_ptr, lower1, row_words, chunk, is_there, num_weight_rows, num_chunks
                 )
-            p, q, r, s = _x_pairs(x_ptrs0, at, is_x & is_row0, BLOCK_M, ARRANGED)
+            p, q, r, s = _x_pairs(x_ptrs0, at, is_there & is_row0)
             a, b, c, d, e, f, g, h = _numbers(upper, lower, upper_factors, lower_factors)
             acc00 = _add(acc00, a, b, c, d, e, f, g, h, p, q, r, s)
             if WARP_TILES == 2:
                 i, j, k, m, n, o, t, u = _numbers(other_upper, other_lower, other_upper_factors, other_lower_factors)
                 acc10 = _add(acc10, i, j, k, m, n, o, t, u, p, q, r, s)
             if BLOCK_M >= 16:
-                p, q, r, s = _x_pairs(x_ptrs1, at, is_x & is_row1, BLOCK_M, ARRANGED)
+                p, q, r, s = _x_pairs(x_ptrs1, at, is_there & is_row1)
                 acc01 = _add(acc01, a, b, c, d, e, f, g, h, p, q, r, s)
                 if WARP_TILES == 2:
                     acc11 = _add(acc11, i, j, k, m, n, o, t, u, p, q, r, s)
             if BLOCK_M == 32:
-                p, q, r, s = _x_pairs(x_ptrs2, at, is_x & is_row2, BLOCK_M, ARRANGED)
+                p, q, r, s = _x_pairs(x_ptrs2, at, is_there & is_row2)
                 acc02 = _add(acc02, a, b, c, d, e, f, g, h, p, q, r, s)
                 if WARP_TILES == 2:
                     acc12 = _add(acc12, i, j, k, m, n, o, t, u, p, q, r, s)
-                p, q, r, s = _x_pairs(x_ptrs3, at, is_x & is_row3, BLOCK_M, ARRANGED)
+                p, q, r, s = _x_pairs(x_ptrs3, at, is_there & is_row3)
                 acc03 = _add(acc03, a, b, c, d, e, f, g, h, p, q, r, s)
                 if WARP_TILES == 2:
                     acc13 = _add(acc13, i, j, k, m, n, o, t, u, p, q, r, s)

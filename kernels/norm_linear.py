@@ -13,8 +13,8 @@ Tensors (M <= 64 rows, N output features, K input features):
     returns   [M, N], gated [M, N / 2]: like weighted, contiguous, new
 
 Rounding: fp32 throughout, rounded once at the end; the reference also rounds the normed row, the projection and
-silu(gate). A row's result does not depend on the other rows, nor on their number up to 16, nor from 17 to 64. M may be
-0. The reference is differentiable.
+silu(gate). A row's result does not depend on the other rows, nor on their number where skinny_linear's does not. M may
+be 0. The reference is differentiable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Tiles of the products of few rows: kernels/skinny_linear.py, linear_add_norm.py and norm_linear.py.
 
 Configs go by the weight and by whether there are up to FEW_ROWS rows, up to MAX_ROWS or more: so within each of these a
-row's bits are the same.
+row's bits are the same. Of quantized weights, up to 8 rows in bf16 are a range of their own: they are multiplied in
+registers (kernels/register_product.py, which says what it takes).
 """
 
 from __future__ import annotations
@@ -90,3 +91,19 @@ def quantized_config(num_rows: int, weight: QuantizedWeight) -> SkinnyConfig:
     if is_wide:
         return SkinnyConfig(32, block_k, 2, 4, 2 if weight.is_int4 and size > 2048 else 1)
     return SkinnyConfig(32, block_k, 2, 4 if weight.is_int4 or not is_narrow else 8, num_splits)
+
+
+def register_config(weight: QuantizedWeight) -> SkinnyConfig:
+    """Best of 27 to 64 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us for 1 row of int4, groups of 128,
+    beside what goes through shared memory: qkv 7.8 (11.0), output 6.5 (9.9), gate_up 24.7 (33.3), down 14.4 (21.9); of
+    fp8 10.4 (12.8), 8.0 (8.9), 34.7 (40.6), 20.0 (22.4). Two warps that take a row's chunks in turn read 128 bytes of
+    it together: alone, gate_up takes 28 and 38.
+    """
+    num_features, size = weight.shape
+    is_narrow, is_wide = num_features <= 4608, num_features > 12288
+    splits = 1 if is_wide else 4
+    if not weight.is_int4:
+        return SkinnyConfig(32, 256 if is_narrow else 128, 4, 1, splits, warp_tiles=1, k_warps=2)
+    if is_narrow and size > 8192:
+        return SkinnyConfig(64, 128, 4, 1, 8, warp_tiles=2, k_warps=2)
+    return SkinnyConfig(64, 128 if is_wide else 512 if is_narrow else 256, 4, 1, splits, warp_tiles=2, k_warps=2)

@@ -13,7 +13,8 @@ Tensors (M <= 64 rows, N output features, K input features):
 
 Rounding: fp32 products (never tf32) and sums, rounded once at the end; elements of quantized weights are not rounded,
 as their scales are the products' factors. A row's result does not depend on the other rows, nor on their number up to
-16, nor from 17 to 64, nor above. Offsets are int64. M may be 0. The reference is differentiable.
+16, nor from 17 to 64, nor above. Of quantized weights whose rows kernels/register_product.py takes, it does not up to 8
+rows, nor from 9 to 16, and above as of others. Offsets are int64. M may be 0. The reference is differentiable.
 
 A program computes a strip of output features. Up to 16 rows it takes the whole of K, so nothing has to be merged, and
 all programs of a launch are resident at once where N allows it: then memory sees equal streams from all of them to the
@@ -45,6 +46,7 @@ from kernels.skinny_config import (
     MAX_ROWS,
     SkinnyConfig,
     quantized_config,
+    register_config,
     skinny_config,
 )
 
@@ -358,7 +360,7 @@ def skinny_launch(x: Tensor, weight: Weight, arrivals: Tensor | None, config: Sk
     """x [M, K], M above 0, and weight [N, K], both checked; None takes the table's config."""
     num_rows, num_features = x.shape[0], weight.shape[0]
     if isinstance(weight, QuantizedWeight):
-        config = config or quantized_config(num_rows, weight)
+        config = config or (register_config(weight) if takes(x, weight) else quantized_config(num_rows, weight))
         form, elements = _INT4 if weight.is_int4 else _FP8, weight.elements
         tensors = elements, weight.scales, elements if weight.zeros is None else weight.zeros
         group, has_zeros = weight.group_size if weight.scales.shape[1] > 1 else 0, weight.zeros is not None

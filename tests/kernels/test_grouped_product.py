@@ -3,7 +3,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.grouped_product import ExpertWeight, GroupedConfig, grouped_config, grouped_launch, tokens_of_each_config
+from kernels.grouped_product import (
+    FP8,
+    INT4,
+    MXFP4,
+    PLAIN,
+    ExpertWeight,
+    GroupedConfig,
+    grouped_config,
+    grouped_launch,
+    tokens_of_each_config,
+)
 
 
 def test_blocks_grow_with_the_rows_of_an_expert():
@@ -11,14 +21,22 @@ def test_blocks_grow_with_the_rows_of_an_expert():
     assert sizes == sorted(sizes) and sizes[0] == 16 and sizes[-1] == 128
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", [PLAIN, FP8, MXFP4, INT4])
 @pytest.mark.parametrize(("num_experts", "top_k"), [(128, 8), (8, 2), (60, 4), (32, 4)])
-def test_every_configuration_has_a_number_of_tokens_that_asks_for_it(num_experts, top_k):
+def test_every_configuration_has_a_number_of_tokens_that_asks_for_it(num_experts, top_k, form, dtype):
     def config(num_tokens):
-        return grouped_config(num_tokens * top_k, num_experts)
+        return grouped_config(num_tokens * top_k, num_experts, form, dtype)
 
-    tokens = tokens_of_each_config(num_experts, top_k)
+    tokens = tokens_of_each_config(num_experts, top_k, form, dtype)
     assert [config(n) for n in tokens] == list(dict.fromkeys(config(n) for n in range(1, 4 * tokens[-1])))
     assert all(config(n) != config(n - 1) for n in tokens[1:])
+
+
+def test_few_rows_of_mxfp4_in_bf16_are_multiplied_in_registers():
+    assert all(grouped_config(n, 32, MXFP4).warp_tiles for n in (4, 256, 1024))
+    for form, dtype, num_pairs in ((MXFP4, torch.float32, 4), (FP8, torch.bfloat16, 4), (MXFP4, torch.bfloat16, 4096)):
+        assert grouped_config(num_pairs, 32, form, dtype).warp_tiles == 0
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from kernels import register_product
-from kernels.linear_add_norm import linear_add_norm_triton
+from kernels.linear_add_norm import DeferredNorm, linear_add_norm_triton
 from kernels.norm_linear import norm_linear_triton
 from kernels.quantized_weight import QuantizedWeight
 from kernels.register_product import takes
 from kernels.skinny_config import SkinnyConfig
-from kernels.skinny_linear import new_arrivals, skinny_linear_triton
+from kernels.skinny_linear import new_arrivals, skinny_launch, skinny_linear_triton
 from tests.kernels import warp_emulator
-from tests.kernels.lanes import GPU
+from tests.kernels.lanes import GPU, INTERPRET
 from tests.kernels.quantized_weights import KINDS, random_weight
 from tests.kernels.tolerances import assert_close
 
@@ -100,6 +100,18 @@ def test_rows_that_begin_anywhere_are_not_for_it():
     assert not takes(torch.zeros(4 * 64 + 1, dtype=torch.bfloat16)[1:].view(4, 64), weight)
 
 
+@needs_triton
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_features", [64, 4096, 6144, 13000])
+def test_up_to_eight_rows_are_for_it(num_features, kind):
+    weight, _ = random_weight(kind, num_features, 256, torch.bfloat16, group=128)
+    x, arrivals = torch.zeros(9, 256, dtype=torch.bfloat16), new_arrivals(num_features, torch.device("cpu"))
+    launches = [skinny_launch(x[:n], weight, arrivals, None) for n in (1, 8, 9)]
+    one, eight, nine = (launch.constants for launch in launches)
+    assert one == eight and one["WARP_TILES"] > 0 and nine["WARP_TILES"] == 0
+    assert skinny_launch(x.float(), weight, arrivals, None).constants["WARP_TILES"] == 0
+
+
 def config_of(weight, num_splits=4):
     return SkinnyConfig(128, 256 if weight.is_int4 else 128, 4, 1, num_splits, warp_tiles=2)
 
@@ -147,10 +159,11 @@ def test_tiles_of_any_form(warps, warp_tiles, k_warps, turn, stages, kind, lane)
 def test_a_row_does_not_depend_on_the_others(kind, lane):
     weight, _ = quantized(kind, 200, 1152)
     x, arrivals = torch.randn(8, 1152).cuda().bfloat16(), new_arrivals(200, torch.device("cuda"))
-    together = skinny_linear_triton(x, weight, None, arrivals, config_of(weight))
-    for row in (0, 3, 7):
-        alone = skinny_linear_triton(x[row : row + 1], weight, None, arrivals, config_of(weight))
-        assert torch.equal(alone, together[row : row + 1])
+    for config in (config_of(weight), None):
+        together = skinny_linear_triton(x, weight, None, arrivals, config)
+        for row in (0, 3, 7):
+            alone = skinny_linear_triton(x[row : row + 1], weight, None, arrivals, config)
+            assert torch.equal(alone, together[row : row + 1])
 
 
 @pytest.mark.parametrize("lane", [GPU])
@@ -188,4 +201,25 @@ def test_with_residual_and_norm_and_behind_them(rows, kind, lane):
             want = gate * gate.sigmoid() * up
         got = norm_linear_triton(normed, second, None, arrivals, gated, config_of(second))
         assert_close(got, want)
+    assert not arrivals.any()
+
+
+@pytest.mark.parametrize("lane", [INTERPRET])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_tables_choose_by_emulated_warps(kind, lane, monkeypatch):
+    """Alone, with residual and norm, and behind them, gated and not."""
+    warp_emulator.in_the_interpreter(monkeypatch)
+    arrivals = new_arrivals(200, torch.device("cpu"))
+    first, exact = random_weight(kind, 40, 256, torch.bfloat16, group=128)
+    x, residual, norm_weight = (torch.randn(*shape).bfloat16() for shape in ((3, 256), (3, 40), (40,)))
+    assert takes(x, first)
+    product = x.double() @ exact.T
+    assert_close(skinny_linear_triton(x, first, None, arrivals), product)
+    _, total = linear_add_norm_triton(x, first, None, residual, norm_weight, EPS, arrivals)
+    assert_close(total, product + residual.double())
+    squares = torch.rand(4, 8) * 256
+    divided = x.double() / (squares[:, :3].double().sum(0) / 256 + EPS).sqrt()[:, None]
+    gate, up = (divided @ exact.T).chunk(2, -1)
+    for gated, want in ((False, divided @ exact.T), (True, gate * gate.sigmoid() * up)):
+        assert_close(norm_linear_triton(DeferredNorm(x, squares, EPS), first, None, arrivals, gated), want)
     assert not arrivals.any()

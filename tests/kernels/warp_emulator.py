@@ -1,12 +1,15 @@
 """A warp of 32 threads that runs the little assembly of kernels/register_product.py on a CPU: with a row of 16 words a
-register of four neighbours, as Triton gives them out."""
+register of four neighbours, as Triton gives them out. `in_the_interpreter` has Triton's interpreter do so."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pytest
 
 Registers = np.ndarray
 LANES = np.arange(32)
@@ -28,6 +31,38 @@ def run(assembly: str, inputs: Sequence[np.ndarray], num_outputs: int) -> list[n
             output[LANES // 4, LANES % 4 * 4 + i] = registers[f"${4 * place + i}"]
         outputs.append(output)
     return outputs
+
+
+@dataclass(frozen=True)
+class _Results:
+    """As Triton's operation of inline assembly has them."""
+
+    handles: list[Any]
+
+    def get_result(self, i: int) -> Any:
+        return self.handles[i]
+
+
+def in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have inline assembly run there, on tensors of eight rows a warp, which it does not by itself."""
+    from triton.language import float32
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def create_inline_asm(
+        _: Any, assembly: str, constraints: str, values: list[Any], types: list[Any], is_pure: bool, pack: int
+    ) -> _Results:
+        words = [np.ascontiguousarray(value.data).view(np.uint32) for value in values]
+        warps = [
+            run(assembly, [each[row : row + 8] for each in words], len(types)) for row in range(0, len(words[0]), 8)
+        ]
+        handles = []
+        for i, dtype in enumerate(types):
+            out = np.concatenate([outputs[i] for outputs in warps])
+            scalar = getattr(dtype, "scalar", dtype)
+            handles.append(TensorHandle(out.view(np.float32 if scalar == float32 else np.int32), scalar))
+        return _Results(handles)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_inline_asm", create_inline_asm, raising=False)
 
 
 def _execute(statement: str, registers: dict[str, Registers]) -> None:
