@@ -21,7 +21,7 @@ neighbouring words of a thread at once. tests/kernels/test_sm90_compile.py holds
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 from torch import Tensor
@@ -123,10 +123,14 @@ def _pairs_assembly(is_scaled: bool) -> str:
     return code + "}\n"
 
 
+PAIRS_ASSEMBLY: Any = None
+"""For kernels of other files; where there is no Triton, there are none."""
+
 if tl is not None:
     _FP8_ASSEMBLY, _INT4_ASSEMBLY = tl.constexpr(_fp8_assembly()), tl.constexpr(_int4_assembly())
     _SUMS_ASSEMBLY = tl.constexpr(_sums_assembly())
-    PAIRS_ASSEMBLY, _SCALED_PAIRS_ASSEMBLY = tl.constexpr(_pairs_assembly(False)), tl.constexpr(_pairs_assembly(True))
+    PAIRS_ASSEMBLY = tl.constexpr(_pairs_assembly(False))
+    _SCALED_PAIRS_ASSEMBLY = tl.constexpr(_pairs_assembly(True))
     _FP8_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 16 + ["f"] * 4))
     _INT4_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 24))
     _SUMS_OPERANDS = tl.constexpr(",".join(["=f"] * 4 + ["r"] * 16))

@@ -43,7 +43,7 @@ def test_a_plan_counts_its_tokens():
         lambda: IterationPlan((), adapter_loads=(AdapterLoad(1, 7, (2,)), AdapterLoad(1, 8, (3,)))),
         lambda: IterationPlan((), (BlockCopy(1, 5),), adapter_loads=(AdapterLoad(1, 7, (5,)),)),
         lambda: IterationPlan((), transfers=(IN,), adapter_loads=(AdapterLoad(1, 7, (5,)),)),
-        lambda: IterationPlan((), training=TrainingShare(1, 0)),
+        lambda: IterationPlan((), training=TrainingShare(1, -1)),
         lambda: IterationPlan((), (BlockCopy(1, 5),), training=TRAINING),
         lambda: IterationPlan((scheduled(0),), training=TrainingShare(1, 1)),
         lambda: IterationPlan((), transfers=(IN,), training=TrainingShare(1, 1)),
