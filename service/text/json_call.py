@@ -70,8 +70,6 @@ class JsonCall:
             return CallText()
         arguments = "".join(self._arguments)
         self._arguments.clear()
-        if self.status is CallStatus.UNSURE:
-            self.status = CallStatus.OPEN
         return CallText(self._name if name_before is None else None, arguments)
 
     def _read(self, char: str) -> None:
@@ -163,14 +161,18 @@ class JsonCall:
                 self._refuse()
                 return
             self._name = name
+            self.status = CallStatus.OPEN  # at once, not where a piece ends: how the text is cut changes nothing
         elif self._is_arguments() and self._quoted_arguments:
             self._arguments.append(_string_or_none(self._token) or "")  # some models write the object as a string
         self._key, self._reads_value = None, False
         self._token.clear()
 
     def _refuse(self) -> None:
-        # A call whose beginning has been given out cannot be taken back: it ends where it stopped making sense.
-        self.status = CallStatus.DONE if self.status is CallStatus.OPEN else CallStatus.NO_CALL
+        # A call whose name may have been given out cannot be taken back: it ends where it stopped making sense.
+        if self.status is CallStatus.OPEN:
+            self._end()
+        else:
+            self.status = CallStatus.NO_CALL
 
 
 def _string_or_none(token: Sequence[str]) -> str | None:

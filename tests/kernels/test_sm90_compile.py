@@ -66,8 +66,9 @@ def int32(*values):
     return torch.tensor(values, dtype=torch.int32)
 
 
-def check(compiled, most_spills=0):
-    assert "cp.async.cg.shared.global" in compiled.ptx
+def check(compiled, most_spills=0, *, in_registers=False):
+    """in_registers: nothing is copied to shared memory ahead."""
+    assert in_registers == ("cp.async.cg.shared.global" not in compiled.ptx)
     assert compiled.spills_in_loops <= most_spills
     assert compiled.shared_bytes <= SHARED_MEMORY_BYTES
 
@@ -426,8 +427,9 @@ def test_experts(num_tokens, form, group, monkeypatch, tmp_path):
     assert "griddepcontrol.wait" in ptx_for_sm90(with_pdl(down._sum_pairs_kernel.launches[0]))
     for recorder in (gate_up._experts_gate_up_kernel, down._experts_down_kernel):
         compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
-        assert ("mma.sync" if config.warp_tiles else "wgmma.mma_async") in compiled.ptx
-        check(compiled)
+        in_registers = config.warp_tiles > 0
+        assert ("mma.sync" if in_registers else "wgmma.mma_async") in compiled.ptx
+        check(compiled, in_registers=in_registers)
 
 
 @pytest.mark.parametrize(("block_m", "warp_tiles", "k_warps"), spread([(8, 2, 4), (16, 2, 1), (32, 1, 2)], 1))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from service.text.tool_calls import CallDelta, TextDelta, ToolDelta, ToolStyle, make_router, style_of_template
@@ -55,6 +55,7 @@ CASES = [
     ("llama3_json", LLAMA_CALLS, "", [PARIS, ("now", {"tz": "x"})]),
     ("llama3_json", '{"answer": 42}', '{"answer": 42}', []),
     ("llama3_json", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
+    ("llama3_json", '{"name": "now",]', "", [NOW]),
     ("llama3_json", "plain", "plain", []),
     ("llama3_json", ' {"name', ' {"name', []),
     ("mistral", f"[TOOL_CALLS] [{PARIS_JSON}]", "", [PARIS]),
@@ -88,6 +89,7 @@ def test_reads(style: str, text: str, content: str, calls: list[tuple[str, objec
     ).map("".join),
     st.integers(1, 8),
 )  # fmt: skip
+@example(ToolStyle.LLAMA3_JSON, '{"name":"now",]', 1)
 def test_does_not_depend_on_how_the_text_is_cut(style: ToolStyle, text: str, size: int) -> None:
     assert route(style, text, size) == route(style, text, 1000)
 
