@@ -96,7 +96,7 @@ class ToldExecutor:
         self._held |= {each.transfer_id: each for each in result.finished_transfers}
         finished = self._take_finished()
         while plan.awaits_transfer and not finished and self._held:
-            self._loss.check()
+            self._check()
             time.sleep(_LOOK_EVERY_S)
             finished = self._take_finished()
         return replace(result, finished_transfers=finished)

@@ -129,6 +129,13 @@ def test_a_transfer_has_finished_once_every_ranks_has():
         assert scene.executor.launch(EMPTY).wait().finished_transfers == ()
 
 
+def test_nobody_waits_for_a_transfer_that_has_failed_on_another_rank():
+    plan = IterationPlan((), transfers=(Transfer(7, True, (1,), (0,)),), awaits_transfer=True)
+    here = Scripted(lambda number, plan: Done(IterationResult((), (FinishedTransfer(7, 0.5),))))
+    with Scene(here, failing(1)) as scene, pytest.raises(ServerError, match="failed on rank 1, but not on rank 0"):
+        scene.executor.launch(plan).wait()
+
+
 def failing(*numbers: int, at_launch: bool = True) -> Scripted:
     def behave(number: int, plan: IterationPlan) -> Done:
         fault = ValueError(f"plan {number}") if number in numbers else None
