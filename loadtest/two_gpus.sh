@@ -2,20 +2,22 @@
 # What wants two CUDA devices of one host, in one go, some 20 minutes: the tests, sums beside NCCL's, the serving figures
 # on one device, on two and in two stages, how busy the stages are, and ORCA's figures 9 to 11 with the shape of its 13B.
 #   PYTHON  the interpreter (python3)           PORT  the servers' port (8009)
-#   PARTS   which parts, of: tests sums one two stages busy orca (all)
+#   PARTS   which parts, of: tests sums one tensor stages both busy orca (all but both)
+#   TENSOR  ranks of a stage in sums, tensor, both and orca (2)     STAGES  stages in stages, both, busy and orca (2)
+#           With four devices: TENSOR=4 PARTS="tests sums tensor", then STAGES=4 PARTS=stages, then PARTS=both (2 x 2).
 #   OUT     folder for what each part prints    MODEL, ORCA_MODEL, SERVER_ARGS, NUM, RATES, BATCHES  for a trial without GPUs
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 port=${PORT:-8009}
-parts=${PARTS:-tests sums one two stages busy orca}
+parts=${PARTS:-tests sums one tensor stages busy orca}
 out=${OUT:-$(mktemp -d)}
 model=${MODEL:-loadtest/shapes/llama-8b}
 orca_model=${ORCA_MODEL:-loadtest/shapes/llama-13b}
 num=${NUM:-1000}
 url=http://127.0.0.1:$port
-tensor=(--tensor-parallel-size 2)
-staged=(--pipeline-parallel-size 2)
+tensor=(--tensor-parallel-size "${TENSOR:-2}")
+staged=(--pipeline-parallel-size "${STAGES:-2}")
 failed=0
 
 part() { # name, then a command: what it prints is kept
@@ -74,14 +76,18 @@ orca() { # figures 9 (equal batches), 10 (Poisson) and 11 (equal requests)
     done
 }
 
+for name in $parts; do
+    [[ " tests sums one tensor stages both busy orca " == *" $name "* ]] || { echo "PARTS: there is no $name" >&2 && exit 2; }
+done
 [[ $parts == *tests* ]] && part tests "$python" -m pytest -q -p no:cacheprovider -m gpu -rs \
     tests/kernels/test_one_shot_all_reduce.py tests/runner/test_stage_step.py tests/equivalence/test_tensor_parallel.py \
     tests/equivalence/test_transformers_ranks.py tests/equivalence/test_training_ranks.py \
     tests/e2e/test_tensor_parallel.py tests/e2e/test_pipeline_parallel.py
-[[ $parts == *sums* ]] && part sums "$python" -m loadtest.bench.all_reduce
+[[ $parts == *sums* ]] && part sums "$python" -m loadtest.bench.all_reduce --ranks "${TENSOR:-2}"
 [[ $parts == *one* ]] && part one serving one
-[[ $parts == *two* ]] && part two serving two "${tensor[@]}"
+[[ $parts == *tensor* ]] && part tensor serving tensor "${tensor[@]}"
 [[ $parts == *stages* ]] && part stages serving stages "${staged[@]}"
+[[ $parts == *both* ]] && part both serving both "${tensor[@]}" "${staged[@]}"
 [[ $parts == *busy* ]] && part busy with_server "$model" busy "${staged[@]}"
 if [[ $parts == *orca* ]]; then
     part orca-tensor with_server "$orca_model" orca "${tensor[@]}"

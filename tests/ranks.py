@@ -22,6 +22,7 @@ class Ranks:
     """`run` has every rank call a function of a module, which gets its TensorParallel first."""
 
     def __init__(self, size: int, patience_s: float = _PATIENCE_S) -> None:
+        self.size = size
         self._patience_s = patience_s
         context = multiprocessing.get_context("spawn" if os.path.exists("/dev/nvidiactl") else "forkserver")
         context.set_forkserver_preload(_IMPORTED)

@@ -61,6 +61,7 @@ def main() -> int:
 def _measure(rank: int, num_ranks: int, size: int, meeting_point: str) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
+    torch.manual_seed(rank)
     store = FileStore(meeting_point, num_ranks)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=num_ranks, device_id=device)
     memory = SymmetricMemory.of_group(dist.group.WORLD, ROWS[-1] * size * 2, device)

@@ -26,8 +26,9 @@ from tests.e2e.test_tensor_parallel import (
     Answers,
     check_every_parameter,
     check_loss,
-    check_two_gpus,
+    check_several_gpus,
     metrics,
+    needs_gpus,
     others,
 )
 
@@ -35,6 +36,12 @@ TWO_STAGES = (*FLAGS, "--kv-cache-memory", "564KiB", "--pipeline-parallel-size",
 """As many blocks as one process has with FLAGS, each of half the layers."""
 
 ROOMY = "--dtype float32 --device cpu --kv-cache-memory 32MiB --pipeline-parallel-size 2".split()
+
+SEVERAL_GPUS = [
+    pytest.param("--pipeline-parallel-size 2", marks=needs_gpus(2)),
+    pytest.param("--pipeline-parallel-size 3", marks=needs_gpus(3)),
+    pytest.param("--tensor-parallel-size 2 --pipeline-parallel-size 2", marks=needs_gpus(4)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +143,10 @@ def test_a_job_that_stages_leave_at_their_end_goes_on_in_one_process_and_the_oth
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
-def test_stages_on_two_gpus_answer_as_one_does():
+@pytest.mark.parametrize("flags", SEVERAL_GPUS)
+def test_stages_on_gpus_answer_as_one_does(flags: str):
     """In fp32, hidden states by NCCL, decodes in CUDA graphs."""
-    check_two_gpus("--pipeline-parallel-size")
+    check_several_gpus(flags)
 
 
 @pytest.mark.gpu

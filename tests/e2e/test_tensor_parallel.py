@@ -206,13 +206,17 @@ def test_ranks_of_transformers_modules_say_what_the_native_file_says(option: str
     assert said[0] == said[1]
 
 
-def check_two_gpus(option: str) -> None:
-    """Set to 1 and to 2: every parameter is answered, greedy text is equal, SIGTERM ends all."""
+def needs_gpus(count: int) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(torch.cuda.device_count() < count, reason=f"{count} GPUs")
+
+
+def check_several_gpus(several: str) -> None:
+    """Without these flags and with them: every parameter is answered, greedy text is equal, SIGTERM ends all."""
     flags = "--dtype float32 --kv-cache-memory 64MiB --max-num-seqs 16 --max-num-batched-tokens 40".split()
     said_by: list[list[object]] = []
-    for num_ranks in ("1", "2"):
+    for ranks in ("", several):
         with (
-            ServerProcess(*flags, option, num_ranks) as server,
+            ServerProcess(*flags, *ranks.split()) as server,
             httpx.Client(base_url=server.url, timeout=120) as http,
             ThreadPoolExecutor(NUM_CLIENTS) as pool,
         ):
@@ -226,7 +230,9 @@ def check_two_gpus(option: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
-def test_two_gpus_answer_as_one_does():
+@pytest.mark.parametrize(
+    "flags", [pytest.param(f"--tensor-parallel-size {count}", marks=needs_gpus(count)) for count in (2, 4)]
+)
+def test_several_gpus_answer_as_one_does(flags: str):
     """In fp32, by NCCL or over symmetric memory, in CUDA graphs."""
-    check_two_gpus("--tensor-parallel-size")
+    check_several_gpus(flags)

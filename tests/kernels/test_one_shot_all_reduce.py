@@ -1,4 +1,4 @@
-"""Kernels of two ranks that exchange, in two processes; kernels/two_shot_all_reduce.py's among them, in one sequence,
+"""Kernels of several ranks that exchange, in processes; kernels/two_shot_all_reduce.py's among them, in one sequence,
 since launches of both share the memory."""
 
 from __future__ import annotations
@@ -68,23 +68,26 @@ def test_launches_one_behind_another_in_the_interpreter(two_ranks: Ranks, tmp_pa
         assert steps == [2 * len(given)] * MAX_PROGRAMS, "no program's count stays behind"
 
 
-@pytest.fixture
-def ranks_of_gpus(two_gpus: None) -> Iterator[Ranks]:
-    ranks = Ranks(2)
+@pytest.fixture(params=[2, 4])
+def ranks_of_gpus(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    if torch.cuda.device_count() < request.param:
+        pytest.skip(f"needs {request.param} GPUs")
+    ranks = Ranks(request.param)
     yield ranks
     ranks.stop()
 
 
 @pytest.mark.gpu
-def test_launches_and_replays_on_two_gpus(ranks_of_gpus: Ranks):
+def test_launches_and_replays_on_gpus(ranks_of_gpus: Ranks):
+    size = ranks_of_gpus.size
     given = cases(4, [*SIZES, (256, 1000), (128, 2048)])
     sums = [each for each in given if each[0] != "normed"]
     numbers = [number for number, each in enumerate(given) if each[0] != "normed"]
     for first, replayed, again in ranks_of_gpus.run(on_gpus, given, 50):
-        check(given, first, EXACT)
-        check(given, again, EXACT)
+        check(given, first, EXACT, size)
+        check(given, again, EXACT, size)
         for number, (_, shape, dtype), result in zip(numbers, sums, replayed, strict=True):
-            parts = torch.stack([part(number, rank, shape, dtype) for rank in range(2)])
+            parts = torch.stack([part(number, rank, shape, dtype) for rank in range(size)])
             assert torch.equal(result, one_shot_all_reduce_reference(parts))
 
 
