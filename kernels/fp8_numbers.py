@@ -40,3 +40,40 @@ def fp8_numbers(elements, dtype: tl.constexpr):
         )
     else:  # noqa: RET505 - of the two, the compiler is to see one
         return elements.to(dtype)
+
+
+@triton.jit
+@no_type_check
+def fp8_pairs(pairs, dtype: tl.constexpr):
+    """uint16, two elements of e4m3 each: the first of each in `dtype`, and the second, exactly.
+
+    What matrix units multiply by stands in pairs of neighbours along the sum. Where those are not the neighbours in
+    memory, bytes would have to be fetched one by one; pairs are what `ldmatrix` turns around.
+    """
+    if dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 low, high, low_moved, high_moved, factor, nothing;
+            mov.b32 factor, 0x7b807b80;
+            mov.b32 nothing, 0x80008000;
+            shl.b32 low, $2, 8;
+            shl.b32 low_moved, $2, 4;
+            shr.b32 high_moved, $2, 4;
+            and.b32 low_moved, low_moved, 0x07f007f0;
+            and.b32 high_moved, high_moved, 0x07f007f0;
+            lop3.b32 low, low, 0x80008000, low_moved, 0xea;
+            lop3.b32 high, $2, 0x80008000, high_moved, 0xea;
+            fma.rn.bf16x2 $0, low, factor, nothing;
+            fma.rn.bf16x2 $1, high, factor, nothing;
+            }
+            """,
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:  # noqa: RET505 - of the two, the compiler is to see one
+        first = (pairs & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+        return first, (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)

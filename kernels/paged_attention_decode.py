@@ -58,7 +58,7 @@ from kernels.decode_groups import (
 from kernels.dense_attention import dense_attention
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
 from kernels.fp8_cache import Cache, elements_of, exponents_of, scale_of
-from kernels.fp8_numbers import fp8_numbers
+from kernels.fp8_numbers import fp8_pairs
 from kernels.longest_first import longest_first_triton
 from kernels.optional_triton import tl, triton
 from kernels.ordered_attention_decode import ordered_attention_decode_triton
@@ -252,28 +252,48 @@ def _paged_attention_decode_kernel(
     is_head_dim = dim < HEAD_DIM
     is_row = (row < GROUP)[:, None] & is_head_dim[None, :]
     row_offset = head[:, None] * HEAD_DIM + dim[None, :]
-    query = tl.load(query_ptr + seq.to(tl.int64) * query_stride_seq + row_offset, mask=is_row, other=0.0)
+    query_row_ptr = query_ptr + seq.to(tl.int64) * query_stride_seq
+    if IS_FP8:  # even and odd dims apart, as pairs of bytes come to the matrix units
+        pair = tl.arange(0, BLOCK_D // 2)
+        is_query = (row < GROUP)[:, None] & (pair < HEAD_DIM // 2)[None, :]
+        pair_ptr = query_row_ptr + head[:, None] * HEAD_DIM + 2 * pair[None, :]
+        query = tl.load(pair_ptr, mask=is_query, other=0.0)
+        odd_query = tl.load(pair_ptr + 1, mask=is_query, other=0.0)
+    else:
+        query = tl.load(query_row_ptr + row_offset, mask=is_row, other=0.0)
 
     highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
-    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    if IS_FP8:
+        key_pairs_ptr = key_cache_ptr.to(tl.pointer_type(tl.uint16))
+        value_pairs_ptr = value_cache_ptr.to(tl.pointer_type(tl.uint16))
+        acc = tl.zeros([BLOCK_G, BLOCK_D // 2], tl.float32)
+        odd_acc = tl.zeros([BLOCK_G, BLOCK_D // 2], tl.float32)
+    else:
+        acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     for tile_begin in tl.range(kv_begin, kv_end, BLOCK_KV, num_stages=NUM_STAGES):
         position = tile_begin + cell
         is_read = position < kv_end
         block = tl.load(table_row_ptr + position // BLOCK_SIZE, mask=is_read, other=0)
         cache_row = block * block_rows + (position % BLOCK_SIZE * NUM_KV_HEADS + kv_head)
-        offset = (cache_row.to(tl.int64) * HEAD_DIM)[:, None] + dim[None, :]
-        is_cell = is_read[:, None] & is_head_dim[None, :]
-        keys = tl.load(key_cache_ptr + offset, mask=is_cell, other=0.0)
-        values = tl.load(value_cache_ptr + offset, mask=is_cell, other=0.0)
         if IS_FP8:
+            offset = (cache_row.to(tl.int64) * (HEAD_DIM // 2))[:, None] + pair[None, :]
+            is_cell = is_read[:, None] & (pair < HEAD_DIM // 2)[None, :]
+            key_pairs = tl.load(key_pairs_ptr + offset, mask=is_cell, other=0)
+            value_pairs = tl.load(value_pairs_ptr + offset, mask=is_cell, other=0)
             exponent = block.to(tl.int64) * block_rows * HEAD_DIM + (position % BLOCK_SIZE * NUM_KV_HEADS + kv_head)
             key_scale = scale_of(tl.load(key_exponents_ptr + exponent, mask=is_read, other=0))
             value_scale = scale_of(tl.load(value_exponents_ptr + exponent, mask=is_read, other=0))
-            keys, values = fp8_numbers(keys, query.dtype), fp8_numbers(values, query.dtype)
-        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
-        if IS_FP8:
-            scores *= key_scale[None, :]
+            keys, odd_keys = fp8_pairs(key_pairs, query.dtype)
+            values, odd_values = fp8_pairs(value_pairs, query.dtype)
+            scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
+            scores = tl.dot(odd_query, tl.trans(odd_keys), scores, input_precision="tf32x3") * key_scale[None, :]
+        else:
+            offset = (cache_row.to(tl.int64) * HEAD_DIM)[:, None] + dim[None, :]
+            is_cell = is_read[:, None] & is_head_dim[None, :]
+            keys = tl.load(key_cache_ptr + offset, mask=is_cell, other=0.0)
+            values = tl.load(value_cache_ptr + offset, mask=is_cell, other=0.0)
+            scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
         factor = score_scale
         if SOFTCAP > 0:
             scores = 1 - 2 / (tl.exp2(tl.minimum(scores * score_scale * (2 / SOFTCAP), 64.0)) + 1)
@@ -285,8 +305,13 @@ def _paged_attention_decode_kernel(
         total = total * decay + tl.sum(weights, 1)
         if IS_FP8:
             weights *= value_scale[None, :]
-        acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
+        weights = weights.to(values.dtype)
+        acc = tl.dot(weights, values, acc * decay[:, None], input_precision="tf32x3")
+        if IS_FP8:
+            odd_acc = tl.dot(weights, odd_values, odd_acc * decay[:, None], input_precision="tf32x3")
         highest = higher
+    if IS_FP8:
+        acc = tl.reshape(tl.join(acc, odd_acc), [BLOCK_G, BLOCK_D])
     if HAS_SINKS and num_splits == 1:  # else it joins once, where the splits do
         sink = tl.load(sinks_ptr + head, mask=row < GROUP, other=float("-inf")).to(tl.float32)
         total += tl.exp2(sink * 1.4426950408889634 - highest)
@@ -369,8 +394,9 @@ def paged_attention_decode_triton(
         return
     is_fp8 = not isinstance(key_cache, Tensor)
     config = config or decode_config(head_dim, query.dtype, num_seqs * num_kv_heads, is_fp8=is_fp8)
+    assert not is_fp8 or head_dim % 2 == 0
     group = num_heads // num_kv_heads
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_d = max(32 if is_fp8 else 16, triton.next_power_of_2(head_dim))
     programs = config.programs_per_sm * num_multiprocessors(query.device)
     splits_wanted = max(1, programs // num_kv_heads)
     splits = batch.splits_by(SplitRule(config.block_kv, splits_wanted, config.min_tiles, sliding_window))

@@ -194,6 +194,7 @@ def test_decode_of_an_fp8_cache(num_seqs, head_dim, monkeypatch, tmp_path):
     decode.paged_attention_decode_triton(query, cache, cache, batch, 0.1, torch.empty_like(query))
     compiled = compile_for_sm90(with_pdl(recorder.launches[0]), tmp_path)
     assert "mma.sync" in compiled.ptx and "cvt.rn.f16x2.e4m3x2" not in compiled.ptx
+    assert not re.search(r"ld\.shared\S*8 ", compiled.ptx), "elements come in pairs, not byte by byte"
     check(compiled, most_spills=8)
 
 
