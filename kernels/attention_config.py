@@ -43,12 +43,12 @@ class PrefillConfig:
 
 def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int, *, is_fp8: bool = False) -> DecodeConfig:
     """is_fp8: of the cache. Its elements are unpacked in registers, and single warps, that wait for no others, were the
-    best for all batches together; us as below, beside the plain cache's tiles with twice the warps:
+    best for all batches together; us as below:
 
     sequences x context      1x392  1x32k  8x4096  64x392  64x~392  256x392  1000x~300
-     32, 1 warp,  4, 8          8.8   53.8    38.6    33.2     42.9     99.4      279.4
-     64, 2 warps, 4, 4          8.0   50.0    42.8    34.8     46.6    122.9      335.9
-     the others                11.9  109.2    94.7    45.3     53.7    120.8      324.3
+     32, 1 warp,  4, 8          8.2   49.8    35.1    30.6     37.2     82.0      232.2
+     64, 2 warps, 4, 4          7.6   48.3    40.4    32.4     42.1    110.3      303.6
+    128, 4 warps, 3, 4          9.0   57.6    49.5    41.1     39.6    114.9      294.4
 
     Of heads above 128 dims, which were not timed, it takes twice the warps not to spill.
     """

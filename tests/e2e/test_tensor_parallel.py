@@ -212,7 +212,8 @@ def needs_gpus(count: int) -> pytest.MarkDecorator:
 
 def check_several_gpus(several: str) -> None:
     """Without these flags and with them: every parameter is answered, greedy text is equal, SIGTERM ends all."""
-    flags = "--dtype float32 --kv-cache-memory 64MiB --max-num-seqs 16 --max-num-batched-tokens 40".split()
+    flags = "--dtype float32 --scheduling-policy priority --kv-cache-memory 64MiB --max-num-seqs 16".split()
+    flags += ["--max-num-batched-tokens", "40"]
     said_by: list[list[object]] = []
     for ranks in ("", several):
         with (

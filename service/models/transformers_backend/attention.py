@@ -107,8 +107,8 @@ class PagedStep:
         cache, inputs = next(self._layers)
         head_dim, value_dim = call.query.shape[-1], call.value.shape[-1]
         value = call.value if value_dim == head_dim else F.pad(call.value, (0, head_dim - value_dim))
-        reshape_and_cache(_rows(call.key), _rows(value), *cache, inputs.slots)
-        query = _rows(call.query)
+        reshape_and_cache(rows_of_heads(call.key), rows_of_heads(value), *cache, inputs.slots)
+        query = rows_of_heads(call.query)
         attended = paged_attention(query, cache, inputs, call.scale, call.window, call.softcap, sinks=call.sinks)
         return attended.view(1, *query.shape)[..., :value_dim]
 
@@ -141,7 +141,8 @@ def _some(heads: Tensor, kept: range, num_all: int) -> Tensor:
     return heads[:, kept.start : kept.stop] if heads.shape[1] == num_all else heads
 
 
-def _rows(heads: Tensor) -> Tensor:
+def rows_of_heads(heads: Tensor) -> Tensor:
     """[1, heads, T, dim] -> [T, heads, dim], as the kernels want them: the last two dims dense."""
-    rows = heads[0].transpose(0, 1)
+    is_one = heads.shape[1] == 1  # whose stride may be anything, and which contiguous() leaves as it is
+    rows = heads[0, 0].unsqueeze(1) if is_one else heads[0].transpose(0, 1)
     return rows if rows.stride()[1:] == (rows.shape[2], 1) else rows.contiguous()
