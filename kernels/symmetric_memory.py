@@ -21,8 +21,9 @@ Limits: MAX_PROGRAMS programs a launch, as many as run at once on any GPU that h
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, no_type_check
 
@@ -32,6 +33,7 @@ from torch import Tensor
 from kernels.optional_triton import tl, triton
 
 MAX_PROGRAMS = 64
+_NATIVE_ATOMIC_SUPPORTED = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 _ALIGNMENT = 256
 
 
@@ -77,6 +79,25 @@ class SymmetricMemory:
         first = buffer.data_ptr() - handle.buffer_ptrs[group.rank()]  # on all ranks: each has allocated the same
         addresses = [address + first for address in handle.buffer_ptrs]
         return cls.at(addresses, group.rank(), capacity, device, (buffer, handle))
+
+
+def can_exchange(device: torch.device, peers: Iterable[int]) -> bool:
+    """Whether this GPU may address the memory of those, by their numbers, and its atomic operations are such there,
+    too: over NVLink they are, over PCIe mostly not."""
+    number = device.index
+    return all(torch.cuda.can_device_access_peer(number, peer) and _has_atomics(number, peer) for peer in peers)
+
+
+def _has_atomics(number: int, peer: int) -> bool:
+    """Also where the driver does not say."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True
+    pair, answer = (ctypes.c_int(), ctypes.c_int()), ctypes.c_int()
+    statuses = [driver.cuDeviceGet(ctypes.byref(each), at) for each, at in zip(pair, (number, peer), strict=True)]
+    statuses.append(driver.cuDeviceGetP2PAttribute(ctypes.byref(answer), _NATIVE_ATOMIC_SUPPORTED, *pair))
+    return any(statuses) or answer.value != 0
 
 
 def flag_bytes(size: int) -> int:

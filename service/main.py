@@ -73,9 +73,9 @@ def serve(settings: Settings, stand_in: Executor | None = None) -> int:
         logging.basicConfig(level=settings.log_level.upper(), handlers=[log])
         status = _run(settings, stand_in, log)
         end_at_signals(status)
-    if threading.active_count() > 1:
+    if threading.active_count() > 1 or settings.parallel_config().num_ranks > 1:
         # A thread that is still loading, or stuck on the device or in the log, would crash in the interpreter's
-        # clean-up, or keep it waiting.
+        # clean-up, or keep it waiting; and so might communicators, whose other ends are gone.
         os._exit(status)
     return status
 

@@ -129,7 +129,11 @@ def _stage(rank: int, config: ParallelConfig) -> PipelineStage:
 
 
 def _own_group(rank: int, groups: list[list[int]], backend: str, device: torch.device | None = None) -> ProcessGroup:
-    """This rank's among disjoint groups, which all ranks make together."""
+    """This rank's among disjoint groups, which all ranks make together. The group of all is there already: another
+    communicator would take time and memory."""
+    whole = dist.group.WORLD
+    if len(groups) == 1 and whole is not None and dist.get_backend(whole) == backend:
+        return whole
     made = [dist.new_group(ranks, backend=backend, device_id=device) for ranks in groups]
     own: ProcessGroup = made[next(place for place, ranks in enumerate(groups) if rank in ranks)]
     return own

@@ -32,16 +32,18 @@ def rank_device(requested: Literal["auto", "cpu", "cuda"], seat: int, num_local:
     return device
 
 
-def stay_near(device: torch.device, pci: Path = _PCI) -> None:
+def stay_near(device: torch.device, num_local: int = 1, pci: Path = _PCI) -> None:
     """Have this process run on the cores of the GPU's own NUMA node, as far as it may: what it launches and copies goes
-    the shortest way. Nothing happens where the system does not tell them."""
+    the shortest way. Nothing happens where the system does not tell them, or where they are less than its share among
+    `num_local` ranks of the host: compiling, and waiting for messages, would keep each other off so few."""
     if device.type != "cuda":
         return
     facts: Any = torch.cuda.get_device_properties(device)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         address = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
-        near = cores_of((pci / address / "local_cpulist").read_text()) & os.sched_getaffinity(0)
-        if near:
+        allowed = os.sched_getaffinity(0)
+        near = cores_of((pci / address / "local_cpulist").read_text()) & allowed
+        if near and len(near) * num_local >= len(allowed):
             os.sched_setaffinity(0, near)
 
 

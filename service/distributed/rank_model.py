@@ -26,7 +26,7 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
     gone."""
     rank = inherited.rank
     device = rank_device(task.source.device, inherited.seat, inherited.num_local)
-    stay_near(device)
+    stay_near(device, inherited.num_local)
     statuses = RankStatuses(inherited.statuses, inherited.num_ranks)
     note_exchange = partial(statuses.note_exchange, rank)
     store = open_store(task.meeting, f"/proc/self/fd/{inherited.meeting_point}", inherited.num_ranks)

@@ -19,7 +19,7 @@ from kernels.one_shot_all_reduce import (
     one_shot_all_reduce_reference,
 )
 from kernels.rms_norm import add_rms_norm
-from kernels.symmetric_memory import SymmetricMemory
+from kernels.symmetric_memory import SymmetricMemory, can_exchange
 from kernels.two_shot_all_reduce import two_shot_all_reduce
 from service.layers.exchange_timer import ExchangeTimer
 
@@ -103,11 +103,18 @@ class GroupParallel:
 
 
 def memory_of_gpus(group: ProcessGroup, host_group: ProcessGroup, device: torch.device) -> SymmetricMemory | None:
-    """For a GroupParallel whose ranks have a GPU of one host each; None where these cannot address each other. All
-    ranks call it."""
+    """For a GroupParallel whose ranks have a GPU of one host each, numbered in their order; None where these cannot
+    address each other. All ranks call it."""
+    ranks = GroupParallel(group, host_group)
+    first = device.index - ranks.rank
+    peers = [first + rank for rank in range(ranks.size) if rank != ranks.rank]
+    # Known of all before any begins: who fails alone leaves the others waiting.
+    if not ranks.least(int(can_exchange(device, peers))):
+        logger.warning("not all GPUs can address each other's memory, so NCCL makes the sums")
+        return None
     memory: SymmetricMemory | None = None
     try:
         memory = SymmetricMemory.of_group(group, _CAPACITY_BYTES, device)
     except RuntimeError as fault:
         logger.warning("GPUs cannot address each other's memory, so NCCL makes the sums: %s", fault)
-    return memory if GroupParallel(group, host_group).least(int(memory is not None)) else None
+    return memory if ranks.least(int(memory is not None)) else None

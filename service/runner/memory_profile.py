@@ -135,12 +135,22 @@ def _graph_bytes(memory: DeviceMemory, capture: Callable[[Sequence[Size]], None]
 
 
 def cpu_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """(total, available) bytes, by the system or by the process's control group, whichever has less."""
+    """(total, available) bytes, by the system or by the process's control group, whichever has less. Pages of files
+    that were read, a checkpoint's, are there for whoever needs them."""
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     try:
         limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
+        used = int((cgroup / "memory.current").read_text()) - _file_bytes(cgroup / "memory.stat")
     except (OSError, ValueError):  # no control group, or "max"
         return total, available
     return min(total, limit), max(0, min(available, limit - used))
+
+
+def _file_bytes(stat: Path) -> int:
+    """Of a control group's memory what the system can take back at once; 0 where it is not told."""
+    try:
+        told = dict(line.split() for line in stat.read_text().splitlines())
+    except OSError:
+        return 0
+    return sum(int(told.get(name, 0)) for name in ("active_file", "inactive_file"))

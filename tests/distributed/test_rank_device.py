@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,6 +49,57 @@ def test_a_rank_stays_on_cores_that_it_may_use(listed: str | None, tmp_path: Pat
     if listed is not None:
         (tmp_path / "0000:1b:00.0").mkdir()
         (tmp_path / "0000:1b:00.0/local_cpulist").write_text(listed)
-    stay_near(torch.device("cuda", 0), tmp_path)
+    stay_near(torch.device("cuda", 0), pci=tmp_path)
     assert all(cores == os.sched_getaffinity(0) for cores in chosen)
     assert len(chosen) == (listed == "0-4095")
+
+
+@pytest.mark.parametrize(("listed", "num_local", "is_taken"), [("0-3", 2, True), ("0-2", 2, False), ("0-2", 4, True)])
+def test_a_rank_is_not_sent_to_fewer_cores_than_its_share(
+    listed: str, num_local: int, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of eight that it may use."""
+    facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
+    chosen: list[set[int]] = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: chosen.append(cores))
+    (tmp_path / "0000:1b:00.0").mkdir()
+    (tmp_path / "0000:1b:00.0/local_cpulist").write_text(listed)
+    stay_near(torch.device("cuda", 0), num_local, tmp_path)
+    assert chosen == ([cores_of(listed)] if is_taken else [])
+
+
+DEVICES = """
+import sys, torch
+from service.distributed.rank_device import rank_device
+from service.errors import ConfigError
+num_local = int(sys.argv[1])
+try:
+    devices = [rank_device(sys.argv[2], seat, num_local) for seat in range(num_local)]
+    print(*(str(torch.cuda.get_device_properties(d).uuid) if d.type == "cuda" else "cpu" for d in devices))
+except ConfigError as fault:
+    print(fault)
+"""
+
+
+def devices(visible: str, num_local: int, asked: str = "auto") -> str:
+    """Of a process that may see these."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": visible}
+    command = [sys.executable, "-c", DEVICES, str(num_local), asked]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_an_empty_list_of_devices_has_none():
+    assert devices("", 2) == "cpu cpu"
+    assert devices("", 2, "cuda") == "device: cuda was asked for, but torch sees no CUDA device"
+
+
+@pytest.mark.gpu
+def test_devices_are_those_of_the_list_in_its_order_by_number_or_uuid():
+    """The last ones of all, backwards."""
+    uuids = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+    last = list(range(len(uuids)))[:-3:-1]
+    for listed in ([str(number) for number in last], [f"GPU-{uuids[number]}" for number in last]):
+        assert devices(",".join(listed), len(last)).split() == [uuids[number] for number in last]
+        assert f"{len(last)} can be seen" in devices(",".join(listed), len(last) + 1)

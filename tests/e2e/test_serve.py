@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from service.config import SchedulerConfig
 from service.engine.engine_loop import EngineLoop
-from service.main import _Service
+from service.main import _Service, serve
 from service.settings.quickstart import QUICKSTART_MODEL
 from service.settings.reader import read_settings
 from tests.e2e.server_process import ServerProcess, write_dummy_folder
@@ -255,3 +255,17 @@ def test_the_engine_begins_once_garbage_is_collected(monkeypatch: pytest.MonkeyP
 
     asyncio.run(load())
     assert order == ["collected", "begun"]
+
+
+@pytest.mark.parametrize(("flags", "ended"), [((), []), (("--tensor-parallel-size", "2"), [0])])
+def test_a_process_of_several_ranks_ends_without_taking_communicators_apart(
+    flags: tuple[str, ...], ended: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """Their other ends are gone by then, and some are waited for."""
+    exited: list[int] = []
+    monkeypatch.setattr("service.main._run", lambda *_: 0)
+    monkeypatch.setattr("service.main.end_at_signals", lambda status: None)
+    monkeypatch.setattr("service.main.os._exit", exited.append)
+    monkeypatch.setattr("service.main.threading.active_count", lambda: 1)
+    assert serve(read_settings(list(flags))) == 0
+    assert exited == ended

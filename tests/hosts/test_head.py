@@ -59,6 +59,10 @@ def test_a_lost_host_is_a_loss_in_its_own_words(behaviour: str, how: signal.Sign
             head.hosts.meet(TASK, lambda: 1)
         else:
             head.meet()
+            heard = head.statuses.get(1, Fact.HEARTBEAT)
+            assert comes_true(
+                lambda: head.statuses.get(1, Fact.HEARTBEAT) > heard + 5
+            )  # with the patience of a ready one
             stop(other.pid) if how is signal.SIGSTOP else other.send_signal(how)
         assert comes_true(lambda: head.losses == [words])
         if how is None:

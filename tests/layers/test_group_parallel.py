@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.rms_norm import add_rms_norm_reference
+from service.layers import group_parallel
 from tests.ranks import Ranks
 
 
@@ -57,3 +58,23 @@ def agreed(parallel, numbers, texts):
 def test_ranks_agree_on_the_least_number_and_on_the_first_ones_text(two_ranks: Ranks, text):
     for rank, answer in enumerate(two_ranks.run(agreed, (2**40 + 1, 2**40), (text, "another"))):
         assert answer == (rank, 2, 2**40, text)
+
+
+def memory_where_one_cannot(parallel):
+    """Rank 1's GPU does not see rank 0's; rank 0's sees it."""
+    asked = list[tuple[int, list[int]]]()
+
+    def can_exchange(device: torch.device, peers: list[int]) -> bool:
+        asked.append((device.index, peers))
+        return parallel.rank == 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_parallel, "can_exchange", can_exchange)
+        patch.setattr(group_parallel.SymmetricMemory, "of_group", lambda *where: 1 / 0)
+        group = torch.distributed.group.WORLD
+        return group_parallel.memory_of_gpus(group, group, torch.device("cuda", 2 + parallel.rank)), asked
+
+
+def test_where_one_gpu_cannot_address_another_all_leave_the_sums_to_nccl(two_ranks: Ranks):
+    """And none begins what the others do not."""
+    assert two_ranks.run(memory_where_one_cannot) == [(None, [(2, [3])]), (None, [(3, [2])])]

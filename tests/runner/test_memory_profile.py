@@ -35,6 +35,11 @@ def test_a_control_group_limits(meminfo, tmp_path):
     assert cpu_memory(meminfo, cgroup(tmp_path, 1000, 1400)) == (1000, 0)
 
 
+def test_what_a_control_group_has_read_of_files_is_available(meminfo, tmp_path):
+    (tmp_path / "memory.stat").write_text("anon 100\nfile 260\nshmem 10\nactive_file 50\ninactive_file 200\n")
+    assert cpu_memory(meminfo, cgroup(tmp_path, 1000, 400)) == (1000, 850)
+
+
 def test_the_cache_gets_a_quarter_but_no_more_than_4_gib():
     total, available = cpu_memory()
     ledger = profile_cpu(1000, None)
