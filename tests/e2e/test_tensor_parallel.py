@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -118,7 +118,7 @@ def test_sigterm_lets_the_running_request_finish_and_ends_every_rank(server: Ser
 class Answers:
     """What streams got, line by line, until they ended: `num` of them, in threads."""
 
-    def __init__(self, server: ServerProcess, num: int, body: dict[str, object]) -> None:
+    def __init__(self, server: ServerProcess, num: int, body: Mapping[str, object]) -> None:
         self._lines: list[list[str]] = [[] for _ in range(num)]
         self._threads = [
             threading.Thread(target=self._read, args=(f"{server.url}/v1/completions", {**body, "stream": True}, lines))
@@ -146,13 +146,16 @@ def test_a_lost_rank_ends_each_request_in_one_error_and_the_process_with_status_
 
 
 def check_loss(
-    how: str, arguments: Sequence[str], before: Callable[[ServerProcess], None] = lambda server: None
+    how: str,
+    arguments: Sequence[str],
+    before: Callable[[ServerProcess], None] = lambda server: None,
+    body: Mapping[str, object] = LONG,
 ) -> None:
     """Of rank 1, while requests run. before: looked at first."""
     with ServerProcess(*arguments) as server:
         before(server)
         (other,) = others(server)
-        answers = Answers(server, 4, LONG)
+        answers = Answers(server, 4, body)
         server.wait_for_gauge("headrace_requests_running", 4)
         lost_s = time.monotonic()
         if how == "killed":
@@ -228,6 +231,16 @@ def check_several_gpus(several: str) -> None:
             server.terminate()
             assert server.wait(30) == 0
     assert said_by[0] == said_by[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("option", ["--tensor-parallel-size", "--pipeline-parallel-size"])
+def test_a_lost_gpu_ends_each_request_in_one_error_and_the_process_with_status_1_in_time(option: str, how: str):
+    """The other rank's kernels, or NCCL's, wait for it for ever."""
+    served = "loadtest/shapes/llama-8b --load-format dummy --served-model-name headrace-quickstart".split()
+    check_loss(how, [*served, "--kv-cache-memory", "4GiB", option, "2"], body={**LONG, "prompt": [7]})
 
 
 @pytest.mark.gpu
