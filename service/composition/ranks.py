@@ -173,7 +173,11 @@ class SeveralRanks:
     def executor(self, local: Executor, *, is_gpu: bool) -> Executor:
         assert self._processes is not None and self._loss is not None
         processes, config = self._processes, self._config
-        if config.num_stages > 1 and not is_gpu:
+        if is_gpu:
+            from service.distributed.settled_failures import SettledFailures  # which brings torch: loaded by now
+
+            local = SettledFailures(local)
+        elif config.num_stages > 1:
             local = LateLaunch(local)
         take_dropped = processes.adapter_lines.take_dropped
         writer = self._hosts.writer(processes.writer)

@@ -12,6 +12,7 @@ from service.distributed.rank_device import rank_device, reserved_bytes, stay_ne
 from service.distributed.rank_status import RankStatuses
 from service.distributed.rank_task import HoldsAdapters, Inherited, RankModel, RankTask
 from service.distributed.rank_trainings import RankTrainings
+from service.distributed.settled_failures import SettledFailures
 from service.engine.ports import Executor
 from service.finetune.shared_training import read_training
 from service.finetune.trained_model import graph_capture
@@ -46,7 +47,7 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
     )
     logger.info("memory of %s: %s", device, loaded.memory)
     embeds_draws = place.stage.size > 1 and is_first(place.stage)
-    executor: Executor = loaded.runner
+    executor: Executor = SettledFailures(loaded.runner) if device.type == "cuda" else loaded.runner
     adapters: HoldsAdapters | None = loaded.adapters
     if task.lora is not None and task.lora.trains and adapters is not None:
         graphs = graph_capture(loaded.model, enforce_eager=task.enforce_eager)
@@ -55,9 +56,7 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
             return read_training(file, loaded.model).training(loaded.model, graphs, tells_news=False)
 
         note, is_stage = partial(statuses.note_training, rank), place.parallel.size == 1
-        executor = adapters = RankTrainings(
-            adapters, loaded.runner, loaded.runner.trainings, read, note, is_stage=is_stage
-        )
+        executor = adapters = RankTrainings(adapters, executor, loaded.runner.trainings, read, note, is_stage=is_stage)
     return RankModel(
         executor,
         loaded.memory.kv_cache_bytes,

@@ -14,6 +14,7 @@ from service.distributed.drawn_messages import write_drawn
 from service.distributed.integers import IntegerWriter
 from service.distributed.mask_messages import ToldMasks
 from service.distributed.plan_codec import PlanEncoder
+from service.distributed.plan_follower import RankUseless
 from service.distributed.rank_loss import RankLoss
 from service.distributed.rank_status import Fact, RankStatuses
 from service.distributed.stage_shares import StageShares
@@ -21,8 +22,9 @@ from service.engine.ports import Executor, PendingIteration
 
 logger = logging.getLogger(__name__)
 
-AGREES_WITHIN_S = 2.0
-"""A plan that fails on rank 0 fails on the others at the same place, about then."""
+AGREES_WITHIN_S = 5.0
+"""A plan that fails on rank 0 fails on the others at the same place, about then: once their devices have done what was
+launched before (settled_failures.py)."""
 
 _LOOK_EVERY_S = 0.0005
 
@@ -76,6 +78,9 @@ class ToldExecutor:
             raise
         try:
             pending = self._local.launch(plan if masks is None else replace(plan, masks=masks))
+        except RankUseless as fault:
+            self._loss.declare(f"rank 0: {fault}")
+            raise
         except BaseException:
             self.failed(number, plan, masks)
             raise
