@@ -3,9 +3,11 @@
     headrace parity [MODEL] [--out parity.md] [--server-args options of `headrace serve`]
 
 Greedy tokens and their logprobs, alone and all at once, and beam searches. Both sides compute in the same dtype on the
-same device; the server is stopped before transformers loads. The exit code is 1 if a difference is no near-tie. Needs
-transformers: pip install 'headrace[parity]'.
+same device; the server is stopped before transformers loads. The exit code is 1 if rounding does not explain a
+difference. Needs transformers: pip install 'headrace[parity]'.
 """
+
+from __future__ import annotations
 
 import argparse
 import sys
@@ -13,15 +15,18 @@ import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadtest.headrace_server import headrace_server
-from loadtest.parity.comparison import Answer, Difference, compare, num_equal
+from loadtest.parity.comparison import ROUNDING, Answer, Difference, Searches, compare, num_equal
 from loadtest.parity.headrace_side import HeadraceSide, Prompt
 from loadtest.parity.page import Findings, page
 from loadtest.parity.prompts import default_prompts
 from loadtest.server_process import ServerDidNotStartError
 from service.errors import ConfigError, ModelLoadError
+
+if TYPE_CHECKING:
+    from loadtest.parity.transformers_side import TransformersSide
 
 _TOKENS = 24
 _BEAM_WIDTH = 4
@@ -40,7 +45,7 @@ class Served(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0, 1 if a difference is no near-tie, 2 if the comparison could not be made."""
+    """The exit code: 0, 1 if rounding does not explain a difference, 2 if the comparison could not be made."""
     args = _parser().parse_args(arguments)
     if find_spec("transformers") is None:
         print("headrace parity: it needs transformers: pip install 'headrace[parity]'", file=sys.stderr)
@@ -118,22 +123,32 @@ def _judge(folder: Path, args: argparse.Namespace, served: Served) -> Findings:
     device = "cpu" if args.device == "cpu" or not torch.cuda.is_available() else "cuda"
     theirs = TransformersSide(folder, getattr(torch, served.dtype), device, args.max_tokens)
     of_alone, of_at_once = theirs.judged(served.prompts, (served.alone, served.at_once))
-    their_beams = [theirs.beams(prompt, args.beam_width) for prompt in served.prompts[: len(served.beams)]]
+    rounding = ROUNDING[served.dtype]
     return Findings(
         model=args.model or "The quickstart model",
         machine=f"{served.dtype} on {served.device}",
         num_tokens=args.max_tokens,
         comparisons={
-            "alone": compare(served.alone, of_alone),
-            "all at once": compare(served.at_once, of_at_once),
+            "alone": compare(served.alone, of_alone, rounding),
+            "all at once": compare(served.at_once, of_at_once, rounding),
         },
         num_own_equal=num_equal(_tokens(served.alone), _tokens(served.at_once)),
         num_theirs_equal=num_equal([each.theirs.token_ids for each in of_alone], theirs.at_once(served.prompts)),
         num_prompts=len(served.prompts),
-        num_searches=len(served.beams),
-        num_searches_equal=sum(ours == other for ours, other in zip(served.beams, their_beams, strict=True)),
-        beam_width=args.beam_width,
+        most_by_rounding=rounding.most,
+        searches=_searches(theirs, served, args.beam_width),
     )
+
+
+def _searches(theirs: TransformersSide, served: Served, width: int) -> Searches:
+    equal, ahead = [], {}
+    for number, (prompt, ours) in enumerate(zip(served.prompts, served.beams, strict=False)):
+        expected = theirs.beams(prompt, width)
+        equal.append(num_equal(ours, expected))
+        if equal[-1] < width:
+            best, other = (theirs.total_logprob(prompt, beams[0]) for beams in (expected, ours))
+            ahead[number] = best - other
+    return Searches(width, tuple(equal), ahead)
 
 
 def _tokens(answers: Sequence[Answer]) -> list[tuple[int, ...]]:

@@ -6,9 +6,21 @@ up to the first difference, and there it is seen whether the two tokens were so 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 NEAR_TIE = 2.0
 """Two logprobs that are off by as much as any is may change places if they are no farther apart than twice that."""
+
+
+class Rounding(NamedTuple):
+    """What a dtype may put a logprob off by, in nats. least: so much may be rounding even if less was seen, for few
+    prompts show little of it. most: more is a fault, however often it is seen."""
+
+    least: float
+    most: float
+
+
+ROUNDING = {"float32": Rounding(1e-4, 0.01), "bfloat16": Rounding(0.02, 0.5)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +56,33 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """num_equal: answers without a difference, of num_answers. logprob_error: the largest difference of a logprob
-    between the sides, before a difference of tokens; mean_error: the mean."""
+    between the sides, before a difference of tokens; mean_error: the mean. is_rounding: that may be rounding."""
 
     num_answers: int
     num_equal: int
     logprob_error: float
     mean_error: float
+    is_rounding: bool
     differences: tuple[Difference, ...]
 
     @property
     def num_near_ties(self) -> int:
         return sum(difference.is_near_tie for difference in self.differences)
+
+    @property
+    def is_explained(self) -> bool:
+        """By rounding alone."""
+        return self.is_rounding and self.num_near_ties == len(self.differences)
+
+
+@dataclass(frozen=True, slots=True)
+class Searches:
+    """Beam searches. equal: of each, how many of its beams are the same. ahead: of each that differs, by how many nats
+    the oracle's best beam is better than ours, by the oracle's own logprobs of all its tokens."""
+
+    width: int
+    equal: tuple[int, ...]
+    ahead: dict[int, float]
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
@@ -67,32 +95,39 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     return None
 
 
-def compare(answers: Sequence[Answer], judged: Sequence[Judged]) -> Comparison:
-    """Ours with the oracle's, by prompt. Every answer has as many tokens as the oracle's."""
-    errors: list[float] = []
-    places = []
+def compare(answers: Sequence[Answer], judged: Sequence[Judged], rounding: Rounding) -> Comparison:
+    """Ours with the oracle's, by prompt. Every answer has as many tokens as the oracle's. A difference is judged by
+    what the logprobs of the other prompts are off by: who alone is wrong does not excuse itself."""
+    errors = []
+    differences = []
     for answer, oracle in zip(answers, judged, strict=True):
         place = first_difference(answer.token_ids, oracle.theirs.token_ids)
-        places.append(place)
-        errors += map(_distance, answer.logprobs[: _num_judged(answer, place)], oracle.expected)
-    largest = max(errors, default=0.0)
-    differences = []
-    for prompt, (answer, oracle, place) in enumerate(zip(answers, judged, places, strict=True)):
+        num_judged = len(answer.logprobs) if place is None else place + 1
+        errors.append([*map(_distance, answer.logprobs[:num_judged], oracle.expected)])
         if place is not None:
             gap = oracle.theirs.logprobs[place] - oracle.expected[place]
             tokens = answer.token_ids[place], oracle.theirs.token_ids[place]
-            differences.append(Difference(prompt, place, *tokens, gap, gap <= NEAR_TIE * largest))
-    mean = sum(errors) / len(errors) if errors else 0.0
-    return Comparison(len(answers), len(answers) - len(differences), largest, mean, tuple(differences))
+            differences.append((len(errors) - 1, place, *tokens, gap))
+    largest = [max(of_one, default=0.0) for of_one in errors]
+
+    def is_near_tie(prompt: int, gap: float) -> bool:
+        of_others = max(largest[:prompt] + largest[prompt + 1 :], default=largest[prompt])
+        return gap <= NEAR_TIE * min(max(of_others, rounding.least), rounding.most)
+
+    every = [error for of_one in errors for error in of_one]
+    return Comparison(
+        num_answers=len(answers),
+        num_equal=len(answers) - len(differences),
+        logprob_error=max(largest, default=0.0),
+        mean_error=sum(every) / len(every) if every else 0.0,
+        is_rounding=max(largest, default=0.0) <= rounding.most,
+        differences=tuple(Difference(*each, is_near_tie(each[0], each[-1])) for each in differences),
+    )
 
 
 def num_equal(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> int:
     """How many are the same on both sides."""
     return sum(tuple(one) == tuple(other) for one, other in zip(some, others, strict=True))
-
-
-def _num_judged(answer: Answer, place: int | None) -> int:
-    return len(answer.logprobs) if place is None else place + 1
 
 
 def _distance(one: float, other: float) -> float:

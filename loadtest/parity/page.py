@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.parity.comparison import Comparison, Difference
+from loadtest.parity.comparison import Comparison, Difference, Searches
 
 _MOST_DIFFERENCES = 20
 _TEXT_BEFORE = 60
@@ -12,8 +12,7 @@ _TEXT_BEFORE = 60
 @dataclass(frozen=True, slots=True)
 class Findings:
     """comparisons: ours with transformers' answers to each prompt alone, by what ours were. own: of so many answers how
-    many are the same alone and in one batch, ours and theirs. beams: of the searches, those whose beams are all the
-    same."""
+    many are the same alone and in one batch, ours and theirs. most_by_rounding: nats it may put a logprob off by."""
 
     model: str
     machine: str
@@ -22,14 +21,14 @@ class Findings:
     num_own_equal: int
     num_theirs_equal: int
     num_prompts: int
-    num_searches: int
-    num_searches_equal: int
-    beam_width: int
+    most_by_rounding: float
+    searches: Searches
 
     @property
     def all_explained(self) -> bool:
-        """Whether every difference of greedy tokens is a near-tie."""
-        return all(len(found.differences) == found.num_near_ties for found in self.comparisons.values())
+        """Whether rounding explains every difference: of greedy tokens, of their logprobs, and of the best beams."""
+        are_beams_as_good = all(ahead <= self.most_by_rounding for ahead in self.searches.ahead.values())
+        return are_beams_as_good and all(found.is_explained for found in self.comparisons.values())
 
 
 def page(findings: Findings, prompt_of: Callable[[Difference], str], text_of: Callable[[int], str]) -> str:
@@ -52,20 +51,32 @@ def page(findings: Findings, prompt_of: Callable[[Difference], str], text_of: Ca
         f"The same alone and in one batch: {findings.num_own_equal} of {findings.num_prompts} of Headrace's answers, "
         f"{findings.num_theirs_equal} of transformers'.",
     ]
-    if findings.num_searches:
-        lines += [
-            "",
-            f"Beam searches of width {findings.beam_width} with all beams equal: {findings.num_searches_equal} of "
-            f"{findings.num_searches}.",
-        ]
+    lines += _searched(findings.searches)
     lines += [
         "",
-        "A near-tie: by transformers' own logprobs the two tokens are no farther apart than twice what any logprob is "
-        "off by between the two. Rounding may decide there, and it does so by the number of rows in a batch too.",
+        "A near-tie: by transformers' own logprobs the two tokens are no farther apart than twice what any logprob of "
+        f"the other prompts is off by between the two (at most {findings.most_by_rounding:g}). Rounding may decide "
+        "there, and it does so by the number of rows in a batch too.",
     ]
+    if not all(found.is_rounding for found in findings.comparisons.values()):
+        lines += ["", f"**Logprobs are off by more than {findings.most_by_rounding:g} nats: that is no rounding.**"]
     for name, found in findings.comparisons.items():
         lines += _differences(name, found.differences, prompt_of, text_of)
     return "\n".join(lines) + "\n"
+
+
+def _searched(searches: Searches) -> list[str]:
+    if not searches.equal:
+        return []
+    num_equal, num = sum(same == searches.width for same in searches.equal), len(searches.equal)
+    lines = ["", f"Beam searches of width {searches.width} with all beams equal: {num_equal} of {num}.", ""]
+    for number, ahead in searches.ahead.items():
+        likelier = f"{abs(ahead):.2g} nats {'less' if ahead > 0 else 'more'}" if ahead else "as"
+        lines.append(
+            f"- Prompt {number}: {searches.equal[number]} of {searches.width} beams are. Headrace's best one is "
+            f"{likelier} likely, by transformers' logprobs of all its tokens."
+        )
+    return lines
 
 
 def _differences(

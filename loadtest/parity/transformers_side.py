@@ -51,6 +51,13 @@ class TransformersSide:
         return [tuple(row) for row in made.sequences[:, len(prompt) :].tolist()]
 
     @torch.inference_mode()
+    def total_logprob(self, prompt: Prompt, token_ids: Sequence[int]) -> float:
+        """Of all the tokens behind the prompt."""
+        ids = torch.tensor([[*prompt, *token_ids]], device=self._device)
+        logits = self._model(ids).logits[0, len(prompt) - 1 : -1]
+        return sum(_chosen(logits.float().log_softmax(-1), token_ids))
+
+    @torch.inference_mode()
     def _judge(self, prompt: Prompt, answers: Sequence[Answer]) -> list[Judged]:
         ids = torch.tensor([prompt])
         made = self._generate(ids, torch.ones_like(ids), output_logits=True)

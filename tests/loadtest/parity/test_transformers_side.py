@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from loadtest.parity.comparison import Answer, compare
+from loadtest.parity.comparison import ROUNDING, Answer, compare
 from loadtest.parity.transformers_side import TransformersSide
 from tests.equivalence.hf_model import generate_alone, random_prompts, save_random_model
 
@@ -30,6 +30,7 @@ def test_its_answers_are_those_of_generate(side: TransformersSide, folder: Path)
     assert all(each.expected == each.theirs.logprobs for each in judged), "the same tokens have the same logprobs"
     assert [list(answer) for answer in side.at_once(PROMPTS)] == expected
     assert side.beams(PROMPTS[0], 1) == [tuple(expected[0])]
+    assert side.total_logprob(PROMPTS[0], expected[0]) == pytest.approx(sum(judged[0].theirs.logprobs), rel=1e-4)
 
 
 def test_a_wrong_token_is_found_where_it_is_and_is_no_near_tie(side: TransformersSide, folder: Path):
@@ -40,7 +41,7 @@ def test_a_wrong_token_is_found_where_it_is_and_is_no_near_tie(side: Transformer
     answers[1] = Answer(wrong, answers[1].logprobs)
     (judged,) = side.judged(PROMPTS, [answers])
     answers[1] = Answer(wrong, (*answers[1].logprobs[:2], judged[1].expected[2], *answers[1].logprobs[3:]))
-    found = compare(answers, judged)
+    found = compare(answers, judged, ROUNDING["float32"])
     (difference,) = found.differences
     assert found.num_equal == len(PROMPTS) - 1
     assert (difference.prompt, difference.place) == (1, 2)
