@@ -73,28 +73,29 @@ def test_the_latest_arrival_is_preempted_and_returns_before_newer_ones():
     assert preempted[0] == 0
 
 
-def most_behind(harness: Harness, chance: random.Random, most_choices: int) -> int:
-    """Iterations by which a request fell behind one that had arrived later, at most, while both ran."""
-    iterations: Counter[int] = Counter()
-    behind = 0
-    for _ in range(160):
-        if chance.random() < 0.3:
-            prompt = tuple(range(chance.randint(1, 24)))
-            harness.add(harness.request(prompt, chance.randint(1, 12), n=chance.randint(1, most_choices)))
-        running_before = list(harness.scheduler.pool.running)
-        num_plans = len(harness.toy.plans)
+class Turns:
+    """In how many iterations each request has run. behind: by how many one was behind another that had arrived later,
+    at most, while both ran."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.behind = 0
+        self._harness = harness
+        self._iterations: Counter[int] = Counter()
+
+    def step(self) -> None:
+        harness = self._harness
+        running_before, num_plans = list(harness.scheduler.pool.running), len(harness.toy.plans)
         harness.step()
         if len(harness.toy.plans) == num_plans:
-            continue
+            return
         scheduled = {item.sequence_id for item in harness.toy.plans[-1].scheduled}
         both = [group for group in running_before if group in harness.scheduler.pool.running]
         both.sort(key=lambda group: group.arrival_order)
-        iterations.update(
+        self._iterations.update(
             group.arrival_order for group in both if any(s.sequence_id in scheduled for s in group.sequences)
         )
-        counts = [iterations[group.arrival_order] for group in both]
-        behind = max([behind, *(max(counts[i:]) - count for i, count in enumerate(counts))])
-    return behind
+        counts = [self._iterations[group.arrival_order] for group in both]
+        self.behind = max([self.behind, *(max(counts[i:]) - count for i, count in enumerate(counts))])
 
 
 @settings(max_examples=examples(70), deadline=None)
@@ -115,10 +116,41 @@ def test_orcas_fcfs_property(
     more, in iterations; None: the preempted are computed again."""
     swap = {} if delay is None else {"preemption": AlwaysSwap(), "num_host_blocks": num_blocks, "transfer_delay": delay}
     harness = Harness(num_blocks, 4, max_num_seqs=6, max_num_batched_tokens=6 + extra, overlap=overlap, **swap)
-    behind = most_behind(harness, random.Random(seed), most_choices)
+    chance, turns = random.Random(seed), Turns(harness)
+    for _ in range(160):
+        if chance.random() < 0.3:
+            prompt = tuple(range(chance.randint(1, 24)))
+            harness.add(harness.request(prompt, chance.randint(1, 12), n=chance.randint(1, most_choices)))
+        turns.step()
     waits_for_ids = int(overlap and (most_choices > 1 or delay is not None))
     waits_for_blocks = 0 if delay is None else 2 * (1 + delay + waits_for_ids)
-    assert behind <= waits_for_ids + waits_for_blocks
+    assert turns.behind <= waits_for_ids + waits_for_blocks
+
+
+def test_who_needs_its_ids_on_the_host_falls_behind_by_one_iteration_where_they_overlap():
+    """The choices of a prompt fork with the first id, which is drawn while the next iteration is decided."""
+    for overlap, behind in ((False, 0), (True, 1)):
+        harness = Harness(overlap=overlap)
+        harness.add(harness.request((1, 2, 3), 12, n=2))
+        harness.add(harness.request((4, 5, 6), 12))
+        turns = Turns(harness)
+        while harness.engine.has_work:
+            turns.step()
+        assert turns.behind == behind
+
+
+@pytest.mark.parametrize("delay", [0, 3, 6])
+def test_whose_blocks_are_on_their_way_back_falls_behind_for_as_long_as_they_take(delay: int):
+    """The second request has run in two iterations when the first one needs its memory. The third one starts when it
+    returns, and runs without waiting."""
+    harness = Harness(6, max_num_batched_tokens=32, preemption=AlwaysSwap(), num_host_blocks=6, transfer_delay=delay)
+    for prompt_len, max_tokens in ((15, 4), (7, 12), (3, 12)):
+        harness.add(harness.request(tuple(range(prompt_len)), max_tokens))
+        harness.clock.advance(0.001)
+    turns = Turns(harness)
+    while harness.engine.has_work:
+        turns.step()
+    assert turns.behind == max(0, 1 + delay - 2)
 
 
 def test_after_a_preemption_choices_share_the_prompt_again():
