@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bounds,
     )
     with tempfile.TemporaryFile() as log:
-        with headrace_server(_SERVER_FLAGS, log) as server:
+        with headrace_server([*_SERVER_FLAGS, *options.server_args], log) as server:
             findings = asyncio.run(soak(server.running, server.port, plan, _tell))
         printed = _content(log)
     laws = [*findings.laws(bounds), Law("tracebacks in the server's log", printed.count(b"Traceback"), 0)]
@@ -82,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
         help="MB/hour; broken if the memory at rest surely grows faster; inf: not asked",
     )
     parser.add_argument("--rest-within", type=float, default=2.0, help="seconds after the last client has gone")
+    flags = "flags for the server, last, as --device cuda --kv-cache-memory 6MiB --tensor-parallel-size 2"
+    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help=flags)
     return parser
 
 
