@@ -112,7 +112,8 @@ class Instruments:
         self.prediction_error = histogram(
             "headrace_prediction_error_ratio",
             "|predicted - actual| / actual, by predictor; sum over count is the mean absolute percentage error. "
-            "recompute: of the iterations that computed a preempted request again, by what was foretold when it was preempted.",
+            "recompute: of the iterations that computed a preempted request again, by what was foretold when it was "
+            "preempted.",
             _ERROR_RATIOS,
             ("predictor",),
         )
