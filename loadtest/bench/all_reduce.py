@@ -1,4 +1,5 @@
-"""What a sum over the GPUs of a host takes: kernels of ours beside NCCL, us a call in CUDA graphs.
+"""What a sum over the GPUs of a host takes, and a gather of what draws exchange, 8 bytes a row: kernels of ours beside
+NCCL, us a call in CUDA graphs.
 
     python -m loadtest.bench.all_reduce [--ranks 2] [--size 4096]
 
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
+from kernels.one_shot_all_gather import one_shot_all_gather
 from kernels.one_shot_all_reduce import (
     MAX_NORMED_ROWS,
     one_shot_add_rms_norm,
@@ -33,7 +35,7 @@ from kernels.symmetric_memory import SymmetricMemory
 from kernels.two_shot_all_reduce import two_shot_all_reduce
 
 ROWS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096)
-WAYS = ("nccl", "one-shot", "two-shot", "nccl + norm", "one-shot with norm")
+WAYS = ("nccl", "one-shot", "two-shot", "nccl + norm", "one-shot with norm", "nccl gather", "one-shot gather")
 CALLS = 64
 _ONE_SHOT_ROWS = 1024
 _ATTEMPTS = 7
@@ -78,6 +80,8 @@ def _measure(rank: int, num_ranks: int, size: int, meeting_point: str) -> None:
 
 def _launches(x: Tensor, memory: SymmetricMemory) -> Mapping[str, Callable[[], object]]:
     residual, weight, summed = torch.randn_like(x), torch.ones_like(x[0]), torch.zeros_like(x)
+    pairs = torch.zeros(len(x), 2, dtype=torch.int32, device=x.device)
+    gathered = pairs.new_empty(memory.size, *pairs.shape)
 
     def nccl_and_norm() -> None:
         dist.all_reduce(summed)
@@ -86,6 +90,8 @@ def _launches(x: Tensor, memory: SymmetricMemory) -> Mapping[str, Callable[[], o
     launches: dict[str, Callable[[], object]] = {
         "nccl": partial(dist.all_reduce, summed),
         "two-shot": partial(two_shot_all_reduce, x, memory),
+        "nccl gather": partial(dist.all_gather_into_tensor, gathered, pairs),
+        "one-shot gather": partial(one_shot_all_gather, pairs, memory),
     }
     if len(x) <= _ONE_SHOT_ROWS:
         launches["one-shot"] = partial(one_shot_all_reduce, x, memory)
@@ -102,6 +108,7 @@ def _check(x: Tensor, memory: SymmetricMemory) -> None:
     want = one_shot_all_reduce_reference(parts)
     assert torch.equal(one_shot_all_reduce(x, memory), want), "one-shot"
     assert torch.equal(two_shot_all_reduce(x, memory), want), "two-shot"
+    assert torch.equal(one_shot_all_gather(x, memory), parts), "one-shot gather"
 
 
 def _microseconds(launch: Callable[[], object]) -> float:

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import torch
 
+from kernels.one_shot_all_gather import one_shot_all_gather
 from kernels.one_shot_all_reduce import one_shot_add_rms_norm, one_shot_all_reduce
 from kernels.symmetric_memory import SymmetricMemory
 from kernels.two_shot_all_reduce import two_shot_all_reduce
 
 CAPACITY = 1 << 20
+
+
+LAUNCHES = {"one": one_shot_all_reduce, "two": two_shot_all_reduce, "gather": one_shot_all_gather}
 
 
 def shared_memory(parallel, folder: Path) -> SymmetricMemory:
@@ -42,7 +46,7 @@ def summed(parallel, memory: SymmetricMemory, device: torch.device, cases) -> li
             residual, weight = (each.to(device) for each in residual_and_weight(number, shape, dtype))
             results.append(one_shot_add_rms_norm(x, residual, weight, 1e-5, memory))
         else:
-            results.append({"one": one_shot_all_reduce, "two": two_shot_all_reduce}[kind](x, memory))
+            results.append(LAUNCHES[kind](x, memory))
     return [tuple(t.cpu() for t in each) if isinstance(each, tuple) else each.cpu() for each in results]
 
 
@@ -64,7 +68,7 @@ def on_gpus(parallel, cases, num_replays: int):
     pairs = [(kind, x) for (kind, *_), x in zip(cases, inputs, strict=True) if kind != "normed"]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outs = [{"one": one_shot_all_reduce, "two": two_shot_all_reduce}[kind](x, memory) for kind, x in pairs]
+        outs = [LAUNCHES[kind](x, memory) for kind, x in pairs]
     for _ in range(num_replays):
         graph.replay()
     torch.cuda.synchronize()

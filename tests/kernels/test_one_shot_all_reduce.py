@@ -1,5 +1,4 @@
-"""Kernels of several ranks that exchange, in processes; kernels/two_shot_all_reduce.py's among them, in one sequence,
-since launches of both share the memory."""
+"""Kernels of several ranks that exchange, in processes: all in one sequence, since launches share the memory."""
 
 from __future__ import annotations
 
@@ -12,8 +11,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from kernels import one_shot_all_gather as gather
 from kernels import one_shot_all_reduce as one
 from kernels import two_shot_all_reduce as two
+from kernels.one_shot_all_gather import one_shot_all_gather_reference
 from kernels.one_shot_all_reduce import one_shot_add_rms_norm_reference, one_shot_all_reduce_reference
 from kernels.symmetric_memory import MAX_PROGRAMS, SymmetricMemory
 from tests.kernels.rank_kernels import CAPACITY, interpreted, on_gpus, part, residual_and_weight
@@ -29,6 +30,8 @@ def cases(seed: int, sizes, dtypes=(torch.float32, torch.bfloat16)):
     """(kind, shape, dtype) in an order of no pattern: grids grow and shrink from launch to launch."""
     chance = random.Random(seed)
     made = [(kind, shape, dtype) for kind in ("one", "two") for shape in sizes for dtype in dtypes]
+    made += [("gather", shape, torch.float32) for shape in sizes]
+    made += [("gather", (2, *shape), torch.bfloat16) for shape in sizes]
     made += [("normed", shape, dtype) for shape in ((1, 64), (5, 1000), (17, 256)) for dtype in dtypes]
     chance.shuffle(made)
     return made
@@ -43,6 +46,8 @@ def check(given, results, rounding, size=2):
             tolerance = 4e-2 if dtype is torch.bfloat16 else 1e-5
             torch.testing.assert_close(result[0], want[0], atol=tolerance, rtol=tolerance)
             torch.testing.assert_close(result[1], want[1], atol=2 * rounding[dtype], rtol=2 * rounding[dtype])
+        elif kind == "gather":
+            assert torch.equal(result, one_shot_all_gather_reference(parts.unbind()))
         else:
             want = one_shot_all_reduce_reference(parts)
             torch.testing.assert_close(result, want, atol=0.0, rtol=rounding[dtype], msg=f"{number} {kind} {shape}")
@@ -86,9 +91,9 @@ def test_launches_and_replays_on_gpus(ranks_of_gpus: Ranks):
     for first, replayed, again in ranks_of_gpus.run(on_gpus, given, 50):
         check(given, first, EXACT, size)
         check(given, again, EXACT, size)
-        for number, (_, shape, dtype), result in zip(numbers, sums, replayed, strict=True):
+        for number, (kind, shape, dtype), result in zip(numbers, sums, replayed, strict=True):
             parts = torch.stack([part(number, rank, shape, dtype) for rank in range(size)])
-            assert torch.equal(result, one_shot_all_reduce_reference(parts))
+            assert torch.equal(result, parts if kind == "gather" else one_shot_all_reduce_reference(parts))
 
 
 def launches_of_all_kinds(monkeypatch):
@@ -100,6 +105,7 @@ def launches_of_all_kinds(monkeypatch):
         (one, "_one_shot_all_reduce_kernel", lambda: one.one_shot_all_reduce(x, memory)),
         (one, "_one_shot_add_rms_norm_kernel", lambda: one.one_shot_add_rms_norm(x, x, weight, 1e-5, memory)),
         (two, "_two_shot_all_reduce_kernel", lambda: two.two_shot_all_reduce(x, memory)),
+        (gather, "_one_shot_all_gather_kernel", lambda: gather.one_shot_all_gather(x, memory)),
     ):
         recorder = LaunchRecorder(getattr(module, name))
         monkeypatch.setattr(module, name, recorder)
@@ -114,7 +120,7 @@ def test_as_an_h200_would_run_them_they_read_wide_and_order_what_the_system_sees
     from tests.kernels.sm90 import compile_to_ptx
 
     launches = list(launches_of_all_kinds(monkeypatch))
-    assert len(launches) == 3
+    assert len(launches) == 4
     for launch in launches:
         ptx = compile_to_ptx(launch)
         assert "atom.global.sys.release.exch.b64" in ptx
