@@ -214,6 +214,7 @@ class EngineSystem:
             len(self._blocks.table(sequence.sequence_id).block_ids)
             for group in self._scheduler.pool.running
             for sequence in group.computing
+            if self._blocks.has_table(sequence.sequence_id)
         )
 
 

@@ -73,6 +73,15 @@ def test_n_answers_share_their_prompt() -> None:
     assert memory_shares(outcome).saved > 0.4
 
 
+def test_answers_that_wait_for_their_prompt_to_be_computed_again_point_to_no_block() -> None:
+    """Two answers are preempted, and only the first one has a table until their prompt is there, in two iterations."""
+    scarce = pool(num_blocks=24)
+    system = EngineSystem("shared", scarce, EnginePolicies(on_demand(scarce), temperature=1.0))
+    outcome = replay(system, [request(i, prompt=40, output=8, n=2) for i in range(6)])
+    assert num_preemptions(outcome) > 0
+    assert len(outcome.completions) == 6
+
+
 def test_seats_can_be_fewer_than_the_executors() -> None:
     system = EngineSystem("few", pool(), EnginePolicies(on_demand(pool()), max_num_seqs=2))
     outcome = replay(system, [request(i) for i in range(6)])
