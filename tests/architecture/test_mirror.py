@@ -98,7 +98,6 @@ WITHOUT_A_TWIN = {
     "service/core/sampling_params.py": "values only",
     "service/core/training.py": "Protocols and values only",
     "service/finetune/trained_block.py": "tests/finetune/test_trained_model.py",
-    "service/models/transformers_backend/attention.py": "tests/equivalence/test_families.py; test_model.py beside it",
     "service/models/transformers_backend/experts.py": "tests/equivalence/test_families.py",
     "service/layers/add_norm_fusion.py": "values only; tests/runner/choices/test_add_norm_rows.py",
     "service/scheduler/scheduling_policy.py": "a Protocol only",
