@@ -108,7 +108,8 @@ def _norm_linear_kernel(
     PDL: tl.constexpr,
 ):
     """Program (strip, split): BLOCK_N rows of the weight, gated half as many features, for all rows. What the end
-    needs is asked for at the beginning. ORDERED: squares are summed as kernels/ordered_linear.py sums them."""
+    needs is asked for at the beginning. ORDERED: squares are summed as kernels/ordered_linear.py sums them, and what is
+    divided is rounded before, as there."""
     start_dependents(PDL)
     part = tl.arange(0, BLOCK_S)
     row = tl.arange(0, BLOCK_M)
@@ -141,7 +142,11 @@ def _norm_linear_kernel(
             return
         acc = merged_parts(partial_ptr, weight_row, is_feature, num_features, BLOCK_M, BLOCK_N, SPLITS)
     acc = scaled(acc, scales_ptrs, is_feature, FORM, GROUP)
-    row_squares = pairwise_sum(squares) if ORDERED else tl.sum(squares, 0)
+    if ORDERED:
+        acc = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
+        row_squares = pairwise_sum(squares)
+    else:
+        row_squares = tl.sum(squares, 0)
     bias = tl.zeros([BLOCK_N], tl.float32)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + weight_row, mask=is_feature, other=0.0).to(tl.float32)

@@ -18,7 +18,8 @@ interpreter takes fp32 instead, as it cannot multiply bf16. The references are d
 
 The order is: K is cut into parts, by the weight's shape alone. Within a part the matrix unit adds 16 products at a time
 to an fp32 sum, from the first input to the last. The parts' sums are added from the first part to the last, then the
-bias, and that is rounded once. A norm's squares are added pair by pair, of each 64 features first
+bias, and that is rounded once. What is to be divided is rounded before it is, too, so that cuBLAS may multiply
+(kernels/unsplit_linear.py). A norm's squares are added pair by pair, of each 64 features first
 (kernels/pairwise_sum.py).
 
 Few rows are computed by programs of one part each, of which the last to come adds (kernels/skinny_linear.py): a decode
@@ -41,18 +42,14 @@ from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm_reference, linear_add_norm_triton
 from kernels.norm_linear import divided_product, gated_product, norm_linear_reference, norm_linear_triton
 from kernels.optional_triton import TensorDescriptor, tl, triton
-from kernels.ordered_tiles import TileConfig, num_parts, tile_config
+from kernels.ordered_tiles import PART_BORDER, STRIP, TileConfig, num_parts, tile_config
 from kernels.pairwise_sum import pairwise_sum, pairwise_sums
 from kernels.skinny_config import FEW_ROWS, SkinnyConfig
 from kernels.skinny_config import MAX_ROWS as MOST_FEW_ROWS
 from kernels.skinny_linear import skinny_linear_triton
 
-_PART_BORDER = 128
-"""Parts of K begin at multiples of it."""
 _TILES_IN_A_GROUP = 8
 _ALIGNMENT_BYTES = 16
-_STRIP = 64
-"""Features whose squares are summed first: a strip of few rows' programs."""
 
 
 def ordered_linear_reference(
@@ -196,6 +193,7 @@ def _ordered_linear_kernel(
         strip = tl.arange(0, BLOCK_S)
         square_ptrs = squares_ptr + strip[:, None] * squares_stride + row[None, :]
         squares = tl.load(square_ptrs, mask=(strip < num_strips)[:, None] & is_row[None, :], other=0.0)
+        total = total.to(out_tiles.dtype).to(tl.float32)
         total = divided_product(total, pairwise_sum(squares)[:, None], bias[None, :], size, eps, HAS_BIAS)
     elif HAS_BIAS:
         total += bias[None, :]
@@ -278,7 +276,7 @@ def ordered_add_norm_triton(
     assert norm_weight.shape == weight.shape[:1] and norm_weight.is_contiguous()
     assert x.dtype == residual.dtype == norm_weight.dtype
     total, weighted = torch.empty_like(residual), torch.empty_like(residual)
-    squares = torch.empty((-(-weight.shape[0] // _STRIP), len(x)), dtype=torch.float32, device=x.device)
+    squares = torch.empty((-(-weight.shape[0] // STRIP), len(x)), dtype=torch.float32, device=x.device)
     normed = DeferredNorm(weighted, squares, eps)
     config = config or tile_config(len(x), *weight.shape)
     _launch(x, weight, bias, arrivals, config, parts, total, add_norm=_AddNorm(residual, norm_weight, normed))
@@ -353,8 +351,8 @@ def _launch(
         BLOCK_K=config.block_k,
         PARTS=parts,
         BY_PARTS=by_parts,
-        PART_BORDER=_PART_BORDER,
-        STRIP=_STRIP,
+        PART_BORDER=PART_BORDER,
+        STRIP=STRIP,
         GROUP=_TILES_IN_A_GROUP,
         NUM_STAGES=config.num_stages,
         num_warps=config.num_warps,
@@ -371,7 +369,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 def _few_config(x: Tensor, weight: Tensor, parts: int) -> SkinnyConfig:
     num_features = len(weight)
     # Of fp32 it takes half of block_k.
-    few = SkinnyConfig(_STRIP if num_features <= 65536 else 128, _PART_BORDER * x.itemsize // 2, 4, 4, parts)
+    few = SkinnyConfig(STRIP if num_features <= 65536 else 128, PART_BORDER * x.itemsize // 2, 4, 4, parts)
     leaves_room = num_features > 65536 if len(x) <= FEW_ROWS else 12288 < num_features <= 65536
     return replace(few, num_stages=3) if leaves_room else few  # so two programs fit a multiprocessor
 

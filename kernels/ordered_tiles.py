@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+PART_BORDER = 128
+"""Parts of K begin at multiples of it."""
+STRIP = 64
+"""Features whose squares are summed first: a strip of few rows' programs."""
 _MOST_ROWS_BY_PARTS = 1280
 """What programs leave for each other is 4 bytes for each row, feature and part."""
 _LONG_SUM = 8192

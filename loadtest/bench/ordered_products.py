@@ -1,12 +1,14 @@
 """How long products in one order of summation take on a GPU beside the usual kernels, us, with what is fused with them,
 and whether all have the same bits:
 
-    python -m loadtest.bench.ordered_products [--rows 1 64 256 2048 8192]
+    python -m loadtest.bench.ordered_products [--rows 1 64 256 2048 8192] [--tiles all]
 
 Each is one linear of Llama-8B's shapes, and its head for few rows: qkv behind a norm, output and down into the residual
 stream with the norm behind it, gate and up with SiLU. `usual`: cuBLAS and the kernels around it; `usual, fused`: of few
-rows. Then every tile of kernels/ordered_linear.py. A row that has other bits than alone is marked by `!`. By replays of
-CUDA graphs over weights of more bytes than the L2 cache holds. Some 60 s; the last line is JSON.
+rows; `unsplit`: kernels/unsplit_linear.py. Then tiles of kernels/ordered_linear.py: `--tiles` takes all, the table's
+and those with 2^15 sums a program (`wide`), or the table's alone (`chosen`). A way in which rows have other bits than
+alone, or than by the table's tiles, is marked by `!`. By replays of CUDA graphs over weights of more bytes than the L2
+cache holds. Some 60 s for five numbers of rows; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from kernels.rms_norm import add_rms_norm
 from kernels.silu_and_mul import silu_and_mul
 from kernels.skinny_config import MAX_ROWS
 from kernels.skinny_linear import new_arrivals, skinny_linear
+from kernels.unsplit_linear import unsplit_add_norm_triton, unsplit_linear_triton
 
 SHAPES = {
     "qkv": (6144, 4096),
@@ -41,7 +44,7 @@ SHAPES = {
 }
 _ROTATED_BYTES = 192 << 20
 _MOST_WEIGHTS = 8
-_MOST_HEAD_ROWS = 256
+_MOST_HEAD_ROWS = 1152
 _MOST_FEATURES = 128256
 _LEAST_LAUNCHES = 8
 """In a graph: the time of one alone is a graph's as much as a kernel's."""
@@ -73,13 +76,13 @@ Way = Callable[[Operands, Tensor], Tensor]
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="time products in one order of summation")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 2048, 8192])
-    parser.add_argument("--chosen-only", action="store_true", help="of the ordered ways that of the table")
+    parser.add_argument("--tiles", choices=("all", "wide", "chosen"), default="all", help="which are timed")
     options = parser.parse_args(arguments)
-    all_results = (_of_shape(shape, options.rows, chosen_only=options.chosen_only) for shape in SHAPES)
+    all_results = (_of_shape(shape, options.rows, options.tiles) for shape in SHAPES)
     print(json.dumps([result for results in all_results for result in results]))
 
 
-def _of_shape(shape: str, all_rows: Sequence[int], *, chosen_only: bool) -> Iterator[dict[str, object]]:
+def _of_shape(shape: str, all_rows: Sequence[int], tiles: str) -> Iterator[dict[str, object]]:
     num_features, size = SHAPES[shape]
     first = (torch.randn(num_features, size, device="cuda") * size**-0.5).bfloat16()
     count = max(1, min(_MOST_WEIGHTS, -(-_ROTATED_BYTES // first.nbytes)))
@@ -88,10 +91,10 @@ def _of_shape(shape: str, all_rows: Sequence[int], *, chosen_only: bool) -> Iter
         if shape == "head" and rows > _MOST_HEAD_ROWS:
             continue
         operands = _operands(rows, num_features, size)
-        ordered = _ordered(shape, rows, num_features, size)
-        ways = _usual(shape, rows) | (dict(list(ordered.items())[:1]) if chosen_only else ordered)
+        ways = _usual(shape, rows) | _ordered(shape, rows, num_features, size, tiles)
         compile_ahead(partial(_launch_all, list(ways.values()), operands, first))
         alone = _by_tiles(operands.first(1), first, shape=shape, config=None)
+        chosen: Tensor | None = None
         print(f"{shape}, {rows} rows")
         for name, way in ways.items():
             try:
@@ -99,11 +102,17 @@ def _of_shape(shape: str, all_rows: Sequence[int], *, chosen_only: bool) -> Iter
             except Exception as fault:  # a tile that takes too much shared memory, by Triton's own exception
                 print(f"    {name}: {type(fault).__name__}")
                 continue
-            same = None if name.startswith("usual") else torch.equal(out[:1], alone)
+            chosen = out if name.startswith("chosen") else chosen
+            same = None if name.startswith("usual") else _are_alone(out, alone, chosen)
             launches = [partial(way, operands, weight) for weight in weights * -(-_LEAST_LAUNCHES // count)]
             us = seconds_by_replay(launches, _ROUNDS) * 1e6
             print(f"    {us:9.1f} us  {name}{'' if same is not False else ' !'}", flush=True)
             yield {"shape": shape, "rows": rows, "way": name, "us": round(us, 2), "same": same}
+
+
+def _are_alone(out: Tensor, alone: Tensor, chosen: Tensor | None) -> bool:
+    """Whether the first row is as alone, and all are as by the table's tiles."""
+    return torch.equal(out[:1], alone) and (chosen is None or torch.equal(out, chosen))
 
 
 def _operands(rows: int, num_features: int, size: int) -> Operands:
@@ -128,11 +137,16 @@ def _usual(shape: str, rows: int) -> dict[str, Way]:
     return ways
 
 
-def _ordered(shape: str, rows: int, num_features: int, size: int) -> dict[str, Way]:
+def _ordered(shape: str, rows: int, num_features: int, size: int, tiles: str) -> dict[str, Way]:
+    """The table's first."""
     chosen = None if rows <= MAX_ROWS else tile_config(rows, num_features, size, gated=shape == "gate_up")
     ways: dict[str, Way] = {f"chosen: {_name(chosen)}": partial(_by_tiles, shape=shape, config=chosen)}
-    for config in _tiles(rows, has_parts=num_parts(num_features, size) > 1):
-        if config != chosen:
+    if rows > MAX_ROWS:
+        ways["unsplit"] = partial(_unsplit, shape=shape)
+    has_parts = num_parts(num_features, size) > 1
+    wide = () if has_parts else _wide_tiles(rows)
+    for config in (*wide, *(_tiles(rows, has_parts) if tiles == "all" else ())):
+        if config != chosen and tiles != "chosen":
             ways[_name(config)] = partial(_by_tiles, shape=shape, config=config)
     return ways
 
@@ -142,6 +156,14 @@ def _name(config: TileConfig | None) -> str:
         return "few"
     tile = f"{config.block_m} x {config.block_n} x {config.block_k}"
     return f"{tile}, {config.num_warps} warps, {config.num_stages} stages{', by parts' if config.by_parts else ''}"
+
+
+def _wide_tiles(rows: int) -> Iterator[TileConfig]:
+    """With sums of K in parts they spill."""
+    if rows > MAX_ROWS:
+        yield TileConfig(128, 256, 64, num_warps=8, num_stages=4)
+    if rows >= 256:
+        yield TileConfig(256, 128, 64, num_warps=8, num_stages=4)
 
 
 def _tiles(rows: int, has_parts: bool) -> Iterator[TileConfig]:
@@ -186,6 +208,14 @@ def _by_tiles(operands: Operands, weight: Tensor, shape: str, config: TileConfig
     if shape == "head":
         return ordered_linear_triton(x, weight, None, arrivals, config)
     return ordered_linear_triton(deferred, weight, None, arrivals, config, gated=shape == "gate_up")
+
+
+def _unsplit(operands: Operands, weight: Tensor, shape: str) -> Tensor:
+    x, deferred, residual, _, norm_weight, _ = operands
+    if shape in ("output", "down"):
+        into = x, weight, None, residual, norm_weight, _EPS
+        return unsplit_add_norm_triton(*into, num_parts(*weight.shape))[0].weighted
+    return unsplit_linear_triton(x if shape == "head" else deferred, weight, gated=shape == "gate_up")
 
 
 if __name__ == "__main__":
