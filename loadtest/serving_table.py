@@ -45,6 +45,7 @@ _CACHED_AT_MOST = 0.01
 _POLL_S = 0.1
 _CACHED_AT_LEAST = 0.9
 """Of prompts sent again: a prompt's last tokens fill no block, and one token at least is always computed."""
+_STREAMS_OF_A_SHARE = 4
 
 SERVER_OPTIONS: Mapping[str, tuple[str, ...]] = {
     LLAMA_31_8B: ("--max-model-len", "20k"),
@@ -106,19 +107,30 @@ def measure(
 
     pid: of the server, if it runs here: then its CPU time a token is in the result, and nothing of what came before.
     models: whose names requests take turns at; the server's own if there are none. deterministic_share: of the
-    requests, that ask to be deterministic.
+    requests, that ask to be deterministic; a single request has none, so a row of one becomes some, one after another.
     """
     process = AllAtOnce() if row.request_rate is None else PoissonArrivals(row.request_rate)
-    times = process.arrival_times(row.num_requests, random_stream(SEED, "arrivals"))
+    is_a_part_of_one = row.num_requests == 1 and 0 < deterministic_share < 1
+    num_requests = _STREAMS_OF_A_SHARE if is_a_part_of_one else row.num_requests
+    if is_a_part_of_one:
+        num_processes = 1
+    times = process.arrival_times(num_requests, random_stream(SEED, "arrivals"))
     prompt_seed = zlib.crc32((row.prompts_of or row.name).encode())
-    drawn = draw(named(row.workload), row.num_requests, row.seed, prompt_seed=prompt_seed)
+    drawn = draw(named(row.workload), num_requests, row.seed, prompt_seed=prompt_seed)
     requests = with_arrivals(drawn, times.tolist())
     served = tuple(models) or (fetch_server_facts(base_url, {}).model_id,)
     options = BodyOptions(
         served[0], vocab_size=vocab_size, more_models=served[1:], deterministic_share=deterministic_share
     )
     use = None if pid is None else CpuUse(pid)
-    plan = LoadPlan(base_url, tuple(requests), options, num_processes=num_processes, warmup_requests=0)
+    plan = LoadPlan(
+        base_url,
+        tuple(requests),
+        options,
+        max_concurrency=1 if is_a_part_of_one else 0,
+        num_processes=num_processes,
+        warmup_requests=0,
+    )
     outcome = run_load(plan, around=use)
     labels = RunLabels(
         "openai",

@@ -2,6 +2,7 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,14 @@ def test_every_row_has_prompts_of_its_own(stub_url: str, monkeypatch: pytest.Mon
         measure(stub_url, row, VOCAB_SIZE, num_processes=1)
     at_once, paced = ([prompt_token_ids(request, plan.options) for request in plan.requests] for plan in plans)
     assert not {tuple(ids) for ids in at_once} & {tuple(ids) for ids in paced}
+
+
+def test_half_of_a_single_stream_is_streams_one_after_another(stub_url: str) -> None:
+    """Of which half ask; the median of as many of both kinds is between the two."""
+    single = replace(ROW, num_requests=1)
+    for share, streams in ((0.0, 1), (1.0, 1), (0.5, 4)):
+        result = measure(stub_url, single, VOCAB_SIZE, num_processes=2, deterministic_share=share)
+        assert (result["completed"], result["max_concurrent_requests"]) == (streams, 1)
 
 
 def test_a_row_that_the_prefix_cache_has_helped_is_no_figure(stub_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
