@@ -38,6 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import ordered_tiles
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm_reference, linear_add_norm_triton
 from kernels.norm_linear import divided_product, gated_product, norm_linear_reference, norm_linear_triton
@@ -47,6 +48,7 @@ from kernels.pairwise_sum import pairwise_sum, pairwise_sums
 from kernels.skinny_config import FEW_ROWS, SkinnyConfig
 from kernels.skinny_config import MAX_ROWS as MOST_FEW_ROWS
 from kernels.skinny_linear import skinny_linear_triton
+from kernels.unsplit_linear import takes_parts, unsplit_add_norm_triton, unsplit_linear_triton
 
 _TILES_IN_A_GROUP = 8
 _ALIGNMENT_BYTES = 16
@@ -384,6 +386,8 @@ def ordered_linear(
 ) -> Tensor:
     if not weight.is_cuda:
         return ordered_linear_reference(x, weight, bias, arrivals, gated=gated)
+    if _is_unsplit(x, weight, bias, gated=gated):
+        return unsplit_linear_triton(x, weight, bias, gated=gated)
     return ordered_linear_triton(x, weight, bias, arrivals, gated=gated)
 
 
@@ -396,5 +400,16 @@ def ordered_add_norm(
     eps: float,
     arrivals: Tensor | None = None,
 ) -> tuple[DeferredNorm, Tensor]:
-    run = ordered_add_norm_triton if x.is_cuda else linear_add_norm_reference
-    return run(x, weight, bias, residual, norm_weight, eps, arrivals)
+    if not x.is_cuda:
+        return linear_add_norm_reference(x, weight, bias, residual, norm_weight, eps, arrivals)
+    parts = num_parts(*weight.shape)
+    if MOST_FEW_ROWS < len(x) <= ordered_tiles.MOST_UNSPLIT_ROWS["add_norm"] and takes_parts(weight, parts):
+        return unsplit_add_norm_triton(x, weight, bias, residual, norm_weight, eps, parts)
+    return ordered_add_norm_triton(x, weight, bias, residual, norm_weight, eps, arrivals)
+
+
+def _is_unsplit(x: Tensor | DeferredNorm, weight: Tensor, bias: Tensor | None, *, gated: bool) -> bool:
+    is_divided = isinstance(x, DeferredNorm)
+    num_rows = len(x.weighted) if isinstance(x, DeferredNorm) else len(x)
+    most = ordered_tiles.MOST_UNSPLIT_ROWS["gated" if gated else "divided" if is_divided else "plain"]
+    return MOST_FEW_ROWS < num_rows <= most and num_parts(*weight.shape) == 1 and (is_divided or bias is None)

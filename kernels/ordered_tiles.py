@@ -1,13 +1,16 @@
-"""How kernels/ordered_linear.py cuts a product: K into parts, rows and features into tiles."""
+"""How kernels/ordered_linear.py cuts a product: K into parts, rows and features into tiles. And which are cuBLAS's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 PART_BORDER = 128
 """Parts of K begin at multiples of it."""
 STRIP = 64
 """Features whose squares are summed first: a strip of few rows' programs."""
+MOST_UNSPLIT_ROWS: Mapping[str, int] = {"plain": 0, "divided": 0, "gated": 0, "add_norm": 0}
+"""Of more rows than few, up to so many are multiplied by cuBLAS (kernels/unsplit_linear.py), by what is fused."""
 _MOST_ROWS_BY_PARTS = 1280
 """What programs leave for each other is 4 bytes for each row, feature and part."""
 _LONG_SUM = 8192
