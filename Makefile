@@ -33,10 +33,9 @@ unit: interpret cpu-tests
 # With Python's bytecode: without it, every process compiles all that it imports.
 serve unit interpret cpu-tests: export PYTHONDONTWRITEBYTECODE :=
 
-# A worker a core and one more, since many tests wait for other processes. Files stay whole, since their tests share servers and models; the last of the folders are the short ones. A test
-# that hangs says where, and fails.
+# A worker a core and one more, since many tests wait for other processes. A test that hangs says where, and fails.
 cpu-tests: $(VENV)/.installed-dev
-	$(BIN)/pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+	cores=$$(getconf _NPROCESSORS_ONLN); $(BIN)/pytest --forked-workers $$((cores < 4 ? cores + 1 : 4)) \
 		-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 interpret: $(VENV)/.installed-dev

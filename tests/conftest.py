@@ -6,29 +6,30 @@ import atexit
 import gc
 import os
 import sys
-import tempfile
 from collections.abc import Generator, Iterator
 from functools import cache
 
 import pytest
 from httpx._transports import default as client_transports
 
+from tests import data_home
 from tests.examples import MARKERS, thinned
 from tests.ranks import Ranks
+
+pytest_plugins = ["tests.forked_workers"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    atexit.register(os._exit, 0)  # the last thing of all: to free all objects one by one takes 4 s of a core
-
-_data_home = tempfile.TemporaryDirectory(prefix="headrace-tests-")
-atexit.register(_data_home.cleanup)
-os.environ["XDG_DATA_HOME"] = _data_home.name
-"""Servers that tests start keep their files here, not among the user's."""
+data_home.use_own()
 
 # Each HTTP client reads every certificate of the machine when it is made, 14 ms of a core: once is enough.
 client_transports.create_ssl_context = cache(client_transports.create_ssl_context)
+
+
+_NO_THREADS = {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""While tests are read, as their process may be forked afterwards: a tokenizer is trained in this thread, and NVML is
+asked for a GPU, not CUDA."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -39,7 +40,10 @@ def pytest_collection() -> Generator[None, None, None]:
     """
     gc.disable()
     try:
-        return (yield)
+        with pytest.MonkeyPatch.context() as environment:
+            for name, value in _NO_THREADS.items():
+                environment.setenv(name, value)
+            return (yield)
     finally:
         gc.enable()
         gc.freeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.deploy.deployment import HELM_CHART, read_yaml
 from tests.deploy.helm import rendered_by_helm
 from tests.deploy.kustomization import COMPONENTS, rendered
 
-pytest.importorskip("helm_python")
+pytestmark = pytest.mark.skipif(find_spec("helm_python") is None, reason="helm_python, which is not imported here")
 
 HELMS_LABELS = {"app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.sh/chart"}
 LOWEST_WARNING = 2
