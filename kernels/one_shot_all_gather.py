@@ -21,9 +21,11 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.symmetric_memory import (
     MAX_PROGRAMS,
+    NUM_PROGRAMS,
     SymmetricMemory,
     buffer_of,
     end_launch,
@@ -52,9 +54,11 @@ def _one_shot_all_gather_kernel(
     SIZE: tl.constexpr,
     MAX_PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program: every num_programs-th block of words."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
+    wait_for_inputs(PDL)
     step = tl.load(steps_ptr + program)
     offset = inputs + step // 2 % 2 * capacity
     own_ptr = buffer_of(buffers_ptr, rank, offset, x_ptr)
@@ -77,7 +81,7 @@ def one_shot_all_gather(x: Tensor, memory: SymmetricMemory) -> Tensor:
     out = x.new_empty(memory.size, *x.shape)
     num_words = x.nbytes // 4
     if num_words:
-        _one_shot_all_gather_kernel[(min(MAX_PROGRAMS, triton.cdiv(num_words, _BLOCK)),)](
+        _one_shot_all_gather_kernel[(min(NUM_PROGRAMS, triton.cdiv(num_words, _BLOCK)),)](
             _words(x),
             _words(out),
             memory.buffers,
@@ -90,6 +94,7 @@ def one_shot_all_gather(x: Tensor, memory: SymmetricMemory) -> Tensor:
             MAX_PROGRAMS=MAX_PROGRAMS,
             BLOCK=_BLOCK,
             num_warps=8,
+            **dependent_launch(x.device),
         )
     return out
 

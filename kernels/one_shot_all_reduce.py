@@ -25,10 +25,12 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.rms_norm import add_rms_norm_reference
 from kernels.symmetric_memory import (
     MAX_PROGRAMS,
+    NUM_PROGRAMS,
     SymmetricMemory,
     buffer_of,
     end_launch,
@@ -36,7 +38,6 @@ from kernels.symmetric_memory import (
     wait_for_ranks,
 )
 
-MAX_NORMED_ROWS = MAX_PROGRAMS
 MAX_NORMED_SIZE = 16384
 _BLOCK = 2048  # elements a turn: 8 warps, one 16-byte load a thread in bf16
 
@@ -79,9 +80,11 @@ def _one_shot_all_reduce_kernel(
     SIZE: tl.constexpr,
     MAX_PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program: every num_programs-th block of elements."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
+    wait_for_inputs(PDL)
     step = tl.load(steps_ptr + program)
     offset = inputs + step // 2 % 2 * capacity
     own_ptr = buffer_of(buffers_ptr, rank, offset, x_ptr)
@@ -96,7 +99,7 @@ def _one_shot_all_reduce_kernel(
     end_launch(steps_ptr, program, num_programs, step, MAX_PROGRAMS)
 
 
-@triton.jit(do_not_specialize=["rank"])
+@triton.jit(do_not_specialize=["rank", "num_rows"])
 @no_type_check
 def _one_shot_add_rms_norm_kernel(
     x_ptr,
@@ -105,6 +108,7 @@ def _one_shot_add_rms_norm_kernel(
     out_ptr,
     buffers_ptr,
     steps_ptr,
+    num_rows,
     size,
     eps,
     rank,
@@ -113,26 +117,31 @@ def _one_shot_add_rms_norm_kernel(
     SIZE: tl.constexpr,
     MAX_PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Program: one row."""
+    """Program: every num_programs-th row."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
-    step = tl.load(steps_ptr + program)
-    offset = inputs + step // 2 % 2 * capacity
     column = tl.arange(0, BLOCK)
     is_column = column < size
-    place = program.to(tl.int64) * size + column
-    own_ptr = buffer_of(buffers_ptr, rank, offset, x_ptr)
-    tl.store(own_ptr + place, tl.load(x_ptr + place, mask=is_column), mask=is_column)
-    residual = tl.load(residual_ptr + place, mask=is_column, other=0.0).to(tl.float32)
+    wait_for_inputs(PDL)
+    step = tl.load(steps_ptr + program)
+    offset = inputs + step // 2 % 2 * capacity
     weight = tl.load(weight_ptr + column, mask=is_column, other=0.0).to(tl.float32)
+    own_ptr = buffer_of(buffers_ptr, rank, offset, x_ptr)
+    for row in range(program, num_rows, num_programs):
+        place = row * size + column
+        tl.store(own_ptr + place, tl.load(x_ptr + place, mask=is_column), mask=is_column)
     wait_for_ranks(buffers_ptr, steps_ptr, rank, program, step + 1, SIZE)
-    reduced = sum_over_ranks(buffers_ptr, offset, place, is_column, x_ptr, SIZE)
-    rounded = reduced.to(x_ptr.dtype.element_ty).to(tl.float32)
-    added = (rounded + residual).to(residual_ptr.dtype.element_ty)
-    tl.store(residual_ptr + place, added, mask=is_column)
-    total = added.to(tl.float32)
-    scale = 1 / tl.sqrt(tl.sum(total * total, 0) / size + eps)
-    tl.store(out_ptr + place, (total * scale * weight).to(out_ptr.dtype.element_ty), mask=is_column)
+    for row in range(program, num_rows, num_programs):
+        place = row * size + column
+        residual = tl.load(residual_ptr + place, mask=is_column, other=0.0).to(tl.float32)
+        reduced = sum_over_ranks(buffers_ptr, offset, place, is_column, x_ptr, SIZE)
+        rounded = reduced.to(x_ptr.dtype.element_ty).to(tl.float32)
+        added = (rounded + residual).to(residual_ptr.dtype.element_ty)
+        tl.store(residual_ptr + place, added, mask=is_column)
+        total = added.to(tl.float32)
+        scale = 1 / tl.sqrt(tl.sum(total * total, 0) / size + eps)
+        tl.store(out_ptr + place, (total * scale * weight).to(out_ptr.dtype.element_ty), mask=is_column)
     end_launch(steps_ptr, program, num_programs, step, MAX_PROGRAMS)
 
 
@@ -141,7 +150,7 @@ def one_shot_all_reduce(x: Tensor, memory: SymmetricMemory) -> Tensor:
     check_summable(x, memory)
     out = torch.empty_like(x)
     if x.numel():
-        grid = (min(MAX_PROGRAMS, triton.cdiv(x.numel(), _BLOCK)),)
+        grid = (min(NUM_PROGRAMS, triton.cdiv(x.numel(), _BLOCK)),)
         _one_shot_all_reduce_kernel[grid](
             x,
             out,
@@ -155,6 +164,7 @@ def one_shot_all_reduce(x: Tensor, memory: SymmetricMemory) -> Tensor:
             MAX_PROGRAMS=MAX_PROGRAMS,
             BLOCK=_BLOCK,
             num_warps=8,
+            **dependent_launch(x.device),
         )
     return out
 
@@ -164,19 +174,20 @@ def one_shot_add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     check_summable(x, memory)
     num_rows, size = x.shape
-    assert num_rows <= MAX_NORMED_ROWS and size <= MAX_NORMED_SIZE
+    assert size <= MAX_NORMED_SIZE
     assert residual.shape == x.shape and residual.is_contiguous() and weight.shape == (size,) and weight.is_contiguous()
     assert x.dtype == residual.dtype == weight.dtype
     out = torch.empty_like(x)
     if x.numel():
         block = triton.next_power_of_2(size)
-        _one_shot_add_rms_norm_kernel[(num_rows,)](
+        _one_shot_add_rms_norm_kernel[(min(NUM_PROGRAMS, num_rows),)](
             x,
             residual,
             weight,
             out,
             memory.buffers,
             memory.steps,
+            num_rows,
             size,
             eps,
             memory.rank,
@@ -186,6 +197,7 @@ def one_shot_add_rms_norm(
             MAX_PROGRAMS=MAX_PROGRAMS,
             BLOCK=block,
             num_warps=min(16, max(1, block // 256)),
+            **dependent_launch(x.device),
         )
     return out, residual
 

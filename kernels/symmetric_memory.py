@@ -5,6 +5,8 @@ A buffer of each rank, of the same layout, which all ranks can address (over NVL
     flags    [MAX_PROGRAMS, ranks] int64: how far each rank's program of that number has come
     inputs   [2, capacity] bytes
     results  [2, capacity] bytes
+    mail     [2, capacity] bytes, zero between launches: kernels/pushed_all_reduce.py
+    sums     [2, capacity] bytes, likewise
 
 and, of each rank for itself, steps [MAX_PROGRAMS] int64: two a launch, kept on the device, so that a launch that a CUDA
 graph replays goes on counting.
@@ -16,7 +18,7 @@ between, that all others have begun it, and with that have ended the launch that
 Rules: all ranks make the same launches (grid, sizes) in the same order, on one stream. On two streams they would wait
 for each other for ever. A rank that is gone leaves the others' kernels waiting: end their processes.
 
-Limits: MAX_PROGRAMS programs a launch, as many as run at once on any GPU that has such memory.
+Limits: MAX_PROGRAMS programs a launch, and no more than run at once: what launches sees to that.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from torch import Tensor
 
 from kernels.optional_triton import tl, triton
 
-MAX_PROGRAMS = 64
+MAX_PROGRAMS = 256
+NUM_PROGRAMS = 128
+"""Of a launch, of up to 16 warps each: as many as the multiprocessors of a GPU that has such memory."""
 _NATIVE_ATOMIC_SUPPORTED = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 _ALIGNMENT = 256
 
@@ -52,7 +56,7 @@ class SymmetricMemory:
     @staticmethod
     def num_bytes(size: int, capacity: int) -> int:
         """Of a rank's buffer, which begins as zeros."""
-        return flag_bytes(size) + 4 * capacity
+        return flag_bytes(size) + 8 * capacity
 
     @classmethod
     def at(cls, addresses: Sequence[int], rank: int, capacity: int, device: torch.device, held: Any) -> SymmetricMemory:

@@ -13,10 +13,12 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.one_shot_all_reduce import check_summable, sum_over_ranks
 from kernels.optional_triton import tl, triton
 from kernels.symmetric_memory import (
     MAX_PROGRAMS,
+    NUM_PROGRAMS,
     SymmetricMemory,
     buffer_of,
     end_launch,
@@ -43,9 +45,11 @@ def _two_shot_all_reduce_kernel(
     SIZE: tl.constexpr,
     MAX_PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program: of every rank's part every num_programs-th block of elements."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
+    wait_for_inputs(PDL)
     step = tl.load(steps_ptr + program)
     turn = step // 2 % 2 * capacity
     offset, results = inputs + turn, inputs + 2 * capacity + turn
@@ -78,7 +82,7 @@ def two_shot_all_reduce(x: Tensor, memory: SymmetricMemory) -> Tensor:
     out = torch.empty_like(x)
     if x.numel():
         part_size = triton.cdiv(triton.cdiv(x.numel(), memory.size), _PART_ALIGNMENT) * _PART_ALIGNMENT
-        _two_shot_all_reduce_kernel[(min(MAX_PROGRAMS, triton.cdiv(part_size, _BLOCK)),)](
+        _two_shot_all_reduce_kernel[(min(NUM_PROGRAMS, triton.cdiv(part_size, _BLOCK)),)](
             x,
             out,
             memory.buffers,
@@ -92,5 +96,6 @@ def two_shot_all_reduce(x: Tensor, memory: SymmetricMemory) -> Tensor:
             MAX_PROGRAMS=MAX_PROGRAMS,
             BLOCK=_BLOCK,
             num_warps=16,
+            **dependent_launch(x.device),
         )
     return out

@@ -2,9 +2,13 @@
 NCCL, us a call in CUDA graphs.
 
     python -m loadtest.bench.all_reduce [--ranks 2] [--size 4096]
+    python -m loadtest.bench.all_reduce --sweep [--ranks 2] [--size 4096]
 
 A process a GPU. Each way is captured 64 times in a row and replayed; the time is the least of several replays, the
-slowest rank's. Some 40 s, most of it NCCL's start and compiling. Without NVLink's multicast.
+slowest rank's. Some 40 s, most of it NCCL's start and compiling. Without NVLink's multicast. --sweep: pushed sums with
+norm by how they are launched: programs, warps of each, and rows that one has sent before it waits.
+
+What is timed is checked first: a sum's bits, and of a norm that all ranks have the same.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -25,19 +29,40 @@ from torch._C._distributed_c10d import FileStore
 
 from kernels.one_shot_all_gather import one_shot_all_gather
 from kernels.one_shot_all_reduce import (
-    MAX_NORMED_ROWS,
     one_shot_add_rms_norm,
+    one_shot_add_rms_norm_reference,
     one_shot_all_reduce,
     one_shot_all_reduce_reference,
+)
+from kernels.pushed_all_reduce import (
+    PushConfig,
+    pushed_one_shot,
+    pushed_one_shot_add_rms_norm,
+    pushed_two_shot,
+    pushed_two_shot_add_rms_norm,
+    pushes_one_shot,
 )
 from kernels.rms_norm import add_rms_norm
 from kernels.symmetric_memory import SymmetricMemory
 from kernels.two_shot_all_reduce import two_shot_all_reduce
 
 ROWS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096)
-WAYS = ("nccl", "one-shot", "two-shot", "nccl + norm", "one-shot with norm", "nccl gather", "one-shot gather")
+SWEPT_ROWS = (1, 64, 128, 256, 512, 1024, 2048, 4096)
+WAYS = ("nccl", "one-shot", "two-shot", "pushed one", "pushed two")
+NORMED_WAYS = ("nccl + norm", "one-shot, norm", "pushed one, norm", "pushed two, norm")
+GATHERS = ("nccl gather", "one-shot gather")
+ONE_SHOT_CONFIGS = (
+    PushConfig(128, 16, 0),
+    PushConfig(128, 16, 1),
+    PushConfig(128, 16, 2),
+    PushConfig(128, 16, 4),
+    PushConfig(128, 8, 0),
+    PushConfig(256, 8, 1),
+    PushConfig(256, 8, 2),
+    PushConfig(256, 4, 1),
+)
+TWO_SHOT_CONFIGS = (PushConfig(128, 16, 0), PushConfig(128, 16, 1), PushConfig(256, 8, 0), PushConfig(256, 8, 1))
 CALLS = 64
-_ONE_SHOT_ROWS = 1024
 _ATTEMPTS = 7
 
 
@@ -45,13 +70,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="us of an all-reduce over this host's GPUs")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--size", type=int, default=4096, help="of a row, in bf16")
+    parser.add_argument("--sweep", action="store_true", help="pushed sums by how they are launched")
     asked = parser.parse_args()
     if torch.cuda.device_count() < asked.ranks:
         parser.error(f"{asked.ranks} GPUs are needed, {torch.cuda.device_count()} are there")
     os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
-        arguments = asked.ranks, asked.size, str(Path(folder) / "meeting-point")
+        arguments = asked.ranks, asked.size, asked.sweep, str(Path(folder) / "meeting-point")
         ranks = [context.Process(target=_measure, args=(rank, *arguments)) for rank in range(asked.ranks)]
         for process in ranks:
             process.start()
@@ -60,55 +86,110 @@ def main() -> int:
     return max(abs(process.exitcode or 0) for process in ranks)
 
 
-def _measure(rank: int, num_ranks: int, size: int, meeting_point: str) -> None:
+def _measure(rank: int, num_ranks: int, size: int, is_sweep: bool, meeting_point: str) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     torch.manual_seed(rank)
     store = FileStore(meeting_point, num_ranks)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=num_ranks, device_id=device)
-    memory = SymmetricMemory.of_group(dist.group.WORLD, ROWS[-1] * size * 2, device)
-    _tell(rank, f"| us, rows of {size} | " + " | ".join(WAYS) + " |\n|" + "---|" * (len(WAYS) + 1))
-    for num_rows in ROWS:
-        x = torch.randn(num_rows, size, device=device).bfloat16()
-        _check(x, memory)
-        launches = _launches(x, memory)
-        times = {name: _slowest(_microseconds(launch)) for name, launch in launches.items()}
-        cells = (f"{times[name]:.1f}" if name in times else "" for name in WAYS)
-        _tell(rank, f"| {num_rows} | " + " | ".join(cells) + " |")
+    memory = SymmetricMemory.of_group(dist.group.WORLD, (ROWS[-1] + 8 * num_ranks) * size * 2, device)
+    (_sweep if is_sweep else _compare)(memory, size, device)
     dist.destroy_process_group()
 
 
-def _launches(x: Tensor, memory: SymmetricMemory) -> Mapping[str, Callable[[], object]]:
-    residual, weight, summed = torch.randn_like(x), torch.ones_like(x[0]), torch.zeros_like(x)
-    pairs = torch.zeros(len(x), 2, dtype=torch.int32, device=x.device)
-    gathered = pairs.new_empty(memory.size, *pairs.shape)
+def _compare(memory: SymmetricMemory, size: int, device: torch.device) -> None:
+    names = WAYS + NORMED_WAYS + GATHERS
+    _tell(memory.rank, f"| us, rows of {size} | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
+    for num_rows in ROWS:
+        x = torch.randn(num_rows, size, device=device).bfloat16()
+        launches = _sums(x, memory) | _normed_sums(x, memory) | _gathers(x, memory)
+        times = {name: _slowest(_microseconds(launch)) for name, launch in launches.items()}
+        cells = (f"{times[name]:.1f}" if name in times else "" for name in names)
+        _tell(memory.rank, f"| {num_rows} | " + " | ".join(cells) + " |")
+
+
+def _sums(x: Tensor, memory: SymmetricMemory) -> dict[str, Callable[[], object]]:
+    ours: dict[str, Callable[[], Tensor]] = {
+        "two-shot": partial(two_shot_all_reduce, x, memory),
+        "one-shot": partial(one_shot_all_reduce, x, memory),
+        "pushed two": partial(pushed_two_shot, x, memory),
+    }
+    if pushes_one_shot(x, memory):
+        ours["pushed one"] = partial(pushed_one_shot, x, memory)
+    want = one_shot_all_reduce_reference(_gathered(x, memory))
+    for name, launch in ours.items():
+        assert torch.equal(launch(), want), name
+    return {"nccl": partial(dist.all_reduce, torch.zeros_like(x)), **ours}
+
+
+def _normed_sums(x: Tensor, memory: SymmetricMemory) -> dict[str, Callable[[], object]]:
+    weight, summed = torch.ones_like(x[0]), torch.zeros_like(x)
+    residual = torch.randn(x.shape, generator=torch.Generator(x.device).manual_seed(1), device=x.device).bfloat16()
 
     def nccl_and_norm() -> None:
         dist.all_reduce(summed)
         add_rms_norm(summed, residual, weight, 1e-5)
 
-    launches: dict[str, Callable[[], object]] = {
-        "nccl": partial(dist.all_reduce, summed),
-        "two-shot": partial(two_shot_all_reduce, x, memory),
-        "nccl gather": partial(dist.all_gather_into_tensor, gathered, pairs),
-        "one-shot gather": partial(one_shot_all_gather, pairs, memory),
-    }
-    if len(x) <= _ONE_SHOT_ROWS:
-        launches["one-shot"] = partial(one_shot_all_reduce, x, memory)
-    if len(x) <= MAX_NORMED_ROWS:
-        launches["nccl + norm"] = nccl_and_norm
-        launches["one-shot with norm"] = partial(one_shot_add_rms_norm, x, residual, weight, 1e-5, memory)
-    return launches
+    functions = {"one-shot, norm": one_shot_add_rms_norm, "pushed two, norm": pushed_two_shot_add_rms_norm}
+    if pushes_one_shot(x, memory):
+        functions["pushed one, norm"] = pushed_one_shot_add_rms_norm
+    for name, function in functions.items():
+        _check_normed(name, function, x, residual, weight, memory)
+    ours = {name: partial(function, x, residual, weight, 1e-5, memory) for name, function in functions.items()}
+    return {"nccl + norm": nccl_and_norm, **ours}
 
 
-def _check(x: Tensor, memory: SymmetricMemory) -> None:
-    """What is timed is right."""
+def _gathers(x: Tensor, memory: SymmetricMemory) -> dict[str, Callable[[], object]]:
+    """Of 8 bytes a row."""
+    pairs = x.view(torch.int32)[:, :2].contiguous()
+    gathered = pairs.new_empty(memory.size, *pairs.shape)
+    assert torch.equal(one_shot_all_gather(pairs, memory), _gathered(pairs, memory)), "one-shot gather"
+    nccl = partial(dist.all_gather_into_tensor, gathered, pairs)
+    return {"nccl gather": nccl, "one-shot gather": partial(one_shot_all_gather, pairs, memory)}
+
+
+def _check_normed(
+    name: str,
+    function: Callable[..., tuple[Tensor, Tensor]],
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    memory: SymmetricMemory,
+) -> None:
+    want_normed, want_sum = one_shot_add_rms_norm_reference(_gathered(x, memory), residual, weight, 1e-5)
+    for _ in range(3):  # so that both halves of the memory are used
+        normed, total = function(x, residual.clone(), weight, 1e-5, memory)
+        assert torch.equal(total, want_sum), f"{name}: {len(x)} rows, sum"
+        torch.testing.assert_close(normed, want_normed, atol=3e-2, rtol=3e-2)
+        assert (_gathered(normed, memory) == normed).all(), f"{name}: {len(x)} rows, ranks differ"
+
+
+def _gathered(x: Tensor, memory: SymmetricMemory) -> Tensor:
     parts = x.new_empty(memory.size, *x.shape)
-    dist.all_gather_into_tensor(parts, x)
-    want = one_shot_all_reduce_reference(parts)
-    assert torch.equal(one_shot_all_reduce(x, memory), want), "one-shot"
-    assert torch.equal(two_shot_all_reduce(x, memory), want), "two-shot"
-    assert torch.equal(one_shot_all_gather(x, memory), parts), "one-shot gather"
+    dist.all_gather_into_tensor(parts.view(-1), x.view(-1))
+    return parts
+
+
+def _sweep(memory: SymmetricMemory, size: int, device: torch.device) -> None:
+    head = " | ".join(str(rows) for rows in SWEPT_ROWS)
+    _tell(memory.rank, f"| us, rows of {size}; programs, warps, ahead | {head} |\n|" + "---|" * (len(SWEPT_ROWS) + 1))
+    inputs = [torch.randn(rows, size, device=device).bfloat16() for rows in SWEPT_ROWS]
+    for name, function, configs in (
+        ("one", pushed_one_shot_add_rms_norm, ONE_SHOT_CONFIGS),
+        ("two", pushed_two_shot_add_rms_norm, TWO_SHOT_CONFIGS),
+    ):
+        for config in configs:
+            cells = [_swept(name, partial(function, config=config), x, memory) for x in inputs]
+            given = f"{name}: {config.programs}, {config.num_warps}, {config.ahead}"
+            _tell(memory.rank, f"| {given} | " + " | ".join(cells) + " |")
+
+
+def _swept(name: str, function: Callable[..., tuple[Tensor, Tensor]], x: Tensor, memory: SymmetricMemory) -> str:
+    if name == "one" and not pushes_one_shot(x, memory):
+        return ""
+    residual, weight = torch.zeros_like(x), torch.ones_like(x[0])
+    _check_normed(name, function, x, residual, weight, memory)
+    return f"{_slowest(_microseconds(partial(function, x, residual, weight, 1e-5, memory))):.1f}"
 
 
 def _microseconds(launch: Callable[[], object]) -> float:

@@ -13,7 +13,6 @@ from torch.distributed import ProcessGroup
 
 from kernels.one_shot_all_gather import one_shot_all_gather
 from kernels.one_shot_all_reduce import (
-    MAX_NORMED_ROWS,
     MAX_NORMED_SIZE,
     one_shot_add_rms_norm,
     one_shot_all_reduce,
@@ -26,15 +25,17 @@ from service.layers.exchange_timer import ExchangeTimer
 
 logger = logging.getLogger("headrace")
 
-_ONE_SHOT_BYTES = 1 << 18
-"""Up to so many go one-shot. On two H200 torch's own kernels are as fast either way up to 128 KB, and two-shot is
-faster from 512 KB on (64 x 4096 in bf16: 9.5 us against 7.5)."""
+_ONE_SHOT_BYTES = {2: 1 << 22}
+_ONE_SHOT_BYTES_OF_MANY = 1 << 18
+"""Of x, by ranks: up to so many go one-shot. On two H200 it is the faster way up to 512 rows of 4096 in bf16 (27 us
+either way); of more ranks each reads more. As `loadtest.bench.all_reduce` measures it."""
+
+_CAPACITY_BYTES = 1 << 23
+"""Above, NCCL sums. 1024 rows of 4096 in bf16: two-shot 44 us, NCCL 51; 2048 rows: 90 and 86. Takes eight times as
+much memory."""
 
 _GATHERED_BYTES = 1 << 20
 """Up to so many of a rank are gathered by a kernel of ours, above by NCCL: what draws exchange is 8 bytes a row."""
-
-_CAPACITY_BYTES = 1 << 25
-"""Above, NCCL sums. 4096 rows of 4096 in bf16: two-shot 108 us, NCCL 151. Takes four times as much memory."""
 
 
 class GroupParallel:
@@ -60,6 +61,7 @@ class GroupParallel:
         self._timer = ExchangeTimer(note_exchange)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self._one_shot_bytes = _ONE_SHOT_BYTES.get(self.size, _ONE_SHOT_BYTES_OF_MANY)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if not x.is_cuda:
@@ -69,11 +71,10 @@ class GroupParallel:
             if self._memory is None or x.nbytes > self._memory.capacity:
                 dist.all_reduce(x, group=self._group)
                 return x
-            return (one_shot_all_reduce if x.nbytes <= _ONE_SHOT_BYTES else two_shot_all_reduce)(x, self._memory)
+            return (one_shot_all_reduce if x.nbytes <= self._one_shot_bytes else two_shot_all_reduce)(x, self._memory)
 
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        num_rows, size = x.shape
-        is_small = x.nbytes <= _ONE_SHOT_BYTES and num_rows <= MAX_NORMED_ROWS and size <= MAX_NORMED_SIZE
+        is_small = x.nbytes <= self._one_shot_bytes and x.shape[1] <= MAX_NORMED_SIZE
         if x.is_cuda and self._memory is not None and is_small:
             with self._timer.timed(x):
                 return one_shot_add_rms_norm(x.contiguous(), residual, weight, eps, self._memory)

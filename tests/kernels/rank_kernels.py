@@ -9,13 +9,28 @@ import torch
 
 from kernels.one_shot_all_gather import one_shot_all_gather
 from kernels.one_shot_all_reduce import one_shot_add_rms_norm, one_shot_all_reduce
+from kernels.pushed_all_reduce import (
+    pushed_one_shot,
+    pushed_one_shot_add_rms_norm,
+    pushed_two_shot,
+    pushed_two_shot_add_rms_norm,
+)
 from kernels.symmetric_memory import SymmetricMemory
 from kernels.two_shot_all_reduce import two_shot_all_reduce
 
 CAPACITY = 1 << 20
-
-
-LAUNCHES = {"one": one_shot_all_reduce, "two": two_shot_all_reduce, "gather": one_shot_all_gather}
+LAUNCHES = {
+    "one": one_shot_all_reduce,
+    "two": two_shot_all_reduce,
+    "pushed one": pushed_one_shot,
+    "pushed two": pushed_two_shot,
+    "gather": one_shot_all_gather,
+}
+NORMED = {
+    "one normed": one_shot_add_rms_norm,
+    "pushed one normed": pushed_one_shot_add_rms_norm,
+    "pushed two normed": pushed_two_shot_add_rms_norm,
+}
 
 
 def shared_memory(parallel, folder: Path) -> SymmetricMemory:
@@ -42,9 +57,9 @@ def summed(parallel, memory: SymmetricMemory, device: torch.device, cases) -> li
     results = []
     for number, (kind, shape, dtype) in enumerate(cases):
         x = part(number, parallel.rank, shape, dtype).to(device)
-        if kind == "normed":
+        if kind in NORMED:
             residual, weight = (each.to(device) for each in residual_and_weight(number, shape, dtype))
-            results.append(one_shot_add_rms_norm(x, residual, weight, 1e-5, memory))
+            results.append(NORMED[kind](x, residual, weight, 1e-5, memory))
         else:
             results.append(LAUNCHES[kind](x, memory))
     return [tuple(t.cpu() for t in each) if isinstance(each, tuple) else each.cpu() for each in results]
@@ -65,7 +80,7 @@ def on_gpus(parallel, cases, num_replays: int):
     memory = SymmetricMemory.of_group(group, CAPACITY, device)
     first = summed(parallel, memory, device, cases)
     inputs = [part(number, parallel.rank, shape, dtype).to(device) for number, (_, shape, dtype) in enumerate(cases)]
-    pairs = [(kind, x) for (kind, *_), x in zip(cases, inputs, strict=True) if kind != "normed"]
+    pairs = [(kind, x) for (kind, *_), x in zip(cases, inputs, strict=True) if kind in LAUNCHES]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outs = [LAUNCHES[kind](x, memory) for kind, x in pairs]

@@ -17,7 +17,7 @@ from kernels import two_shot_all_reduce as two
 from kernels.one_shot_all_gather import one_shot_all_gather_reference
 from kernels.one_shot_all_reduce import one_shot_add_rms_norm_reference, one_shot_all_reduce_reference
 from kernels.symmetric_memory import MAX_PROGRAMS, SymmetricMemory
-from tests.kernels.rank_kernels import CAPACITY, interpreted, on_gpus, part, residual_and_weight
+from tests.kernels.rank_kernels import CAPACITY, LAUNCHES, NORMED, interpreted, on_gpus, part, residual_and_weight
 from tests.ranks import Ranks
 
 SIZES = [(1,), (7, 3), (2049,), (64,), (33, 1000)]
@@ -26,13 +26,13 @@ INTERPRETED = {torch.float32: 0.0, torch.bfloat16: 2**-7}
 """Relative: the interpreter cuts to bf16 where a GPU rounds."""
 
 
-def cases(seed: int, sizes, dtypes=(torch.float32, torch.bfloat16)):
+def cases(seed: int, sizes, dtypes=(torch.float32, torch.bfloat16), kinds=("one", "two", "gather", "one normed")):
     """(kind, shape, dtype) in an order of no pattern: grids grow and shrink from launch to launch."""
     chance = random.Random(seed)
-    made = [(kind, shape, dtype) for kind in ("one", "two") for shape in sizes for dtype in dtypes]
-    made += [("gather", shape, torch.float32) for shape in sizes]
-    made += [("gather", (2, *shape), torch.bfloat16) for shape in sizes]
-    made += [("normed", shape, dtype) for shape in ((1, 64), (5, 1000), (17, 256)) for dtype in dtypes]
+    made = [(kind, shape, dtype) for kind in kinds if kind in LAUNCHES for shape in sizes for dtype in dtypes]
+    made = [(kind, (2, *shape) if kind == "gather" else shape, dtype) for kind, shape, dtype in made]
+    normed = [kind for kind in kinds if kind in NORMED]
+    made += [(kind, shape, dtype) for kind in normed for shape in ((1, 64), (5, 1000), (17, 256)) for dtype in dtypes]
     chance.shuffle(made)
     return made
 
@@ -41,7 +41,7 @@ def check(given, results, rounding, size=2):
     """Sums are exact, but for how they are rounded."""
     for number, ((kind, shape, dtype), result) in enumerate(zip(given, results, strict=True)):
         parts = torch.stack([part(number, rank, shape, dtype) for rank in range(size)])
-        if kind == "normed":
+        if kind in NORMED:
             want = one_shot_add_rms_norm_reference(parts, *residual_and_weight(number, shape, dtype), 1e-5)
             tolerance = 4e-2 if dtype is torch.bfloat16 else 1e-5
             torch.testing.assert_close(result[0], want[0], atol=tolerance, rtol=tolerance)
@@ -85,9 +85,9 @@ def ranks_of_gpus(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 @pytest.mark.gpu
 def test_launches_and_replays_on_gpus(ranks_of_gpus: Ranks):
     size = ranks_of_gpus.size
-    given = cases(4, [*SIZES, (256, 1000), (128, 2048)])
-    sums = [each for each in given if each[0] != "normed"]
-    numbers = [number for number, each in enumerate(given) if each[0] != "normed"]
+    given = cases(4, [*SIZES, (256, 1000), (128, 2048)], kinds=(*LAUNCHES, *NORMED))
+    sums = [each for each in given if each[0] in LAUNCHES]
+    numbers = [number for number, each in enumerate(given) if each[0] in LAUNCHES]
     for first, replayed, again in ranks_of_gpus.run(on_gpus, given, 50):
         check(given, first, EXACT, size)
         check(given, again, EXACT, size)

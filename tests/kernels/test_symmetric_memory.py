@@ -9,9 +9,9 @@ from kernels.symmetric_memory import MAX_PROGRAMS, SymmetricMemory, flag_bytes
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_flags_and_two_inputs_and_two_results_have_room(size):
+def test_flags_and_two_of_inputs_results_mail_and_sums_have_room(size):
     assert flag_bytes(size) >= MAX_PROGRAMS * size * 8
-    assert SymmetricMemory.num_bytes(size, 1024) == flag_bytes(size) + 4 * 1024
+    assert SymmetricMemory.num_bytes(size, 1024) == flag_bytes(size) + 8 * 1024
     assert flag_bytes(size) % 256 == 0, "what follows is aligned"
 
 
