@@ -4,8 +4,9 @@
 
 Each is one linear of Llama-8B's shapes. Columns: cuBLAS and skinny_linear of bf16; skinny_linear of fp8, and two
 products of fp8 by the matrix units, torch's and kernels/fp8_linear.py, with the rounding of x; skinny_linear of int4 in
-groups of 128, and the product by the plain matrix that is made of it. `--tune` times other tiles instead, of
-skinny_linear for quantized weights and of fp8_linear ("units"), without the rounding of x. By replays of CUDA graphs
+groups of 128, kernels/int4_linear.py, and the product by the plain matrix that is made of it. `--tune` times other
+tiles instead, of skinny_linear for quantized weights, of fp8_linear ("units"), without the rounding of x, and of
+int4_linear ("int4 units"); each result is compared with that of the plain matrix. By replays of CUDA graphs
 over weights of more bytes than the L2 cache holds. Some 40 s; tuning ends soon after --seconds, with the rows in their
 order. The last line is JSON.
 """
@@ -19,14 +20,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.compile_ahead import compile_ahead
+from kernels.dequantize import dequantize
 from kernels.fp8_linear import MAX_FP8_ROWS, fp8_linear, fp8_linear_config, fp8_linear_triton
 from kernels.fp8_rows import fp8_rows
+from kernels.int4_linear import Int4Config, int4_linear, int4_linear_config, int4_linear_triton
 from kernels.quantized_linear import product_of_many_rows, quantized_linear
 from kernels.quantized_weight import QuantizedWeight, Weight, quantize_fp8
 from kernels.register_product import MOST_ROWS as MOST_REGISTER_ROWS
@@ -38,13 +42,18 @@ SHAPES = {"qkv": (6144, 4096), "output": (4096, 4096), "gate_up": (28672, 4096),
 _GROUP = 128
 _ROTATED_BYTES = 256 << 20
 _MOST_WEIGHTS = 16
+_MOST_INT4_ROWS = 512
+_SHARED_BYTES = 227 * 1024
 _ROUNDS = 5
 
-UNITS = "units"
-FORMS = ["fp8", "int4", UNITS]
+UNITS, INT4_UNITS = "units", "int4-units"
+FORMS = ["fp8", "int4", UNITS, INT4_UNITS]
+_MAY_DIFFER = {"fp8": 1e-2, "int4": 1e-2, UNITS: 5e-2, INT4_UNITS: 1e-2}
+"""From the product by the plain matrix, as parts of its norm."""
 
 Product = Callable[[Tensor, Weight], object]
-TunedLaunch = Callable[[QuantizedWeight, SkinnyConfig], object]
+TunedConfig = SkinnyConfig | Int4Config
+TunedLaunch = Callable[[QuantizedWeight, Any], Tensor]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _compared(all_rows: Sequence[int]) -> Iterator[dict[str, object]]:
-    names = ("cuBLAS", "skinny", "fp8 skinny", "fp8 torch", "fp8 units", "int4 skinny", "int4 plain")
+    names = ("cuBLAS", "skinny", "fp8 skinny", "fp8 torch", "fp8 units", "int4 skinny", "int4 units", "int4 plain")
     print(f"{'shape':>8} {'rows':>5} " + " ".join(f"{name:>12}" for name in names))
     for shape, (num_features, size) in SHAPES.items():
         arrivals = new_arrivals(num_features, torch.device("cuda"))
@@ -72,6 +81,7 @@ def _compared(all_rows: Sequence[int]) -> Iterator[dict[str, object]]:
             (_by_torch, fp8, 1 << 30),
             (partial(_by_units, arrivals=arrivals), fp8, MAX_FP8_ROWS),
             (skinny, int4, MAX_QUANTIZED_ROWS),
+            (partial(_by_int4_units, arrivals=arrivals), int4, _MOST_INT4_ROWS),
             (_by_quantized_linear, int4, 1 << 30),
         ]
         for rows in all_rows:
@@ -83,37 +93,51 @@ def _compared(all_rows: Sequence[int]) -> Iterator[dict[str, object]]:
 
 def _tuned(all_rows: Sequence[int], forms: Sequence[str], seconds: float) -> Iterator[dict[str, object]]:
     begin = time.monotonic()
-    cases = [(form, rows) for rows in all_rows if rows <= MAX_QUANTIZED_ROWS for form in forms]
+    most = {INT4_UNITS: 1 << 30}
+    cases = [(form, rows) for rows in all_rows for form in forms if rows <= most.get(form, MAX_QUANTIZED_ROWS)]
     for form, rows in cases:
         for shape, (num_features, size) in SHAPES.items():
             if time.monotonic() - begin > seconds:
                 print(f"{shape} {form} {rows} rows: no time left")
                 continue
-            arrivals = new_arrivals(num_features, torch.device("cuda"))
-            weights = _rotated("int4" if form == "int4" else "fp8", num_features, size)
+            weights = _rotated("int4" if "int4" in form else "fp8", num_features, size)
             x = torch.randn(rows, size, device="cuda").bfloat16()
             assert isinstance(weights[0], QuantizedWeight)
-            launch: TunedLaunch = partial(_launch_skinny, x, arrivals)
-            now = quantized_config(rows, weights[0])
-            if form == UNITS:
-                launch, now = (
-                    partial(_launch_units, *fp8_rows(x), arrivals),
-                    fp8_linear_config(rows, num_features, size),
-                )
+            launch, now = _tuned_launch(form, x, weights[0])
             configs = [now, *(config for config in tuned_configs(form, rows) if config != now)]
             compile_ahead(partial(_launch_all, launch, weights[0], configs))
+            want = F.linear(x, dequantize(weights[0])).float()
+            for config in configs:
+                _compare(launch, weights[0], config, want, _MAY_DIFFER[form])
             timed = {config: _timed(launch, weights, config) for config in configs}
             best = sorted(timed, key=timed.__getitem__)[:4]
-            print(f"{shape} {form} {rows} rows: now {timed[now]:.1f} us by {now}", flush=True)
+            plain = _us(_plainly, x, _rotated("bf16", num_features, size))
+            print(
+                f"{shape} {form} {rows} rows: now {timed[now]:.1f} us by {now}; cuBLAS of bf16 {plain:.1f}", flush=True
+            )
             for config in best:
                 print(f"    {timed[config]:7.1f} us by {config}", flush=True)
             all_us = {" ".join(map(str, astuple(config))): round(us, 1) for config, us in timed.items()}
             yield {"shape": shape, "form": form, "rows": rows, "now": timed[now], "us": all_us}
 
 
-def tuned_configs(form: str, rows: int) -> Iterator[SkinnyConfig]:
+def _tuned_launch(form: str, x: Tensor, weight: QuantizedWeight) -> tuple[TunedLaunch, TunedConfig]:
+    """And the table's config."""
+    (num_features, size), rows = weight.shape, x.shape[0]
+    arrivals = new_arrivals(num_features, torch.device("cuda"))
+    if form == UNITS:
+        return partial(_launch_units, *fp8_rows(x), arrivals), fp8_linear_config(rows, num_features, size)
+    if form == INT4_UNITS:
+        return partial(_launch_int4_units, x, arrivals), int4_linear_config(rows, num_features, size)
+    return partial(_launch_skinny, x, arrivals), quantized_config(rows, weight)
+
+
+def tuned_configs(form: str, rows: int) -> Iterator[TunedConfig]:
     """Those worth a trial: several programs share a multiprocessor's memory, since bytes become numbers by its four
     schedulers and two warps occupy half of them."""
+    if form == INT4_UNITS:
+        yield from _int4_configs(rows)
+        return
     splits: tuple[int, ...] = (1, 2, 4)
     if form == UNITS:
         tiles = [(64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (128, 128, 4, 4), (128, 128, 8, 4)]
@@ -150,21 +174,50 @@ def _register_configs(form: str) -> Iterator[SkinnyConfig]:
             yield SkinnyConfig(16 * warps * tiles, turn * chunk, num_warps, 1, num_splits, tiles, k_warps)
 
 
-def _launch_skinny(x: Tensor, arrivals: Tensor, weight: QuantizedWeight, config: SkinnyConfig) -> object:
+def _int4_configs(rows: int) -> Iterator[Int4Config]:
+    """Of kernels/int4_linear.py: those that fit into a multiprocessor, whose registers hold the sums."""
+    for block_m, (block_n, num_warps), num_splits in product(
+        (16, 32, 64, 128, 256), ((64, 4), (128, 4), (128, 8), (256, 8)), (1, 2, 4)
+    ):
+        if not min(rows, 128) <= block_m < 2 * max(rows, 16) or block_m * block_n // num_warps > 4096:
+            continue
+        for num_stages in (3, 4, 6):
+            stage_bytes = 256 * block_m + 64 * block_n
+            programs = min(3, _SHARED_BYTES // (num_stages * stage_bytes + 1024))
+            if programs and (num_stages == 3 or programs * num_stages * stage_bytes <= _SHARED_BYTES * 0.98):
+                yield Int4Config(block_m, block_n, num_warps, num_stages, num_splits)
+
+
+def _launch_int4_units(x: Tensor, arrivals: Tensor, weight: QuantizedWeight, config: Int4Config) -> Tensor:
+    return int4_linear_triton(x, weight, None, arrivals, config)
+
+
+def _launch_skinny(x: Tensor, arrivals: Tensor, weight: QuantizedWeight, config: SkinnyConfig) -> Tensor:
     return skinny_linear_triton(x, weight, None, arrivals, config)
 
 
-def _launch_units(x: Tensor, scales: Tensor, arrivals: Tensor, weight: QuantizedWeight, config: SkinnyConfig) -> object:
+def _launch_units(x: Tensor, scales: Tensor, arrivals: Tensor, weight: QuantizedWeight, config: SkinnyConfig) -> Tensor:
     return fp8_linear_triton(x, scales, weight, None, arrivals, config)
 
 
-def _launch_all(launch: TunedLaunch, weight: Weight, configs: Sequence[SkinnyConfig]) -> None:
+def _launch_all(launch: TunedLaunch, weight: Weight, configs: Sequence[TunedConfig]) -> None:
     assert isinstance(weight, QuantizedWeight)
     for config in configs:
         launch(weight, config)
 
 
-def _timed(launch: TunedLaunch, weights: Sequence[Weight], config: SkinnyConfig) -> float:
+def _compare(
+    launch: TunedLaunch, weight: QuantizedWeight, config: TunedConfig, want: Tensor, may_differ: float
+) -> None:
+    try:
+        error = float((launch(weight, config).float() - want).norm() / want.norm())
+    except Exception:  # told when it is timed
+        return
+    if not error < may_differ:
+        print(f"    WRONG by {error:.1e}: {config}", flush=True)
+
+
+def _timed(launch: TunedLaunch, weights: Sequence[Weight], config: TunedConfig) -> float:
     try:
         return _us_of([partial(launch, weight, config) for weight in weights if isinstance(weight, QuantizedWeight)])
     except Exception as fault:  # a config that takes too much shared memory, by Triton's own exception
@@ -200,6 +253,11 @@ def _by_torch(x: Tensor, weight: Weight) -> Tensor:
 def _by_units(x: Tensor, weight: Weight, arrivals: Tensor) -> Tensor:
     assert isinstance(weight, QuantizedWeight)
     return fp8_linear(*fp8_rows(x), weight, None, arrivals)
+
+
+def _by_int4_units(x: Tensor, weight: Weight, arrivals: Tensor) -> Tensor:
+    assert isinstance(weight, QuantizedWeight)
+    return int4_linear(x, weight, None, arrivals)
 
 
 def _skinny(x: Tensor, weight: Weight, arrivals: Tensor) -> Tensor:

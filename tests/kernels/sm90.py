@@ -12,6 +12,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTensorDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -20,6 +22,7 @@ TYPES = {
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
+    torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
     torch.uint8: "u8",
@@ -49,12 +52,13 @@ class LaunchRecorder:
 @dataclass(frozen=True)
 class Compiled:
     """shared_bytes: what a program takes. spills_in_loops: instructions of loops that go to memory for want of
-    registers."""
+    registers. waits_for_units: instructions that wait for matrix units which compute by themselves."""
 
     ptx: str
     registers: int
     shared_bytes: int
     spills_in_loops: int
+    waits_for_units: int
 
 
 def ptx_for_sm90(launch: Launch) -> str:
@@ -77,8 +81,9 @@ def compile_for_sm90(launch: Launch, folder: Path) -> Compiled:
     cubin.write_bytes(compiled.asm["cubin"])
     registers = re.search(r"REG:(\d+)", _cuobjdump("-res-usage", cubin))
     assert registers is not None
-    spills = _spills_in_loops(_cuobjdump("-sass", cubin))
-    return Compiled(compiled.asm["ptx"], int(registers[1]), compiled.metadata.shared, spills)
+    sass = _cuobjdump("-sass", cubin)
+    waits = sass.count("WARPGROUP.DEPBAR")
+    return Compiled(compiled.asm["ptx"], int(registers[1]), compiled.metadata.shared, _spills_in_loops(sass), waits)
 
 
 def compile_to_ptx(launch: Launch) -> str:
@@ -96,12 +101,13 @@ def _compile(launch: Launch) -> Any:
             signature[parameter.name], constants[(index,)] = "constexpr", value
             continue
         signature[parameter.name] = _type_of(value)
-        if isinstance(value, TensorDescriptor):
+        if isinstance(value, TensorDescriptor | GluonTensorDescriptor):
             continue
         aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
         if aligned and not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
             attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(launch.kernel, signature, constants, attributes)
+    of_kernel = GluonASTSource if launch.kernel.is_gluon() else ASTSource
+    source = of_kernel(launch.kernel, signature, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=given)
 
 
@@ -127,4 +133,6 @@ def _type_of(value: Any) -> str:
         return "*" + TYPES[value.dtype]
     if isinstance(value, TensorDescriptor):
         return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>"
+    if isinstance(value, GluonTensorDescriptor):
+        return f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)},{value.layout!r}>"
     return "fp32" if isinstance(value, float) else "i64" if abs(value) >= 2**31 else "i32"

@@ -1,0 +1,319 @@
+"""Linear projection of a batch's rows by an int4 weight, whose elements become numbers in the registers that the matrix
+units read: of too many rows for skinny_linear, and of too few to make the plain matrix first.
+
+    out[m, n] = sum_k x[m, k] * w[n, k] + bias[n],   w[n, k] = scales[n, g] * (element[n, k] - zeros[n, g]), rounded
+
+Tensors (M rows, N output features, K input features):
+    x         [M, K]  bf16, last stride 1, rows and the first of them at multiples of 16 bytes
+    weight    [N, K]  int4 QuantizedWeight for bf16, in chunks of 128 (kernels/quantized_weight.py)
+    bias      [N]     bf16, contiguous; None for none
+    arrivals  [A]     as of kernels/skinny_linear.py; None: K is not split
+    returns   [M, N]  bf16, contiguous, new
+
+Rounding: scales to bf16, w to bf16, as it is in the plain matrix; fp32 sums, rounded once at the end. A row's result
+does not depend on the others, nor on their number up to 64, nor above. M may be 0. Not differentiable.
+
+A chunk of 128 input features comes to shared memory by two tiles' copies, some stages ahead. A thread loads two
+neighbouring bytes at a time: two pairs of numbers, just as wgmma wants its left side in registers, for a program's rows
+of the weight. Its right side, x, lies in shared memory. While the units multiply one half of a chunk, the other half's
+numbers are made: 1.9 instructions an element. So the units never wait but for memory. This takes Triton's Gluon, where
+the order of all that is written down; there is no interpreter of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import no_type_check
+
+import torch
+from torch import Tensor
+
+from kernels.dependent_launch import dependent_launch
+from kernels.optional_gluon import HAS_GLUON, GluonTensorDescriptor, barrier, copy_tile, gl, gluon, hopper
+from kernels.quantized_weight import QuantizedWeight
+
+CHUNK = 128
+_ALIGNMENT = 16
+_FEW_ROWS, _MANY_ROWS = 64, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Config:
+    """block_m: rows of x a program, block_n: output features, a multiple of 16 for each warp; num_splits: of K."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    num_splits: int = 1
+
+
+def takes(x: Tensor, weight: QuantizedWeight) -> bool:
+    """Whether these rows and this weight are laid out for it, and the device and Triton are."""
+    if not HAS_GLUON or not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9:
+        return False
+    if x.dtype != torch.bfloat16 or x.data_ptr() % _ALIGNMENT or x.stride(0) * x.itemsize % _ALIGNMENT:
+        return False
+    return weight.is_int4 and weight.chunk == CHUNK and weight.elements.data_ptr() % _ALIGNMENT == 0
+
+
+def int4_linear_config(num_rows: int, num_features: int, size: int) -> Int4Config:
+    """Not measured yet: as many programs as multiprocessors, each with as many features as its registers hold, since x
+    is read by each of them."""
+    is_wide = num_features > 12288
+    if num_rows <= _FEW_ROWS:
+        block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+        if is_wide:
+            return Int4Config(block_m, 128, 8, 5)
+        return Int4Config(block_m, 64, 4, 5, 4 if num_features <= 4608 and size > 2048 else 2)
+    if is_wide:
+        return Int4Config(_MANY_ROWS, 256, 8, 4)
+    return Int4Config(_MANY_ROWS, 128, 8, 4, 2 if size > 2048 else 1)
+
+
+def int4_linear_reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+    product = x.double() @ weight.dequantized().double().T
+    return (product if bias is None else product + bias.double()).to(weight.dtype)
+
+
+def _numbers_assembly(shift: int) -> str:
+    """Of each two bytes their two low halves, or, moved by a shift, the high ones, in the last bits of two bf16 numbers
+    of 128."""
+    code = "{\n.reg .b32 bits;\n"
+    for i in range(2):
+        code += f"prmt.b32 bits, ${2 + i}, 0, 0x4140;\n"
+        code += f"shr.b32 bits, bits, {shift};\n" if shift else ""
+        code += f"lop3.b32 ${i}, bits, 0x000f000f, 0x43004300, 0xea;\n"
+    return code + "}\n"
+
+
+if gl is not None:
+    _LOW, _HIGH = gl.constexpr(_numbers_assembly(0)), gl.constexpr(_numbers_assembly(4))
+    _NUMBERS_OPERANDS = gl.constexpr("=r,=r,r,r")
+    _WAIT, _START = gl.constexpr("griddepcontrol.wait; // $0"), gl.constexpr("griddepcontrol.launch_dependents; // $0")
+
+
+@gluon.constexpr_function
+@no_type_check
+def _words_layout(block_n, num_warps):
+    """How words of two bytes lie over threads, as the matrix unit has pairs of numbers in its left side: each warp 16
+    rows, of which a thread has two, and of 8 neighbouring words the second 4 further than the first."""
+    registers = [[0, 4], [8, 0], [0, 8], [0, 16]]
+    registers += [[rows, 0] for rows in (16 * num_warps << i for i in range(8)) if rows < block_n]
+    warps = [[16 << i, 0] for i in range(num_warps.bit_length() - 1)]
+    lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [block_n, 32])
+
+
+@gluon.jit
+@no_type_check
+def _numbers(words, zeros, scales, ASSEMBLY: gl.constexpr, LAYOUT: gl.constexpr):
+    """[BLOCK_N, 32] words of two bytes -> [BLOCK_N, 64] bf16: the low halves or the high ones. Neighbouring words of a
+    thread are 4 apart. Each makes one register of two numbers; but the assembly's outputs are taken for one number of
+    each of its two words, so what tells the words apart tells the numbers apart, and the other way round."""
+    BLOCK_N: gl.constexpr = words.shape[0]
+    first, last = gl.inline_asm_elementwise(
+        ASSEMBLY, _NUMBERS_OPERANDS, [words], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
+    )
+    first = gl.reshape((first - zeros) * scales, [BLOCK_N, 4, 2, 4])
+    last = gl.reshape((last - zeros) * scales, [BLOCK_N, 4, 2, 4])
+    in_order = gl.reshape(gl.permute(gl.join(first, last), [0, 1, 4, 3, 2]), [BLOCK_N, 64])
+    return gl.convert_layout(in_order, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+@no_type_check
+def _ask_for(x_desc, weight_desc, xs, ws, full, slot, first_row, first_feature, chunk, is_there):
+    """Copy a chunk of both sides into a slot."""
+    barrier_of_slot = full.index(slot)
+    BYTES: gl.constexpr = x_desc.block_type.nbytes + weight_desc.block_type.nbytes
+    hopper.mbarrier.expect(barrier_of_slot, BYTES, pred=is_there)
+    copy_tile(weight_desc, [first_feature, chunk * 32], barrier_of_slot, ws.index(slot), pred=is_there)
+    copy_tile(x_desc, [first_row, chunk * 128], barrier_of_slot, xs.index(slot), pred=is_there)
+
+
+@gluon.jit
+@no_type_check
+def _part_ptrs(partial_ptr, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr):
+    """[BLOCK_N, BLOCK_M]: where a program's sums over the first part of K go."""
+    n = gl.expand_dims(gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT)), 1)
+    m = gl.expand_dims(gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, LAYOUT)), 0)
+    return partial_ptr + gl.program_id(0).to(gl.int64) * (BLOCK_N * BLOCK_M) + n * BLOCK_M + m
+
+
+@gluon.jit
+@no_type_check
+def _next_part(part_ptrs):
+    """How much further the same program's sums over the next part are."""
+    return gl.num_programs(0).to(gl.int64) * (part_ptrs.shape[0] * part_ptrs.shape[1])
+
+
+@gluon.jit
+@no_type_check
+def _is_last_part(part, part_ptrs, arrivals_ptr, SPLITS: gl.constexpr):
+    """Keeps the split's part; whether it was the last to come, so that this program merges them all."""
+    gl.store(part_ptrs + gl.program_id(1) * _next_part(part_ptrs), part)
+    barrier()  # the count is one thread's: it must come after every thread's stores
+    is_last = gl.atomic_add(arrivals_ptr + gl.program_id(0), 1, sem="acq_rel") == SPLITS - 1
+    gl.store(arrivals_ptr + gl.program_id(0), 0, mask=is_last)
+    return is_last
+
+
+@gluon.jit
+@no_type_check
+def _merged_parts(part_ptrs, SPLITS: gl.constexpr):
+    """.cg: from L2, where the other programs' stores are."""
+    acc = gl.load(part_ptrs, cache_modifier=".cg")
+    for split in gl.static_range(1, SPLITS):
+        acc += gl.load(part_ptrs + split * _next_part(part_ptrs), cache_modifier=".cg")
+    return acc
+
+
+@gluon.jit
+@no_type_check
+def _store(acc, out_ptr, first_row, first_feature, num_rows, num_features, LAYOUT: gl.constexpr):
+    """[BLOCK_N, BLOCK_M], turned around."""
+    feature = gl.expand_dims(first_feature + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, LAYOUT)), 1)
+    m = gl.expand_dims(first_row + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, LAYOUT)), 0)
+    done = gl.convert_layout(acc.to(gl.bfloat16), LAYOUT)
+    gl.store(out_ptr + m.to(gl.int64) * num_features + feature, done, mask=(m < num_rows) & (feature < num_features))
+
+
+@gluon.jit(do_not_specialize=["num_rows"])
+@no_type_check
+def _int4_linear_kernel(
+    x_desc, weight_desc, scales_ptr, zeros_ptr, bias_ptr, arrivals_ptr, partial_ptr, out_ptr, num_rows, num_features,
+    size, HAS_BIAS: gl.constexpr, HAS_ZEROS: gl.constexpr, GROUP: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, SPLITS: gl.constexpr, NUM_STAGES: gl.constexpr, TILES: gl.constexpr, WARPS: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """Program (strip, split): BLOCK_N output features of one of TILES tiles of rows, which follow each other in the
+    first place. GROUP 0: a channel has one scale."""
+    WORDS: gl.constexpr = _words_layout(BLOCK_N, WARPS)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
+    OUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, WARPS], [0, 1])
+    if PDL:
+        gl.inline_asm_elementwise(_START, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    program, split = gl.program_id(0), gl.program_id(1)
+    first_feature, first_row = program // TILES * BLOCK_N, program % TILES * BLOCK_M
+    num_chunks = size // 128
+    begin = split * num_chunks // SPLITS
+    count = (split + 1) * num_chunks // SPLITS - begin
+    gl.assume(count > 0)  # else ptxas has the units wait after every instruction: a loop that is not run has other sums
+    xs = gl.allocate_shared_memory(gl.bfloat16, [NUM_STAGES, BLOCK_M, 128], x_desc.layout)
+    ws = gl.allocate_shared_memory(gl.int16, [NUM_STAGES, BLOCK_N, 32], weight_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(NUM_STAGES):
+        hopper.mbarrier.init(full.index(i), count=1)
+    row = gl.minimum(first_feature + gl.arange(0, BLOCK_N, layout=ROWS), num_features - 1).to(gl.int64)
+    groups = size // GROUP if GROUP > 0 else 1
+    scales_ptrs, zeros_ptrs = scales_ptr + row * groups, zeros_ptr + row * groups
+    if PDL:
+        gl.inline_asm_elementwise(_WAIT, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    for i in gl.static_range(NUM_STAGES - 1):
+        _ask_for(x_desc, weight_desc, xs, ws, full, i, first_row, first_feature, begin + i, i < count)
+    group = begin * 128 // GROUP if GROUP > 0 else 0
+    scales = gl.load(scales_ptrs + group)
+    if HAS_ZEROS:
+        zeros = gl.load(zeros_ptrs + group)
+    acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout=MMA)
+    high = gl.zeros([BLOCK_N, 64], gl.bfloat16, layout=LEFT)
+    for i in range(count):
+        slot = i % NUM_STAGES
+        factors = gl.expand_dims(scales.to(gl.float32).to(gl.bfloat16), 1)
+        raised = gl.full([BLOCK_N, 1], 136.0, gl.bfloat16, layout=WORDS)
+        if HAS_ZEROS:
+            raised = gl.expand_dims((zeros.to(gl.float32) + 128).to(gl.bfloat16), 1)
+        hopper.mbarrier.wait(full.index(slot), phase=(i // NUM_STAGES) & 1)
+        words = ws.index(slot).load(WORDS).to(gl.int32)
+        low = _numbers(words, raised, factors, _LOW, LEFT)
+        acc = hopper.warpgroup_mma(low, xs.index(slot).slice(0, 64, 1).permute([1, 0]), acc, is_async=True)
+        acc, high = hopper.warpgroup_mma_wait(1, deps=[acc, high])
+        barrier()  # nobody reads the slot of the chunk before any more
+        ahead = i + NUM_STAGES - 1
+        is_there = ahead < count
+        _ask_for(
+            x_desc, weight_desc, xs, ws, full, ahead % NUM_STAGES, first_row, first_feature, begin + ahead, is_there
+        )
+        if GROUP > 0:
+            group = gl.minimum(begin + i + 1, num_chunks - 1) * 128 // GROUP
+            scales = gl.load(scales_ptrs + group)
+            if HAS_ZEROS:
+                zeros = gl.load(zeros_ptrs + group)
+        high = _numbers(words, raised, factors, _HIGH, LEFT)
+        acc = hopper.warpgroup_mma(high, xs.index(slot).slice(64, 64, 1).permute([1, 0]), acc, is_async=True)
+        acc, low = hopper.warpgroup_mma_wait(1, deps=[acc, low])
+    acc, high = hopper.warpgroup_mma_wait(0, deps=[acc, high])
+    if SPLITS > 1:
+        part_ptrs = _part_ptrs(partial_ptr, BLOCK_N, BLOCK_M, MMA)
+        if not _is_last_part(acc, part_ptrs, arrivals_ptr, SPLITS):
+            return
+        acc = _merged_parts(part_ptrs, SPLITS)
+    if HAS_BIAS:
+        place = gl.minimum(first_feature + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, MMA)), num_features - 1)
+        acc += gl.expand_dims(gl.load(bias_ptr + place).to(gl.float32), 1)
+    _store(acc, out_ptr, first_row, first_feature, num_rows, num_features, OUT)
+
+
+def int4_linear_triton(
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None = None,
+    arrivals: Tensor | None = None,
+    config: Int4Config | None = None,
+) -> Tensor:
+    """On CUDA tensors of sm_90. `config` is for measuring: None takes the table's."""
+    (num_rows, size), num_features = x.shape, weight.shape[0]
+    assert weight.is_int4 and weight.chunk == CHUNK and weight.shape[1] == size and weight.dtype == torch.bfloat16
+    assert x.dtype == torch.bfloat16 and (x.stride(-1) == 1 or not num_rows)
+    assert bias is None or (bias.shape == (num_features,) and bias.is_contiguous())
+    out = torch.empty((num_rows, num_features), dtype=weight.dtype, device=x.device)
+    if not out.numel():
+        return out
+    config = config or int4_linear_config(num_rows, num_features, size)
+    num_tiles = -(-num_rows // config.block_m)
+    num_programs = -(-num_features // config.block_n) * num_tiles
+    num_splits = min(config.num_splits, size // CHUNK)
+    if arrivals is None or num_programs > arrivals.shape[0]:
+        num_splits = 1
+    partial = x
+    if num_splits > 1:
+        shape = num_splits, num_programs, config.block_n, config.block_m
+        partial = torch.empty(shape, dtype=torch.float32, device=x.device)
+    words = weight.elements.view(torch.int16)
+    of_x, of_words = gl.NVMMASharedLayout(128, 16, 2), gl.NVMMASharedLayout(64, 16, 2)
+    _int4_linear_kernel[num_programs, num_splits](
+        GluonTensorDescriptor.from_tensor(x, [config.block_m, CHUNK], of_x),
+        GluonTensorDescriptor.from_tensor(words, [config.block_n, CHUNK // 4], of_words),
+        weight.scales,
+        weight.scales if weight.zeros is None else weight.zeros,
+        out if bias is None else bias,
+        x if arrivals is None else arrivals,
+        partial,
+        out,
+        num_rows,
+        num_features,
+        size,
+        HAS_BIAS=bias is not None,
+        HAS_ZEROS=weight.zeros is not None,
+        GROUP=weight.group_size if weight.scales.shape[1] > 1 else 0,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        SPLITS=num_splits,
+        NUM_STAGES=config.num_stages,
+        TILES=num_tiles,
+        WARPS=config.num_warps,
+        num_warps=config.num_warps,
+        **dependent_launch(x.device),
+    )
+    return out
+
+
+def int4_linear(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, arrivals: Tensor | None = None
+) -> Tensor:
+    if not x.is_cuda:
+        return int4_linear_reference(x, weight, bias)
+    return int4_linear_triton(x, weight, bias, arrivals)
