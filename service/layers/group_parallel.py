@@ -18,21 +18,31 @@ from kernels.one_shot_all_reduce import (
     one_shot_all_reduce,
     one_shot_all_reduce_reference,
 )
+from kernels.pushed_all_reduce import (
+    pushed_one_shot,
+    pushed_one_shot_add_rms_norm,
+    pushed_two_shot,
+    pushed_two_shot_add_rms_norm,
+)
 from kernels.rms_norm import add_rms_norm
+from kernels.sum_ways import CAPACITY_BYTES, Way, way_of
 from kernels.symmetric_memory import SymmetricMemory, can_exchange
 from kernels.two_shot_all_reduce import two_shot_all_reduce
 from service.layers.exchange_timer import ExchangeTimer
 
 logger = logging.getLogger("headrace")
 
-_ONE_SHOT_BYTES = {2: 1 << 22}
-_ONE_SHOT_BYTES_OF_MANY = 1 << 18
-"""Of x, by ranks: up to so many go one-shot. On two H200 it is the faster way up to 512 rows of 4096 in bf16 (27 us
-either way); of more ranks each reads more. As `loadtest.bench.all_reduce` measures it."""
-
-_CAPACITY_BYTES = 1 << 23
-"""Above, NCCL sums. 1024 rows of 4096 in bf16: two-shot 44 us, NCCL 51; 2048 rows: 90 and 86. Takes eight times as
-much memory."""
+_SUMS = {
+    Way.ONE_SHOT: one_shot_all_reduce,
+    Way.TWO_SHOT: two_shot_all_reduce,
+    Way.PUSHED_ONE_SHOT: pushed_one_shot,
+    Way.PUSHED_TWO_SHOT: pushed_two_shot,
+}
+_NORMED_SUMS = {
+    Way.ONE_SHOT: one_shot_add_rms_norm,
+    Way.PUSHED_ONE_SHOT: pushed_one_shot_add_rms_norm,
+    Way.PUSHED_TWO_SHOT: pushed_two_shot_add_rms_norm,
+}
 
 _GATHERED_BYTES = 1 << 20
 """Up to so many of a rank are gathered by a kernel of ours, above by NCCL: what draws exchange is 8 bytes a row."""
@@ -61,24 +71,27 @@ class GroupParallel:
         self._timer = ExchangeTimer(note_exchange)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
-        self._one_shot_bytes = _ONE_SHOT_BYTES.get(self.size, _ONE_SHOT_BYTES_OF_MANY)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if not x.is_cuda:
             return one_shot_all_reduce_reference(self.all_gather(x))
-        x = x.contiguous()
+        x, way = x.contiguous(), self._way(x)
         with self._timer.timed(x):
-            if self._memory is None or x.nbytes > self._memory.capacity:
+            if way is None or self._memory is None:
                 dist.all_reduce(x, group=self._group)
                 return x
-            return (one_shot_all_reduce if x.nbytes <= self._one_shot_bytes else two_shot_all_reduce)(x, self._memory)
+            return _SUMS[way](x, self._memory)
 
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        is_small = x.nbytes <= self._one_shot_bytes and x.shape[1] <= MAX_NORMED_SIZE
-        if x.is_cuda and self._memory is not None and is_small:
-            with self._timer.timed(x):
-                return one_shot_add_rms_norm(x.contiguous(), residual, weight, eps, self._memory)
-        return add_rms_norm(self.all_reduce(x), residual, weight, eps)
+        normed_sum = _NORMED_SUMS.get(way) if (way := self._way(x)) else None
+        is_known = x.shape[1] <= MAX_NORMED_SIZE and weight.dtype is x.dtype
+        if normed_sum is None or self._memory is None or not is_known:
+            return add_rms_norm(self.all_reduce(x), residual, weight, eps)
+        with self._timer.timed(x):
+            return normed_sum(x.contiguous(), residual, weight, eps, self._memory)
+
+    def _way(self, x: Tensor) -> Way | None:
+        return way_of(self.size, x.nbytes) if x.is_cuda and self._memory is not None else None
 
     def all_gather(self, x: Tensor) -> Tensor:
         if self._memory is not None and x.is_cuda and x.nbytes % 4 == 0 and x.nbytes <= _GATHERED_BYTES:
@@ -123,7 +136,7 @@ def memory_of_gpus(group: ProcessGroup, host_group: ProcessGroup, device: torch.
         return None
     memory: SymmetricMemory | None = None
     try:
-        memory = SymmetricMemory.of_group(group, _CAPACITY_BYTES, device)
+        memory = SymmetricMemory.of_group(group, CAPACITY_BYTES, device)
     except RuntimeError as fault:
         logger.warning("GPUs cannot address each other's memory, so NCCL makes the sums: %s", fault)
     return memory if ranks.least(int(memory is not None)) else None
