@@ -86,5 +86,10 @@ class CapturedSizes:
             self._table.write(inputs.table_places, inputs.table_values)
             return compute(inputs.step)
 
+        def filtered(inputs: GraphInputs, outputs: StepOutputs) -> StepOutputs:
+            return self._step.filtered(inputs.step, outputs)
+
         captured = self.mixed if size.is_mixed else self.decodes
-        captured[size] = CapturedStep(compute_by_table, inputs, self._pool, self._stream)
+        draws_again = size.draws and self._step.draws_again(len(inputs.step.draw_rows))
+        where = self._pool, self._stream, filtered if draws_again else None
+        captured[size] = CapturedStep(compute_by_table, inputs, *where)

@@ -15,7 +15,10 @@ from service.runner.graph_step import StepOutputs
 
 class CapturedStep:
     """A graph, and where it reads and writes (ids and logits, or the hidden states that they are drawn from). The first
-    replay, of nothing but padding, brings the graph to the device: 0.2 to 0.4 ms of any size of Llama-8B."""
+    replay, of nothing but padding, brings the graph to the device: 0.2 to 0.4 ms of any size of Llama-8B.
+
+    filtered: draws again of the outputs; then there is a graph of that, too, for a `replay` with filters.
+    """
 
     def __init__(
         self,
@@ -23,14 +26,42 @@ class CapturedStep:
         inputs: GraphInputs,
         pool: Any,
         stream: torch.cuda.Stream,
+        filtered: Callable[[GraphInputs, StepOutputs], StepOutputs] | None = None,
     ) -> None:
         self.inputs = inputs
+        self._filter: tuple[torch.cuda.CUDAGraph, StepOutputs] | None = None
         compute(inputs)
         torch.cuda.synchronize()
         self.graph, outputs = capture_graph(lambda: compute(inputs), stream, pool)
         self.graph.replay()
+        if filtered is not None and isinstance(outputs, StepOutputs):
+            self._filter = _captured_filter(filtered, inputs, outputs, pool, stream)
         torch.cuda.synchronize()  # it reads places that the next step fills
         self.outputs = _kept(outputs)
+
+    def replay(self, *, has_filters: bool) -> StepOutputs | Tensor:
+        """Launch it; its outputs. has_filters: whether some draw filters; not asked where there is no `filtered`."""
+        self.graph.replay()
+        if self._filter is None or not has_filters:
+            return self.outputs
+        graph, outputs = self._filter
+        graph.replay()
+        return outputs
+
+
+def _captured_filter(
+    filtered: Callable[[GraphInputs, StepOutputs], StepOutputs],
+    inputs: GraphInputs,
+    outputs: StepOutputs,
+    pool: Any,
+    stream: torch.cuda.Stream,
+) -> tuple[torch.cuda.CUDAGraph, StepOutputs]:
+    """outputs: of the step's graph, held until this one has its own memory."""
+    filtered(inputs, outputs)
+    torch.cuda.synchronize()
+    graph, drawn = capture_graph(lambda: filtered(inputs, outputs), stream, pool)
+    graph.replay()
+    return graph, StepOutputs(drawn.token_ids, _without_holding(drawn.logits))
 
 
 def _kept(outputs: StepOutputs | Tensor) -> StepOutputs | Tensor:

@@ -27,7 +27,7 @@ from service.runner.device_copies import to_device
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import PaddedStep
 from service.runner.graph_step import GraphStep, StepOutputs
-from service.runner.selective_batching import FlatBatch
+from service.runner.selective_batching import FlatBatch, has_filters
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import PendingTokenIds, StagingTurn
 from service.runner.step_ways import Outputs, Step
@@ -83,15 +83,16 @@ class StepGraphs:
         assert size is not None
         step, padded = self.sizes.decodes[size], PaddedStep(num_seqs, num_seqs, 0, size)
         self.sizes.recent_steps.append(padded)
+        has_filters = self._has_filters(decodes)
         if order is not None:
             self._flat_order = to_device({"order": order}, self._table.tensor.device)["order"]
         self._put_aside(step.inputs)
         if version is not None:
-            self._last_decodes[version] = _LastDecodes(padded, step, self._flat_order)
+            self._last_decodes[version] = _LastDecodes(padded, step, self._flat_order, has_filters)
             if len(self._last_decodes) > self._num_lanes:
                 self._last_decodes.popitem(last=False)
         step.inputs.fill_decodes(decodes, self._table.take_changes(step.inputs.most_changes), version)
-        return self._run(step, num_seqs, turn, received, self._flat_order)
+        return self._run(step, num_seqs, turn, received, self._flat_order, has_filters=has_filters)
 
     def can_replay_again(self, decodes: ScheduledDecodes) -> bool:
         """Whether the last decodes that were replayed, of some lane, are these, one token before."""
@@ -112,7 +113,7 @@ class StepGraphs:
             last.aside = None
         changes = self._table.take_changes(step.inputs.most_changes)
         step.inputs.advance(decodes, self._rows, self._block_size, changes)
-        return self._run(step, len(decodes), turn, received, self._flat_order)
+        return self._run(step, len(decodes), turn, received, self._flat_order, has_filters=last.has_filters)
 
     def _put_aside(self, inputs: GraphInputs) -> None:
         """Other decodes take their place there: of another lane, whose turn comes again."""
@@ -139,7 +140,11 @@ class StepGraphs:
         assert size is not None
         step = self.sizes.mixed[size]
         step.inputs.fill(batch, self._table.take_changes(step.inputs.most_changes))
-        return self._run(step, batch.num_draws, turn, received)
+        return self._run(step, batch.num_draws, turn, received, has_filters=self._has_filters(batch.draws))
+
+    def _has_filters(self, draws: Mapping[str, Array]) -> bool:
+        """Of these columns; asked where the draws are sharded alone."""
+        return self._step.is_sharded and has_filters(draws)
 
     def _run(
         self,
@@ -148,9 +153,12 @@ class StepGraphs:
         turn: StagingTurn,
         received: Tensor | None = None,
         order: Tensor | None = None,
+        *,
+        has_filters: bool,
     ) -> StepOutputs:
-        """num_draws: how many are wanted. Of what a graph draws nothing is cut off, as that would cost the host two
-        more calls. order: of the places at which what was received belongs; None: as it lies."""
+        """has_filters: as `GraphStep.draw` takes it. num_draws: how many are wanted. Of what a graph draws nothing is
+        cut off, as that would cost the host two more calls. order: of the places at which what was received belongs;
+        None: as it lies."""
         turn.begins()
         there = step.inputs.step.received
         if received is not None and there is not None:
@@ -158,19 +166,21 @@ class StepGraphs:
                 there[: len(received)].copy_(received)
             else:
                 there.index_copy_(0, order, received)
-        step.graph.replay()
-        outputs = step.outputs
-        return outputs if isinstance(outputs, StepOutputs) else self._step.draw(outputs, step.inputs.step, num_draws)
+        outputs = step.replay(has_filters=has_filters)
+        if isinstance(outputs, StepOutputs):
+            return outputs
+        return self._step.draw(outputs, step.inputs.step, num_draws, has_filters=has_filters)
 
 
 @dataclass(slots=True)
 class _LastDecodes:
-    """Of one version, and the graph that has computed them. order: as of `replay`. aside: their columns, where the
-    graph's inputs hold others by now."""
+    """Of one version, and the graph that has computed them. order: as of `replay`. has_filters: as of `_run`. aside:
+    their columns, where the graph's inputs hold others by now."""
 
     padded: PaddedStep
     step: CapturedStep
     order: Tensor | None
+    has_filters: bool
     aside: Mapping[str, Array] | None = None
 
 

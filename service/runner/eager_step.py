@@ -24,7 +24,7 @@ from service.runner.halving import in_halves
 from service.runner.logprobs import DrawLogprobs, score_prompts
 from service.runner.pooling import pool
 from service.runner.sampling_rows import SamplingRows
-from service.runner.selective_batching import FlatBatch
+from service.runner.selective_batching import FlatBatch, has_filters
 from service.runner.sequence_rows import DrawnIds, SequenceRows
 from service.runner.staging import PendingTokenIds
 from service.runner.step_ways import Outputs, Step
@@ -115,7 +115,7 @@ class EagerStep:
         of_draws = {name: tensors[name] for name in batch.draws}
         parameters = SamplingBatch(of_draws, is_greedy=not batch.draws["temperature"].any())
         if self._shard is not None:
-            parameters = replace(parameters, is_unfiltered=_is_unfiltered(batch))
+            parameters = replace(parameters, is_unfiltered=not has_filters(batch.draws))
         one_by_one = self._forward_pass.row_invariance.draws_one_by_one
         drawn = draw_all(batch, logits_of, parameters, extras_of, self._shard, one_by_one=one_by_one)
         self._drawn.note(tensors["draw_rows"], drawn.token_ids)
@@ -123,10 +123,6 @@ class EagerStep:
         if drawn.logprobs is not None:
             logprobs = DrawLogprobs(drawn.logprobs, asked, asked_tokens, drawn.asked_logprobs)
         return Outputs(PendingTokenIds(drawn.token_ids, batch.num_draws, step.turn), logprobs)
-
-
-def _is_unfiltered(batch: FlatBatch) -> bool:
-    return not batch.draws["top_k"].any() and bool((batch.draws["top_p"] >= 1).all())
 
 
 def with_grammar_masks(

@@ -263,3 +263,8 @@ def adapter_columns(
     read_slots, most = padded[read], num_adapters or int(np.count_nonzero(np.unique(slots)))
     tiles, read_tiles = (token_tiles(each, most_tiles(len(each), most)).ravel() for each in (padded, read_slots))
     return {"adapter_tiles": tiles, "read_slots": read_slots, "read_tiles": read_tiles}
+
+
+def has_filters(draws: Mapping[str, Array]) -> bool:
+    """Whether some draw of these columns has top-k or top-p."""
+    return bool(draws["top_k"].any()) or bool((draws["top_p"] < 1).any())

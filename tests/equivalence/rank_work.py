@@ -8,15 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from kernels.one_shot_all_reduce import one_shot_all_reduce_reference
 from service.config import CacheConfig, LoraConfig
+from service.core.iteration_plan import IterationPlan
 from service.core.iteration_result import TokenLogprobs
+from service.engine.ports import Executor, PendingIteration
 from service.layers.group_parallel import GroupParallel, memory_of_gpus
 from service.layers.tensor_parallel import TensorParallel
+from service.runner import graph_step
+from service.runner.graph_sizes import graph_sizes
 from service.runner.load import LoadedModel, load_executor
 from tests.engine.harness import Harness
+from tests.runner import uncaptured
 from tests.runner.loading import source
 
 BLOCK_SIZE = 8
@@ -93,6 +100,57 @@ def answer(
         loaded.num_blocks,
         loaded.block_bytes,
     )
+
+
+class ByGraphs(NamedTuple):
+    """num_gathered: numbers of a rank in the largest gather, once the graphs were there."""
+
+    tokens: dict[tuple[str, int], list[int]]
+    num_replayed: int
+    num_gathered: int
+
+
+def answer_by_graphs(
+    parallel: TensorParallel, folder: Path, asked: list[Asked], max_tokens: int, whole_bytes: int
+) -> ByGraphs:
+    """By CUDA graphs, all but their capture. whole_bytes: for graph_step's."""
+    gathered, replayed = [0], list[bool]()
+    with pytest.MonkeyPatch.context() as patch:
+        uncaptured.without_capture(patch)
+        patch.setattr(graph_step, "WHOLE_BYTES", whole_bytes)
+        gather = GroupParallel.all_gather
+
+        def noting(parallel: GroupParallel, x: torch.Tensor) -> torch.Tensor:
+            gathered.append(x.numel())
+            return gather(parallel, x)
+
+        def sums(parallel: GroupParallel, x: torch.Tensor) -> torch.Tensor:
+            return one_shot_all_reduce_reference(gather(parallel, x))
+
+        patch.setattr(GroupParallel, "all_gather", noting)
+        patch.setattr(GroupParallel, "all_reduce", sums)
+        loaded = load(parallel, folder)
+        runner = loaded.runner
+        runner.replays.capture(graph_sizes(MAX_NUM_SEQS, BUDGET))
+        gathered[1:] = []
+        harness = Harness(loaded.num_blocks, BLOCK_SIZE, MAX_NUM_SEQS, BUDGET, executor=_Noting(runner, replayed))
+        for prompt, sampling, _ in asked:
+            assert harness.add(harness.request(prompt, max_tokens, **sampling))
+        harness.run()
+    return ByGraphs(dict(harness.tokens), sum(replayed), max(gathered))
+
+
+class _Noting:
+    """An executor. replayed: of each plan, whether it was."""
+
+    def __init__(self, executor: Executor, replayed: list[bool]) -> None:
+        self._executor = executor
+        self._replayed = replayed
+
+    def launch(self, plan: IterationPlan) -> PendingIteration:
+        pending = self._executor.launch(plan)
+        self._replayed.append(pending.wait().is_replayed)
+        return pending
 
 
 def alone_and_among(

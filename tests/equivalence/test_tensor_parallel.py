@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from service.layers.tensor_parallel import ALONE
-from tests.equivalence.rank_work import Answered, Asked, agreed, answer, answer_on_gpus
+from tests.equivalence.rank_work import (
+    BUDGET,
+    Answered,
+    Asked,
+    agreed,
+    answer,
+    answer_by_graphs,
+    answer_on_gpus,
+)
 from tests.models.checkpoints import (
     gpt2,
     gpt_oss,
@@ -136,6 +144,25 @@ def test_four_ranks_answer_as_one(four_ranks: Ranks, folder: Path):
 @pytest.fixture(scope="module")
 def some_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return llama(tmp_path_factory.mktemp("llama"))
+
+
+FILTERED = {"temperature": 0.7, "top_p": 0.8}, {"temperature": 1.2, "top_k": 9}
+
+
+@pytest.mark.parametrize(
+    ("filters", "whole_bytes"),
+    [((), 0), (FILTERED, 0), (FILTERED, 1 << 20)],
+    ids=["unfiltered", "filtered", "filtered, few"],
+)
+def test_by_graphs_ranks_draw_as_one_and_gather_many_logits_for_filters_alone(
+    two_ranks: Ranks, some_llama: Path, filters, whole_bytes: int
+):
+    asked = requests_of((SAMPLED, GREEDY, *filters))
+    alone = answer(ALONE, some_llama, asked, 12)
+    for by_graphs in two_ranks.run(answer_by_graphs, some_llama, asked, 12, whole_bytes):
+        assert by_graphs.tokens == alone.tokens
+        assert by_graphs.num_replayed > 10
+        assert (by_graphs.num_gathered > 2 * BUDGET) == bool(filters), "a score and an id of each place"
 
 
 def test_preempted_swapped_and_resumed_they_answer_as_one(two_ranks: Ranks, some_llama: Path):

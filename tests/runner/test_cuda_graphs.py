@@ -211,8 +211,8 @@ def compare_with_twins(runner, monkeypatch):
     """Every replay from now on must give its eager twin's results bit for bit. Returns the replayed inputs."""
     run, replayed = runner.replays._graphs._run, []
 
-    def compared(step, num_draws, turn, *received):
-        outputs = run(step, num_draws, turn, *received)
+    def compared(step, num_draws, turn, *received, has_filters):
+        outputs = run(step, num_draws, turn, *received, has_filters=has_filters)
         logits, ids = outputs.logits[:num_draws].clone(), outputs.token_ids[:num_draws].clone()
         parts, inputs = runner.replays._graph_step, step.inputs.step
         num_drawn = len(inputs.draw_rows) if isinstance(step.outputs, StepOutputs) else num_draws

@@ -11,13 +11,15 @@ from service.runner import captured_sizes
 class Recomputed:
     """In place of a captured step: a replay computes the step anew, from the same places."""
 
-    def __init__(self, compute, inputs, pool, stream):
-        self.inputs, self.graph = inputs, self
+    def __init__(self, compute, inputs, pool, stream, filtered=None):
+        self.inputs = inputs
         self._compute = compute
-        self.replay()
+        self._filtered = filtered
+        self.replay(has_filters=True)
 
-    def replay(self):
-        self.outputs = self._compute(self.inputs)
+    def replay(self, *, has_filters):
+        outputs = self._compute(self.inputs)
+        return self._filtered(self.inputs, outputs) if has_filters and self._filtered else outputs
 
 
 def without_capture(patch: pytest.MonkeyPatch) -> None:
