@@ -4,16 +4,21 @@ Weights are dummies; FOLDER holds a config.json. For each batch size: prompts of
 `--num-steps` decode steps, greedy, each launched when the one before has given its ids. A table of milliseconds a step,
 of the host's part of it (the launch), and of the device's part, by replays of the largest context's graph alone; with
 `--profile N`, the N kernels that take longest of the last step. With `--prompt-tokens M ...` every step computes a
-prompt of M tokens besides, 0 for none. The last line is JSON.
+prompt of M tokens besides, 0 for none. With `--ranks R`, R processes compute the model together, a GPU each, of which
+the first one prints. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import multiprocessing
 import statistics
 import sys
+import tempfile
 import time
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -22,10 +27,13 @@ from typing import Literal
 import torch
 
 from loadtest.bench.kernel_profile import kernel_times, print_kernel_times, trace_events
-from service.config import CacheConfig, ModelSource
+from service.config import CacheConfig, ModelSource, ParallelConfig
 from service.core.iteration_plan import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
+from service.distributed.process_groups import join_ranks, open_store
+from service.distributed.rank_device import rank_device
+from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.runner.load import LoadedModel, load_executor
 from service.runner.model_runner import ModelRunner
 
@@ -154,12 +162,14 @@ def load(
     deterministic: bool = False,
     quantization: Literal["fp8"] | None = None,
     kv_cache_dtype: Literal["auto", "fp8"] = "auto",
+    parallel: TensorParallel = ALONE,
 ) -> LoadedModel:
     device: Literal["cuda", "cpu"] = "cuda" if torch.cuda.is_available() else "cpu"
     source = ModelSource(str(folder), None, None, None, "dummy", "auto", device, max_model_len, 0)
     source = replace(source, deterministic=deterministic, quantization=quantization)
     cache = CacheConfig(BLOCK_SIZE, 0.9, None, dtype=kv_cache_dtype)
-    loaded = load_executor(source, folder, cache, max_num_seqs, PREFILL_TOKENS, enforce_eager=enforce_eager)
+    sizes = max_num_seqs, PREFILL_TOKENS
+    loaded = load_executor(source, folder, cache, *sizes, enforce_eager=enforce_eager, parallel=parallel)
     while loaded.idle_work.do_some():
         pass
     return loaded
@@ -178,7 +188,32 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--quantization", choices=["fp8"])
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--profile", type=int, default=0, metavar="N")
+    parser.add_argument("--ranks", type=int, default=1)
     options = parser.parse_args(arguments)
+    if options.ranks == 1:
+        run(options)
+        return
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        shared = options, str(Path(folder) / "meeting-point")
+        ranks = [context.Process(target=run_rank, args=(rank, *shared)) for rank in range(options.ranks)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+    if any(process.exitcode for process in ranks):
+        sys.exit("a rank has failed")
+
+
+def run_rank(rank: int, options: argparse.Namespace, meeting_point: str) -> None:
+    device = rank_device("auto", rank, options.ranks)
+    store = open_store(None, meeting_point, options.ranks)
+    place = join_ranks(rank, ParallelConfig(tensor_size=options.ranks), store, device)
+    with redirect_stdout(io.StringIO()) if rank else nullcontext():
+        run(options, place.parallel)
+
+
+def run(options: argparse.Namespace, parallel: TensorParallel = ALONE) -> None:
     started_s = time.perf_counter()
     max_model_len = options.prompt_len + options.num_steps + 128
     loaded = load(
@@ -189,6 +224,7 @@ def main(arguments: list[str]) -> None:
         deterministic=options.deterministic,
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
+        parallel=parallel,
     )
     print(f"loaded in {time.perf_counter() - started_s:.1f} s; {loaded.memory}")
     results = []

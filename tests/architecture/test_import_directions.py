@@ -49,6 +49,7 @@ OURS = {
         "layers",
         "lora",
         "composition",
+        "distributed",
         "engine",
         "finetune",
         "metrics",

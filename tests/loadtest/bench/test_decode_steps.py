@@ -14,6 +14,14 @@ def test_prints_a_row_for_each_batch_and_json_last(tmp_path, capsys):
     assert len(lines) == 5
 
 
+def test_ranks_compute_the_same_steps_and_one_prints(tmp_path, capfd):
+    (tmp_path / "config.json").write_text(json.dumps(FIELDS))
+    main([str(tmp_path), "--ranks", "2", "--batch", "2", "--prompt-len", "20", "--num-steps", "3"])
+    lines = capfd.readouterr().out.splitlines()
+    assert [result["batch"] for result in json.loads(lines[-1])] == [2]
+    assert len(lines) == 4
+
+
 def test_loads_what_it_is_told_to(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(FIELDS))
     plain = load(tmp_path, 2, 128, False)
