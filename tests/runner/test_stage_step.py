@@ -21,7 +21,8 @@ from service.runner import graph_sizes as sizes_module
 from service.runner.cuda_graphs import StepGraphs
 from service.runner.graph_sizes import GraphSize, graph_sizes
 from service.runner.load import load_executor
-from service.runner.model_runner import ModelRunner
+from service.runner.model_runner import LaunchedIteration, ModelRunner
+from service.runner.trainings import LaunchedShare
 from tests.distributed.scene import Done
 from tests.engine.harness import Harness
 from tests.equivalence.family_list import FAMILIES
@@ -29,7 +30,7 @@ from tests.models.checkpoints import gpt_oss, llama, random_prompts
 from tests.runner import uncaptured
 from tests.runner.loading import source
 from tests.runner.plan_player import PlanPlayer
-from tests.runner.test_cuda_graphs import random_params
+from tests.runner.test_cuda_graphs import no_wait_for_the_device, random_params
 
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0)
 
@@ -134,7 +135,7 @@ class InTurn:
     """An executor of two stages: what the last one draws is told to the first one. replayed: of each, how many steps
     were."""
 
-    def __init__(self, first: ModelRunner, last: ModelRunner) -> None:
+    def __init__(self, first: ModelRunner | Unwaited, last: ModelRunner) -> None:
         self._stages = first, last
         self._draws = HeardDraws(first.note_drawn)
         self._num_plans = 0
@@ -152,7 +153,7 @@ class InTurn:
         return Done(results[1])
 
 
-def check_graphs(first: ModelRunner, last: ModelRunner, whole: ModelRunner) -> list[int]:
+def check_graphs(first: ModelRunner | Unwaited, last: ModelRunner, whole: ModelRunner) -> list[int]:
     """Random lengths, so that the flat batch's order is not the plan's; some steps have prompts, and some draws ask for
     more than a graph gives. Returns how many steps of each stage were replayed."""
     chance, in_turn = random.Random(3), InTurn(first, last)
@@ -274,3 +275,26 @@ def test_two_stages_on_one_gpu_replay_the_same_decodes_of_each_lane_again(
 ):
     stages = both_stages(folder, deque[Tensor](), device="cuda")
     check_lanes(monkeypatch, stages, loaded_as(folder, None, 8, enforce_eager=True, device="cuda"), 2)
+
+
+class Unwaited:
+    """A stage that must not wait for its device, whatever it is told."""
+
+    def __init__(self, stage: ModelRunner) -> None:
+        self._stage = stage
+
+    def launch(self, plan: IterationPlan) -> LaunchedIteration | LaunchedShare:
+        with no_wait_for_the_device():
+            return self._stage.launch(plan)
+
+    def note_drawn(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        with no_wait_for_the_device():
+            self._stage.note_drawn(rows, token_ids)
+
+
+@pytest.mark.gpu
+def test_a_stage_before_the_last_one_never_waits_for_its_device(folder: Path):
+    """Kernel by kernel and by graphs."""
+    first, last = both_stages(folder, deque[Tensor](), device="cuda")
+    whole = loaded_as(folder, None, 8, enforce_eager=True, device="cuda")
+    assert min(check_graphs(Unwaited(first), last, whole)) > 10
