@@ -9,6 +9,9 @@ scale. Each two elements of a word go to bf16's places by masks and a product: s
 mantissa. They are 2^126 times too small there, and the scale, as a bf16 number 2^62 times too large, mends a part of
 it: all of them are normal numbers for weights from 2^-61 to 2^65, and exact. Smaller ones may become zero.
 
+With NUM_STAGES 2 a chunk's words and scales are asked for before the chunk before is multiplied, and a turn is of so
+many chunks that are written out.
+
 Warps may share rows and divide K among them (K_WARPS): where there are few rows of weights, more is asked for at once.
 Their sums are added in one order.
 """
@@ -118,11 +121,62 @@ def _factors(words):
 @triton.jit
 @no_type_check
 def _weight(words_ptr, scales_ptr, row, row_words, chunk, is_there, num_weight_rows, num_chunks):
-    """Words and factors of a chunk of these rows of the expert's weight."""
+    """Words and scales of a chunk of these rows of the expert's weight."""
     word = tl.arange(0, 16)[None, :]
     words = tl.load(words_ptr + (row * row_words)[:, None] + chunk[:, None] * 16 + word, mask=is_there, other=0)
-    scales = tl.load(scales_ptr + chunk * num_weight_rows + row, mask=chunk < num_chunks, other=0)
-    return words, _factors(scales)
+    return words, tl.load(scales_ptr + chunk * num_weight_rows + row, mask=chunk < num_chunks, other=0)
+
+
+@triton.jit
+@no_type_check
+def _asked(
+    words_ptr, scales_ptr, upper0, lower0, upper1, lower1, row_words, chunk, num_groups, num_weight_rows, num_chunks,
+    WARP_TILES: tl.constexpr,
+):  # fmt: skip
+    """`_weight` of the upper and the lower rows of one tile or two."""
+    is_there = chunk[:, None] * 4 + (tl.arange(0, 16) // 4)[None, :] < num_groups
+    a0, b0 = _weight(words_ptr, scales_ptr, upper0, row_words, chunk, is_there, num_weight_rows, num_chunks)
+    c0, d0 = _weight(words_ptr, scales_ptr, lower0, row_words, chunk, is_there, num_weight_rows, num_chunks)
+    a1, b1, c1, d1 = a0, b0, c0, d0
+    if WARP_TILES == 2:
+        a1, b1 = _weight(words_ptr, scales_ptr, upper1, row_words, chunk, is_there, num_weight_rows, num_chunks)
+        c1, d1 = _weight(words_ptr, scales_ptr, lower1, row_words, chunk, is_there, num_weight_rows, num_chunks)
+    return a0, b0, c0, d0, a1, b1, c1, d1
+
+
+@triton.jit
+@no_type_check
+def _add_chunk(
+    acc00, acc01, acc02, acc03, acc10, acc11, acc12, acc13, upper, upper_scales, lower, lower_scales, other_upper,
+    other_upper_scales, other_lower, other_lower_scales, x_ptrs0, x_ptrs1, x_ptrs2, x_ptrs3, is_row0, is_row1, is_row2,
+    is_row3, chunk, num_groups, BLOCK_M: tl.constexpr, WARP_TILES: tl.constexpr,
+):  # fmt: skip
+    """The products of a chunk's numbers with x, to the sums of weights' tile and x's tile."""
+    at = chunk[:, None]
+    is_there = at * 4 + (tl.arange(0, 16) // 4)[None, :] < num_groups
+    p, q, r, s = _x_pairs(x_ptrs0, at, is_there & is_row0)
+    a, b, c, d, e, f, g, h = _numbers(upper, lower, _factors(upper_scales), _factors(lower_scales))
+    acc00 = _add(acc00, a, b, c, d, e, f, g, h, p, q, r, s)
+    if WARP_TILES == 2:
+        i, j, k, m, n, o, t, u = _numbers(
+            other_upper, other_lower, _factors(other_upper_scales), _factors(other_lower_scales)
+        )
+        acc10 = _add(acc10, i, j, k, m, n, o, t, u, p, q, r, s)
+    if BLOCK_M >= 16:
+        p, q, r, s = _x_pairs(x_ptrs1, at, is_there & is_row1)
+        acc01 = _add(acc01, a, b, c, d, e, f, g, h, p, q, r, s)
+        if WARP_TILES == 2:
+            acc11 = _add(acc11, i, j, k, m, n, o, t, u, p, q, r, s)
+    if BLOCK_M == 32:
+        p, q, r, s = _x_pairs(x_ptrs2, at, is_there & is_row2)
+        acc02 = _add(acc02, a, b, c, d, e, f, g, h, p, q, r, s)
+        if WARP_TILES == 2:
+            acc12 = _add(acc12, i, j, k, m, n, o, t, u, p, q, r, s)
+        p, q, r, s = _x_pairs(x_ptrs3, at, is_there & is_row3)
+        acc03 = _add(acc03, a, b, c, d, e, f, g, h, p, q, r, s)
+        if WARP_TILES == 2:
+            acc13 = _add(acc13, i, j, k, m, n, o, t, u, p, q, r, s)
+    return acc00, acc01, acc02, acc03, acc10, acc11, acc12, acc13
 
 
 @triton.jit
@@ -196,12 +250,12 @@ def mxfp4_product(
         num_weight_rows = num_features
     num_chunks = tl.cdiv(size, 128)
     x_ptrs0, is_row0 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr, place, TOP_K)
+    x_ptrs1, is_row1, x_ptrs2, is_row2, x_ptrs3, is_row3 = x_ptrs0, is_row0, x_ptrs0, is_row0, x_ptrs0, is_row0
     if BLOCK_M >= 16:
         x_ptrs1, is_row1 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr + 8, place, TOP_K)
     if BLOCK_M == 32:
         x_ptrs2, is_row2 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr + 16, place, TOP_K)
         x_ptrs3, is_row3 = _x_ptrs(x_ptr, x_stride_row, pairs_ptr + 24, place, TOP_K)
-    group_of_chunk = (tl.arange(0, 16) // 4)[None, :]
     num_groups = size // 32
     row_words = values_stride_row // 4
     words_ptr = values_ptr.to(tl.pointer_type(tl.int32)) + expert.to(tl.int64) * num_weight_rows * row_words
@@ -209,44 +263,36 @@ def mxfp4_product(
     # acc of weights' tile and x's tile
     acc00 = tl.zeros([8 * WARPS * K_WARPS, 16], tl.float32)
     acc01, acc02, acc03, acc10, acc11, acc12, acc13 = acc00, acc00, acc00, acc00, acc00, acc00, acc00
-    for start in tl.range(0, num_chunks, TURN * K_WARPS, num_stages=NUM_STAGES):
-        for step in tl.static_range(TURN):
-            chunk = start + step * K_WARPS + part
-            is_there = chunk[:, None] * 4 + group_of_chunk < num_groups
-            at = chunk[:, None]
-            upper, upper_factors = _weight(
-                words_ptr, scales_ptr, upper0, row_words, chunk, is_there, num_weight_rows, num_chunks
-            )
-            lower, lower_factors = _weight(
-                words_ptr, scales_ptr, lower0, row_words, chunk, is_there, num_weight_rows, num_chunks
-            )
-            if WARP_TILES == 2:
-                other_upper, other_upper_factors = _weight(
-                    words_ptr, scales_ptr, upper1, row_words, chunk, is_there, num_weight_rows, num_chunks
-                )
-                other_lower, other_lower_factors = _weight(
-                    words_ptr, scales_ptr, lower1, row_words, chunk, is_there, num_weight_rows, num_chunks
-                )
-            p, q, r, s = _x_pairs(x_ptrs0, at, is_there & is_row0)
-            a, b, c, d, e, f, g, h = _numbers(upper, lower, upper_factors, lower_factors)
-            acc00 = _add(acc00, a, b, c, d, e, f, g, h, p, q, r, s)
-            if WARP_TILES == 2:
-                i, j, k, m, n, o, t, u = _numbers(other_upper, other_lower, other_upper_factors, other_lower_factors)
-                acc10 = _add(acc10, i, j, k, m, n, o, t, u, p, q, r, s)
-            if BLOCK_M >= 16:
-                p, q, r, s = _x_pairs(x_ptrs1, at, is_there & is_row1)
-                acc01 = _add(acc01, a, b, c, d, e, f, g, h, p, q, r, s)
-                if WARP_TILES == 2:
-                    acc11 = _add(acc11, i, j, k, m, n, o, t, u, p, q, r, s)
-            if BLOCK_M == 32:
-                p, q, r, s = _x_pairs(x_ptrs2, at, is_there & is_row2)
-                acc02 = _add(acc02, a, b, c, d, e, f, g, h, p, q, r, s)
-                if WARP_TILES == 2:
-                    acc12 = _add(acc12, i, j, k, m, n, o, t, u, p, q, r, s)
-                p, q, r, s = _x_pairs(x_ptrs3, at, is_there & is_row3)
-                acc03 = _add(acc03, a, b, c, d, e, f, g, h, p, q, r, s)
-                if WARP_TILES == 2:
-                    acc13 = _add(acc13, i, j, k, m, n, o, t, u, p, q, r, s)
+    if NUM_STAGES == 1:
+        for start in tl.range(0, num_chunks, TURN * K_WARPS, num_stages=1):
+            for step in tl.static_range(TURN):
+                chunk = start + step * K_WARPS + part
+                a0, b0, c0, d0, a1, b1, c1, d1 = _asked(
+                    words_ptr, scales_ptr, upper0, lower0, upper1, lower1, row_words, chunk, num_groups,
+                    num_weight_rows, num_chunks, WARP_TILES,
+                )  # fmt: skip
+                acc00, acc01, acc02, acc03, acc10, acc11, acc12, acc13 = _add_chunk(
+                    acc00, acc01, acc02, acc03, acc10, acc11, acc12, acc13, a0, b0, c0, d0, a1, b1, c1, d1,
+                    x_ptrs0, x_ptrs1, x_ptrs2, x_ptrs3, is_row0, is_row1, is_row2, is_row3, chunk, num_groups, BLOCK_M,
+                    WARP_TILES,
+                )  # fmt: skip
+    else:
+        a0, b0, c0, d0, a1, b1, c1, d1 = _asked(
+            words_ptr, scales_ptr, upper0, lower0, upper1, lower1, row_words, part, num_groups, num_weight_rows,
+            num_chunks, WARP_TILES,
+        )  # fmt: skip
+        for start in tl.range(0, num_chunks, K_WARPS, num_stages=1, loop_unroll_factor=TURN):
+            chunk = start + part
+            i0, j0, k0, m0, i1, j1, k1, m1 = _asked(
+                words_ptr, scales_ptr, upper0, lower0, upper1, lower1, row_words, chunk + K_WARPS, num_groups,
+                num_weight_rows, num_chunks, WARP_TILES,
+            )  # fmt: skip
+            acc00, acc01, acc02, acc03, acc10, acc11, acc12, acc13 = _add_chunk(
+                acc00, acc01, acc02, acc03, acc10, acc11, acc12, acc13, a0, b0, c0, d0, a1, b1, c1, d1,
+                x_ptrs0, x_ptrs1, x_ptrs2, x_ptrs3, is_row0, is_row1, is_row2, is_row3, chunk, num_groups, BLOCK_M,
+                WARP_TILES,
+            )  # fmt: skip
+            a0, b0, c0, d0, a1, b1, c1, d1 = i0, j0, k0, m0, i1, j1, k1, m1
     acc = _tile(acc00, acc01, acc02, acc03, WARPS, K_WARPS, BLOCK_M)
     if WARP_TILES == 2:
         other = _tile(acc10, acc11, acc12, acc13, WARPS, K_WARPS, BLOCK_M)

@@ -149,10 +149,11 @@ def pairs(first, last, ASSEMBLY: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _words(ptr, row, stride, at, is_there):
+def _words(ptr, row, stride, at, is_there, EVICTION: tl.constexpr):
     """[rows, 16]: of each of these rows of the weight a chunk."""
     chunk = tl.arange(0, 16)[None, :] + at[:, None] * 16
-    return tl.load(ptr + row.to(tl.int64)[:, None] * (stride // 4) + chunk, mask=is_there[:, None], other=0)
+    ptrs = ptr + row.to(tl.int64)[:, None] * (stride // 4) + chunk
+    return tl.load(ptrs, mask=is_there[:, None], other=0, eviction_policy=EVICTION)
 
 
 @triton.jit
@@ -172,11 +173,26 @@ def _of_both(ptr, upper, lower, size, at, is_there, GROUP: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _add_int4(
-    acc, weight_ptr, scales_ptr, zeros_ptr, upper, lower, stride, size, at, is_there, low_even, low_odd, high_even,
-    high_odd, sums, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+def _asked(
+    weight_ptr, upper0, lower0, upper1, lower1, stride, at, end, WARP_TILES: tl.constexpr, EVICTION: tl.constexpr
 ):  # fmt: skip
-    above, below = _words(weight_ptr, upper, stride, at, is_there), _words(weight_ptr, lower, stride, at, is_there)
+    """A chunk's words of the upper and the lower rows of one tile or two."""
+    is_there = at < end
+    above0 = _words(weight_ptr, upper0, stride, at, is_there, EVICTION)
+    below0 = _words(weight_ptr, lower0, stride, at, is_there, EVICTION)
+    above1, below1 = above0, below0
+    if WARP_TILES == 2:
+        above1 = _words(weight_ptr, upper1, stride, at, is_there, EVICTION)
+        below1 = _words(weight_ptr, lower1, stride, at, is_there, EVICTION)
+    return above0, below0, above1, below1
+
+
+@triton.jit
+@no_type_check
+def _add_int4(
+    acc, above, below, scales_ptr, zeros_ptr, upper, lower, size, at, is_there, low_even, low_odd, high_even, high_odd,
+    sums, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+):  # fmt: skip
     part = tl.inline_asm_elementwise(
         _INT4_ASSEMBLY,
         _INT4_OPERANDS,
@@ -198,9 +214,8 @@ def _add_int4(
 @triton.jit
 @no_type_check
 def _add_fp8(
-    acc, weight_ptr, scales_ptr, upper, lower, stride, size, at, is_there, even, odd, GROUP: tl.constexpr
+    acc, above, below, scales_ptr, upper, lower, size, at, is_there, even, odd, GROUP: tl.constexpr
 ):  # fmt: skip
-    above, below = _words(weight_ptr, upper, stride, at, is_there), _words(weight_ptr, lower, stride, at, is_there)
     begin = tl.zeros(acc.shape, tl.float32) if GROUP > 0 else acc
     part = tl.inline_asm_elementwise(
         _FP8_ASSEMBLY, _FP8_OPERANDS, [above, below, even, odd, begin], dtype=tl.float32, is_pure=True, pack=4
@@ -208,6 +223,49 @@ def _add_fp8(
     if GROUP > 0:
         part = acc + part * _of_both(scales_ptr, upper, lower, size, at * 64 // GROUP, is_there, GROUP)
     return part
+
+
+@triton.jit
+@no_type_check
+def _add_chunk(
+    acc0, acc1, above0, below0, above1, below1, scales_ptr, zeros_ptr, upper0, lower0, upper1, lower1, size, x_ptrs,
+    is_row, at, end, FORM: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, WARP_TILES: tl.constexpr,
+):  # fmt: skip
+    """The words' products with x, to the sums of one tile or two."""
+    is_there = at < end
+    x_at, is_x = at[:, None], is_row & is_there[:, None]
+    if FORM == 2:
+        x0 = tl.load(x_ptrs + x_at * 64, mask=is_x, other=0)
+        x1 = tl.load(x_ptrs + (x_at * 64 + 4), mask=is_x, other=0)
+        x2 = tl.load(x_ptrs + (x_at * 64 + 32), mask=is_x, other=0)
+        x3 = tl.load(x_ptrs + (x_at * 64 + 36), mask=is_x, other=0)
+        low_even, low_odd = pairs(x0, x1, PAIRS_ASSEMBLY)
+        high_even, high_odd = pairs(x2, x3, PAIRS_ASSEMBLY)
+        sums = tl.inline_asm_elementwise(
+            _SUMS_ASSEMBLY,
+            _SUMS_OPERANDS,
+            [low_even, low_odd, high_even, high_odd],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+        acc0 = _add_int4(
+            acc0, above0, below0, scales_ptr, zeros_ptr, upper0, lower0, size, at, is_there, low_even, low_odd,
+            high_even, high_odd, sums, GROUP, HAS_ZEROS,
+        )  # fmt: skip
+        if WARP_TILES == 2:
+            acc1 = _add_int4(
+                acc1, above1, below1, scales_ptr, zeros_ptr, upper1, lower1, size, at, is_there, low_even, low_odd,
+                high_even, high_odd, sums, GROUP, HAS_ZEROS,
+            )  # fmt: skip
+    else:
+        x0 = tl.load(x_ptrs + x_at * 32, mask=is_x, other=0)
+        x1 = tl.load(x_ptrs + (x_at * 32 + 4), mask=is_x, other=0)
+        even, odd = pairs(x0, x1, _SCALED_PAIRS_ASSEMBLY)
+        acc0 = _add_fp8(acc0, above0, below0, scales_ptr, upper0, lower0, size, at, is_there, even, odd, GROUP)
+        if WARP_TILES == 2:
+            acc1 = _add_fp8(acc1, above1, below1, scales_ptr, upper1, lower1, size, at, is_there, even, odd, GROUP)
+    return acc0, acc1
 
 
 @triton.jit
@@ -257,7 +315,8 @@ def register_product(
     NUM_STAGES: tl.constexpr,
 ):
     """[BLOCK_N, 8] fp32, over the split's part of K, as of `skinny_product`, with WIDTH bytes of a row in a warp's turn
-    of the loop. K_WARPS warps share rows of the weight, of which they take chunks in turn. upper_row: of the weight, at
+    of the loop. NUM_STAGES 2 or 3: words are asked for one chunk ahead or two, and a turn is of chunks that are written
+    out. K_WARPS warps share rows of the weight, of which they take chunks in turn. upper_row: of the weight, at
     `first_places`; those of the lower halves are half_step further, of the second tile tile_step. The ends are beyond
     the last rows that either may be."""
     WARPS: tl.constexpr = BLOCK_N // (16 * WARP_TILES)
@@ -277,48 +336,44 @@ def register_product(
     end = (tl.program_id(1) + 1) * num_chunks // SPLITS
     acc0 = tl.zeros([8 * WARPS * K_WARPS, 16], tl.float32)
     acc1 = tl.zeros([8 * WARPS * K_WARPS, 16], tl.float32)
-    for chunk in tl.range(begin, end, TURN * K_WARPS, num_stages=NUM_STAGES):
-        for i in tl.static_range(TURN):
-            at = chunk + i * K_WARPS + part
-            is_there = at < end
-            x_at, is_x = at[:, None], is_row & is_there[:, None]
-            if FORM == 2:
-                x0 = tl.load(x_ptrs + x_at * 64, mask=is_x, other=0)
-                x1 = tl.load(x_ptrs + (x_at * 64 + 4), mask=is_x, other=0)
-                x2 = tl.load(x_ptrs + (x_at * 64 + 32), mask=is_x, other=0)
-                x3 = tl.load(x_ptrs + (x_at * 64 + 36), mask=is_x, other=0)
-                low_even, low_odd = pairs(x0, x1, PAIRS_ASSEMBLY)
-                high_even, high_odd = pairs(x2, x3, PAIRS_ASSEMBLY)
-                sums = tl.inline_asm_elementwise(
-                    _SUMS_ASSEMBLY,
-                    _SUMS_OPERANDS,
-                    [low_even, low_odd, high_even, high_odd],
-                    dtype=tl.float32,
-                    is_pure=True,
-                    pack=4,
+    if NUM_STAGES == 1:
+        for chunk in tl.range(begin, end, TURN * K_WARPS, num_stages=1):
+            for i in tl.static_range(TURN):
+                at = chunk + i * K_WARPS + part
+                a0, b0, a1, b1 = _asked(
+                    weight_ptr, upper0, lower0, upper1, lower1, weight_stride_row, at, end, WARP_TILES, ""
                 )
-                acc0 = _add_int4(
-                    acc0, weight_ptr, scales_ptr, zeros_ptr, upper0, lower0, weight_stride_row, size, at, is_there,
-                    low_even, low_odd, high_even, high_odd, sums, GROUP, HAS_ZEROS,
+                acc0, acc1 = _add_chunk(
+                    acc0, acc1, a0, b0, a1, b1, scales_ptr, zeros_ptr, upper0, lower0, upper1, lower1, size, x_ptrs,
+                    is_row, at, end, FORM, GROUP, HAS_ZEROS, WARP_TILES,
                 )  # fmt: skip
-                if WARP_TILES == 2:
-                    acc1 = _add_int4(
-                        acc1, weight_ptr, scales_ptr, zeros_ptr, upper1, lower1, weight_stride_row, size, at, is_there,
-                        low_even, low_odd, high_even, high_odd, sums, GROUP, HAS_ZEROS,
-                    )  # fmt: skip
+    else:
+        # Words are read once, and not to take the place of scales and x in the L1 cache.
+        AHEAD: tl.constexpr = "evict_first"
+        at = begin + part
+        a0, b0, a1, b1 = _asked(
+            weight_ptr, upper0, lower0, upper1, lower1, weight_stride_row, at, end, WARP_TILES, AHEAD
+        )
+        c0, d0, c1, d1 = a0, b0, a1, b1
+        if NUM_STAGES == 3:
+            c0, d0, c1, d1 = _asked(
+                weight_ptr, upper0, lower0, upper1, lower1, weight_stride_row, at + K_WARPS, end, WARP_TILES, AHEAD
+            )
+        for chunk in tl.range(begin, end, K_WARPS, num_stages=1, loop_unroll_factor=TURN):
+            at = chunk + part
+            e0, f0, e1, f1 = _asked(
+                weight_ptr, upper0, lower0, upper1, lower1, weight_stride_row, at + (NUM_STAGES - 1) * K_WARPS, end,
+                WARP_TILES, AHEAD,
+            )  # fmt: skip
+            acc0, acc1 = _add_chunk(
+                acc0, acc1, a0, b0, a1, b1, scales_ptr, zeros_ptr, upper0, lower0, upper1, lower1, size, x_ptrs,
+                is_row, at, end, FORM, GROUP, HAS_ZEROS, WARP_TILES,
+            )  # fmt: skip
+            if NUM_STAGES == 3:
+                a0, b0, a1, b1 = c0, d0, c1, d1
+                c0, d0, c1, d1 = e0, f0, e1, f1
             else:
-                x0 = tl.load(x_ptrs + x_at * 32, mask=is_x, other=0)
-                x1 = tl.load(x_ptrs + (x_at * 32 + 4), mask=is_x, other=0)
-                even, odd = pairs(x0, x1, _SCALED_PAIRS_ASSEMBLY)
-                acc0 = _add_fp8(
-                    acc0, weight_ptr, scales_ptr, upper0, lower0, weight_stride_row, size, at, is_there, even, odd,
-                    GROUP,
-                )  # fmt: skip
-                if WARP_TILES == 2:
-                    acc1 = _add_fp8(
-                        acc1, weight_ptr, scales_ptr, upper1, lower1, weight_stride_row, size, at, is_there, even, odd,
-                        GROUP,
-                    )  # fmt: skip
+                a0, b0, a1, b1 = e0, f0, e1, f1
     if WARP_TILES == 2:
         both = tl.permute(tl.join(by_rows(acc0, WARPS, K_WARPS), by_rows(acc1, WARPS, K_WARPS)), [2, 0, 1])
         acc = tl.reshape(both, [BLOCK_N, 8])

@@ -168,7 +168,9 @@ def register_configs() -> list[GroupedConfig]:
     made = []
     for block_m, warps, tiles, k_warps, turn in product((8, 16, 32), (1, 2, 4), (1, 2), (1, 2, 4, 8), (1, 2)):
         if warps * k_warps in (2, 4, 8) and warps * tiles > 1 and turn * block_m <= 32:
-            made.append(GroupedConfig(block_m, 16 * warps * tiles, turn * CHUNK, warps * k_warps, 1, tiles, k_warps))
+            for num_stages in (1, 2) if k_warps < 8 else (1,):
+                size = 16 * warps * tiles, turn * CHUNK, warps * k_warps, num_stages
+                made.append(GroupedConfig(block_m, *size, tiles, k_warps))
     return made
 
 
@@ -181,7 +183,7 @@ def sweep(name: str, layer: MixtureOfExperts, num_rows: int) -> None:
     average = num_rows * layer.config.top_k / layer.config.num_experts
     wanted = [c for c in configs() if c.block_m == 16 or c.block_m <= 2 * average]
     if gate_up.form == MXFP4:
-        usual = (c for c in wanted if c.block_k <= CHUNK)
+        usual = (c for c in wanted if c.block_k <= CHUNK and (average > 16 or (c.block_m == 16 and c.num_stages == 3)))
         wanted = [*usual, *(c for c in register_configs() if c.block_m == 8 or c.block_m <= 4 * average)]
 
     def launch_up(config: GroupedConfig) -> Tensor:

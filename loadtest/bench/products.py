@@ -166,12 +166,15 @@ def tuned_configs(form: str, rows: int) -> Iterator[TunedConfig]:
 
 
 def _register_configs(form: str) -> Iterator[SkinnyConfig]:
-    """Of kernels/register_product.py."""
+    """Of kernels/register_product.py: words asked for when they are needed, and a chunk or two ahead."""
     chunk = 128 if form == "int4" else 64
-    for warps, tiles, k_warps, turn, num_splits in product((1, 2, 4), (1, 2), (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)):
-        if warps * k_warps in (4, 8) and warps * tiles > 1 and k_warps * num_splits <= 16 and k_warps * turn <= 16:
-            num_warps = warps * k_warps
-            yield SkinnyConfig(16 * warps * tiles, turn * chunk, num_warps, 1, num_splits, tiles, k_warps)
+    for warps, tiles, k_warps, num_splits in product((1, 2, 4), (1, 2), (1, 2, 4), (1, 2, 4, 8)):
+        if warps * k_warps not in (4, 8) or warps * tiles == 1 or k_warps * num_splits > 16:
+            continue
+        for turn, num_stages in ((2, 1), (4, 1), (1, 2), (2, 2), (2, 3)):
+            if num_stages == 1 or k_warps < 4:
+                block_n, num_warps = 16 * warps * tiles, warps * k_warps
+                yield SkinnyConfig(block_n, turn * chunk, num_warps, num_stages, num_splits, tiles, k_warps)
 
 
 def _int4_configs(rows: int) -> Iterator[Int4Config]:

@@ -128,11 +128,11 @@ def test_every_scale_that_weights_have(lane):
 
 
 @pytest.mark.parametrize("lane", [INTERPRET])
-@pytest.mark.parametrize("num_tokens", [1, 9, 40])
-def test_what_the_table_chooses_by_emulated_warps(num_tokens, lane, monkeypatch):
+@pytest.mark.parametrize(("num_tokens", "stages"), [(1, 1), (9, 1), (40, 1), (1, 2), (9, 2), (40, 2)])
+def test_what_the_table_chooses_by_emulated_warps(num_tokens, stages, lane, monkeypatch):
     """Of gpt-oss's form, where K ends within a chunk."""
     warp_emulator.in_the_interpreter(monkeypatch)
-    config = grouped_config(num_tokens * 2, 6, MXFP4)
+    config = replace(grouped_config(num_tokens * 2, 6, MXFP4), num_stages=stages)
     assert config.warp_tiles
     case = expert_case(lane, num_tokens, 2 * 20, 352, config, has_bias=True, form=MXFP4)
     case = replace(case, weight=case.weight._replace(bias=None), bias=torch.zeros_like(case.bias))

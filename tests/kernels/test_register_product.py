@@ -140,7 +140,7 @@ def test_follows_the_formula(features, size, rows, kind, lane):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("warps", "warp_tiles", "k_warps", "turn", "stages"),
-    [(1, 2, 1, 1, 1), (2, 2, 1, 4, 1), (4, 1, 1, 2, 3), (2, 1, 1, 1, 4), (4, 2, 4, 2, 1), (8, 1, 2, 1, 1)],
+    [(1, 2, 1, 1, 1), (2, 2, 1, 4, 1), (4, 1, 1, 2, 3), (2, 1, 1, 1, 2), (4, 2, 4, 2, 3), (8, 1, 2, 1, 1)],
 )
 def test_tiles_of_any_form(warps, warp_tiles, k_warps, turn, stages, kind, lane):
     weight, exact = quantized(kind, 200, 1152)
@@ -223,3 +223,17 @@ def test_what_the_tables_choose_by_emulated_warps(kind, lane, monkeypatch):
     for gated, want in ((False, divided @ exact.T), (True, gate * gate.sigmoid() * up)):
         assert_close(norm_linear_triton(DeferredNorm(x, squares, EPS), first, None, arrivals, gated), want)
     assert not arrivals.any()
+
+
+@pytest.mark.parametrize("lane", [INTERPRET])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("stages", "warp_tiles", "k_warps", "turn"), [(2, 1, 2, 2), (3, 2, 1, 1), (3, 1, 2, 2)])
+def test_words_asked_for_ahead_by_emulated_warps(stages, warp_tiles, k_warps, turn, kind, lane, monkeypatch):
+    warp_emulator.in_the_interpreter(monkeypatch)
+    arrivals = new_arrivals(200, torch.device("cpu"))
+    weight, exact = random_weight(kind, 40, 640, torch.bfloat16, group=128)
+    x = torch.randn(3, 640).bfloat16()
+    block_k, block_n = turn * (128 if weight.is_int4 else 64), 64 * warp_tiles // k_warps
+    for num_splits in (1, 3):
+        config = SkinnyConfig(block_n, block_k, 4, stages, num_splits, warp_tiles, k_warps)
+        assert_close(skinny_linear_triton(x, weight, None, arrivals, config), x.double() @ exact.T)
