@@ -131,12 +131,15 @@ def main() -> int:
     parser.add_argument("--form", choices=("small", "full"), default="small", help="small (default): CPU; full: GPU")
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder to write to; default: figures")
     parser.add_argument("--limit-s", type=float, default=0.0, help="seconds that a scenario may take; 0: no limit")
+    parser.add_argument(
+        "--trials-s", type=float, default=0.0, help="seconds for the trials of fineinfer_overhead; 0: 60, with full 30"
+    )
     args = parser.parse_args()
     unknown = [name for name in args.names if name not in SCENARIOS]
     if unknown:
         parser.error(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
     args.out.mkdir(parents=True, exist_ok=True)
-    stage = Stage(SMALL if args.form == "small" else FULL)
+    stage = Stage(SMALL if args.form == "small" else FULL, args.trials_s)
     print(f"{stage.describe()}\n", flush=True)
     failed = draw(args.names or list(SCENARIOS), stage, args.out, args.limit_s)
     if failed:

@@ -39,8 +39,8 @@ NAME = "fineinfer_overhead"
 LENGTHS, LENGTHS_ON_CPU = ((256, 128), (1024, 1024)), ((32, 16), (128, 128))
 COPIES = 3
 TRIALS = 50
-_MOST_S, _MOST_S_ON_CPU = 30.0, 60.0
-"""Of the trials of all components together. On a GPU fewer than 50 have room in it, and the table says how many."""
+"""Or as many as have room in the stage's `trials_s`, all components together, and the table says how many. 50 of
+(256, 128) take 150 s of an H200, of (1024, 1024) 1,200."""
 _SERVER_KV_MEMORY = "12GiB"
 
 Trial = Callable[[int], None]
@@ -59,7 +59,7 @@ class Spread(NamedTuple):
 def run(stage: Stage) -> Figure:
     """The figure."""
     small = stage.form.name == "small"
-    lengths, most_s = (LENGTHS_ON_CPU, _MOST_S_ON_CPU) if small else (LENGTHS, _MOST_S)
+    lengths = LENGTHS_ON_CPU if small else LENGTHS
     options = ["--no-overlap"] if small else [f"--kv-cache-memory={_SERVER_KV_MEMORY}"]
     pool = stage.model_pool(2 * COPIES * sum(lengths[-1]))
     firsts = itertools.count()
@@ -68,7 +68,7 @@ def run(stage: Stage) -> Figure:
         for number, (prompt_len, output_len) in enumerate(lengths):
             components = _offline(pool, prompt_len, output_len)
             components |= _over_http(base_url, stage.form.shape, prompt_len, output_len, firsts)
-            measured = spreads(components, num_warm_ups=int(number == 0), most_s=most_s)
+            measured = spreads(components, num_warm_ups=int(number == 0), most_s=stage.trials_s)
             forward = measured["forward passes"]
             for name, spread in measured.items():
                 trials, *seconds = spread
@@ -78,7 +78,7 @@ def run(stage: Stage) -> Figure:
     return Figure(
         NAME,
         "FineInfer figures 3 and 4, table 1: overhead of engine, server and CLI",
-        f"{COPIES} copies of a request at once, {TRIALS} trials or what has room in {most_s:g} s, in turns",
+        f"{COPIES} copies of a request at once, {TRIALS} trials or what has room in {stage.trials_s:g} s, in turns",
         [Table("Latency of the batch", columns, rows), _table_1(pool, *lengths[-1])],
         notes=[
             "overhead: of the median, what the forward passes do not take; it holds all of the parts before it;"
@@ -98,7 +98,7 @@ def _chat_template() -> Iterator[str]:
 
 
 def spreads(
-    components: Mapping[str, Trial], trials: int = TRIALS, num_warm_ups: int = 1, most_s: float = _MOST_S
+    components: Mapping[str, Trial], most_s: float, trials: int = TRIALS, num_warm_ups: int = 1
 ) -> dict[str, Spread]:
     """Of so many rounds, or of as many as begin within `most_s`, but three at the least; behind those that warm up. The
     components take turns, so that whatever else the machine does meets all of them."""

@@ -55,6 +55,7 @@ class Form:
     policy_divisor: the same where only policies are looked at.
     num_probes: requests at once that tell the full load. rate_factors: the rates, as multiples of the full load.
     sweep_s, sweep_share: seconds that a rate lasts, and its requests over those at once, at the least.
+    trials_s: seconds that the trials of a measurement which is repeated may take.
     """
 
     name: Literal["small", "full"]
@@ -69,18 +70,25 @@ class Form:
     sweep_s: float
     sweep_share: float
     rate_factors: tuple[float, ...]
+    trials_s: float
 
 
-SMALL = Form("small", LLAMA_2_LAYERS, "float32", 1024, 64, True, 4, 1, 400, 3.0, 1.0, (0.15, 0.4, 0.7, 0.9, 1.1, 1.3))
-FULL = Form("full", LLAMA_8B, "bfloat16", MAX_MODEL_LEN, MAX_NUM_SEQS, False, 4, 4, 400, 2.0, 0.25, (0.5, 0.9))
+SMALL = Form(
+    "small", LLAMA_2_LAYERS, "float32", 1024, 64, True, 4, 1, 400, 3.0, 1.0, (0.15, 0.4, 0.7, 0.9, 1.1, 1.3), 60.0
+)
+FULL = Form("full", LLAMA_8B, "bfloat16", MAX_MODEL_LEN, MAX_NUM_SEQS, False, 4, 4, 400, 2.0, 0.25, (0.5, 0.9), 30.0)
 """Its numbers of requests are so few that a scenario takes a minute; the figures say how many they stand on."""
 
 
 class Stage:
-    """One process's; a model is loaded when it is first asked for, one at a time."""
+    """One process's; a model is loaded when it is first asked for, one at a time.
 
-    def __init__(self, form: Form) -> None:
+    trials_s: seconds that the trials of a measurement which is repeated may take; 0: as many as the form has.
+    """
+
+    def __init__(self, form: Form, trials_s: float = 0.0) -> None:
         self.form = form
+        self.trials_s = trials_s or form.trials_s
         if form.name == "small":
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # so that CPU seconds are seconds of one core
         self._source = time.process_time if form.name == "small" else time.perf_counter

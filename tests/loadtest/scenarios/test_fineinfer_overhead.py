@@ -14,7 +14,7 @@ def noted(calls: list[tuple[str, int]], name: str, seconds: float = 0.0) -> Call
 
 def test_components_take_turns_and_warm_ups_do_not_count() -> None:
     calls: list[tuple[str, int]] = []
-    measured = spreads({"a": noted(calls, "a"), "b": noted(calls, "b", 0.01)}, trials=4)
+    measured = spreads({"a": noted(calls, "a"), "b": noted(calls, "b", 0.01)}, most_s=60.0, trials=4)
     assert calls == [(name, number) for number in range(5) for name in ("a", "b")], "each with a number of its own"
     assert [one.trials for one in measured.values()] == [4, 4]
     assert all(one.low <= one.median <= one.high for one in measured.values())

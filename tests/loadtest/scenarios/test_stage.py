@@ -26,6 +26,11 @@ def test_policies_have_room_for_padding_beside_their_memory() -> None:
     assert (pool.num_blocks, pool.num_spare_blocks) == (64, 128)
 
 
+def test_trials_take_as_long_as_the_form_says_or_as_is_asked_for() -> None:
+    assert Stage(FULL).trials_s == FULL.trials_s
+    assert Stage(FULL, trials_s=340.0).trials_s == 340.0
+
+
 @pytest.mark.parametrize("form", [SMALL, FULL])
 def test_captions_say_where(form) -> None:
     text = Stage(form).describe()
