@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import socket
@@ -52,11 +53,12 @@ def scene() -> Iterator[list[HostScene]]:
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 17])
 def test_every_rank_has_the_whole_of_it_and_no_frame_is_larger_than_a_piece(scene: list[HostScene], size: int):
     head, *others = scene
+    gc.collect()  # what other tests have left is not counted
     before, data = len(os.listdir("/proc/self/fd")), os.urandom(size)
     AdaptersOfHosts(head.lines, others).share(7, lambda file: file.write(data))
     assert [host.held.files for host in scene] == [{7: data}] * 3
     assert all(max(host.sent) <= PIECE_BYTES + 16 for host in others)
-    assert comes_true(lambda: len(os.listdir("/proc/self/fd")) == before)
+    assert comes_true(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_a_rank_of_any_host_that_cannot_take_one_is_named_and_the_next_is_taken(scene: list[HostScene]):
