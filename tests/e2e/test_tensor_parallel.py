@@ -250,3 +250,10 @@ def test_a_lost_gpu_ends_each_request_in_one_error_and_the_process_with_status_1
 def test_several_gpus_answer_as_one_does(flags: str):
     """In fp32, by NCCL or over symmetric memory, in CUDA graphs."""
     check_several_gpus(flags)
+
+
+@pytest.mark.load
+def test_four_ranks_answer_as_one_process():
+    """As many as the model has key-value heads."""
+    with ServerProcess(*FLAGS, "--tensor-parallel-size", "4") as server:
+        check_every_parameter(server)
