@@ -27,6 +27,8 @@ BLOCK_SIZE = 16
 MAX_NUM_SEQS, BUDGET = 32, 96
 CASES = [("llama", "native"), ("mistral", "native"), ("gpt2", "native"), ("qwen3", "transformers")]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+pytestmark = pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
+"""`generate` calls it `cache` from transformers 5.24 on; those before know the former name only."""
 
 
 class RoundedCache(DynamicCache):
