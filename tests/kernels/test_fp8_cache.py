@@ -62,6 +62,17 @@ def test_a_head_comes_back_within_a_sixteenth(dtype):
     assert (top <= 448).all() and (top >= 224).all(), "no bit of e4m3's range is wasted"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whatever_the_bytes_say_is_what_torch_makes_of_them(dtype):
+    """Each element with each scale, NaN and infinity among them."""
+    elements = torch.arange(256, dtype=torch.uint8).view(FP8).repeat(256, 1)
+    scales = torch.cat((torch.tensor([0.0]), torch.exp2(torch.arange(-126.0, 128)), torch.tensor([torch.inf])))
+    said = from_fp8(elements, torch.arange(256, dtype=torch.uint8), dtype)
+    expected = (elements.float() * scales[:, None]).to(dtype)
+    assert said.dtype == dtype
+    torch.testing.assert_close(said, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_the_bounds_of_the_exponent():
     heads = torch.tensor([[448.0, 1], [448.0 * (1 + 2**-20), 1], [3e38, 1e38], [1e-44, 0]])
     elements, exponents = to_fp8(heads)
