@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from service.errors import ModelLoadError
-from service.models.model_config import architecture_of, check_plain, is_native, parse_model_config
+from service.models.model_config import architecture_of, is_native, parse_model_config, quantization_of
 from service.models.text_part import text_fields
 
 WantedImplementation = Literal["auto", "native", "transformers"]
@@ -30,7 +30,7 @@ def choose_implementation(
     if wanted == "native" or (wanted == "auto" and (is_known or not is_generator)):
         parse_model_config(fields, quantization)
         return "native"
-    check_plain(architecture, fields, quantization)
+    quantization_of(architecture, fields, quantization)
     if importlib.util.find_spec("transformers") is None:
         raise ModelLoadError(
             f"config.json: architecture {architecture!r} is served by transformers' modules, which are not installed:"

@@ -151,7 +151,7 @@ def parse_model_config(fields: Mapping[str, object], quantization: str | None = 
     architecture = architecture_of(fields)
     if architecture not in _FAMILIES:
         raise ModelLoadError(f"config.json: architecture {architecture!r} is not served; known: {', '.join(_FAMILIES)}")
-    quantized = _quantization(architecture, fields, quantization)
+    quantized = quantization_of(architecture, fields, quantization)
     return replace(_FAMILIES[architecture](architecture, checked), quantization=quantized)
 
 
@@ -354,17 +354,8 @@ def is_native(architecture: str) -> bool:
     return architecture in _FAMILIES
 
 
-def check_plain(architecture: str, fields: Mapping[str, object], quantization: str | None) -> None:
-    """ModelLoadError if weights are quantized, or are to be, in a way that is not served by transformers' modules."""
-    if _quantization(architecture, fields, quantization) is not None:
-        name = "config.json: quantization_config" if fields.get("quantization_config") is not None else "quantization"
-        raise ModelLoadError(
-            f"{name}: architecture {architecture!r} is served by transformers' modules, of plain weights"
-        )
-
-
-def _quantization(architecture: str, fields: Mapping[str, object], requested: str | None) -> Quantization | None:
-    """gpt-oss's own, of experts alone, is read by theirs (expert_fields.py)."""
+def quantization_of(architecture: str, fields: Mapping[str, object], requested: str | None) -> Quantization | None:
+    """`parse_quantization`, but for gpt-oss's own, of experts alone, which is read by theirs (expert_fields.py)."""
     written = fields.get("quantization_config")
     method = written.get("quant_method") if isinstance(written, dict) else None
     if architecture == "GptOssForCausalLM" and method == "mxfp4":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,7 +19,13 @@ from service.models.gpt_oss import GptOss
 from service.models.implementation import WantedImplementation, choose_implementation
 from service.models.llama import Llama
 from service.models.mixtral import Mixtral
-from service.models.model_config import ModelConfig, parse_model_config, read_config
+from service.models.model_config import (
+    ModelConfig,
+    architecture_of,
+    parse_model_config,
+    quantization_of,
+    read_config,
+)
 from service.models.olmoe import Olmoe
 from service.models.opt import Opt
 from service.models.qwen3 import Qwen3
@@ -72,6 +79,10 @@ def open_model(
     from service.models.transformers_backend.build import build_with_transformers
 
     config, model = build_with_transformers(folder)
+    quantized = quantization_of(architecture_of(fields), fields, quantization)
+    if quantized is not None:
+        model.check_quantizes(quantized)
+        config = replace(config, quantization=quantized)
     check_heads(config, parallel.size)
     return OpenedModel(config, _part(config, model, parallel, stage))
 

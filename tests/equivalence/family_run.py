@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
+from kernels.quantized_weight import quantize_fp8_weight
 from service.config import CacheConfig, ModelSource
 from service.errors import ModelLoadError
+from service.models.causal_lm import CausalLM
 from service.models.implementation import WantedImplementation
 from service.models.registry import ARCHITECTURES
 from service.runner.load import LoadedModel, load_executor
@@ -38,23 +43,30 @@ class FamilyRun:
     num_different: int = 0
 
 
-def run_family(family: Family, folder: Path, implementation: WantedImplementation = "auto") -> FamilyRun:
+def run_family(
+    family: Family,
+    folder: Path,
+    implementation: WantedImplementation = "auto",
+    quantization: Literal["fp8"] | None = None,
+) -> FamilyRun:
+    """quantization: the setting; `generate` has the rounded weights then."""
     family.save(folder)
     try:
-        loaded = _load(folder, implementation)
+        loaded = _load(folder, implementation, quantization)
     except ModelLoadError as fault:
         return FamilyRun(family, None, False, str(fault))
     prompts = random_prompts(_NUM_PROMPTS, _VOCAB_SIZE, longest=_LONGEST)
-    expected = _generated(family, prompts)
+    model = family.random_model()
+    if quantization is not None:
+        _round_linears(model, loaded.model)
+    expected = _generated(model, prompts)
     is_equal = _alone(loaded, prompts) == expected and _together(loaded, prompts) == expected
     served_by = "native" if type(loaded.model) in set(ARCHITECTURES.values()) else "transformers"
     return FamilyRun(family, served_by, is_equal, num_different=len({token for row in expected for token in row}))
 
 
-def _load(folder: Path, implementation: WantedImplementation) -> LoadedModel:
-    source = ModelSource(
-        str(folder), None, None, None, "auto", "float32", "cpu", None, 0, implementation=implementation
-    )
+def _load(folder: Path, implementation: WantedImplementation, quantization: Literal["fp8"] | None) -> LoadedModel:
+    source = ModelSource(str(folder), None, None, None, "auto", "float32", "cpu", None, 0, implementation, quantization)
     return load_executor(source, folder, CacheConfig(_BLOCK_SIZE, 0.5, 8 << 20), 16, _BUDGET, enforce_eager=True)
 
 
@@ -79,9 +91,19 @@ def _outputs(loaded: LoadedModel, prompts: list[tuple[int, ...]]) -> list[list[i
     return [harness.tokens[request_id, 0] for request_id in request_ids]
 
 
+@torch.no_grad()
+def _round_linears(model: PreTrainedModel, served: CausalLM) -> None:
+    """Those of the blocks, by the names that both have."""
+    for linears in served.block_linears():
+        for names, _, _ in linears:
+            for name in names:
+                weight: Tensor = model.get_parameter(f"{name}.weight")
+                elements, scales = quantize_fp8_weight(weight)
+                weight.copy_(elements.float() * scales)
+
+
 @torch.inference_mode()
-def _generated(family: Family, prompts: list[tuple[int, ...]]) -> list[list[int]]:
-    model = family.random_model()
+def _generated(model: PreTrainedModel, prompts: list[tuple[int, ...]]) -> list[list[int]]:
     model.generation_config.eos_token_id = None
     outputs = []
     for prompt in prompts:

@@ -46,6 +46,28 @@ def test_so_does_one_with_a_native_file_by_transformers_modules(tmp_path: Path):
     assert (run.served_by, run.is_equal) == ("transformers", True)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SmolLM3",
+        "Phi-2",  # biases, and an MLP without a gate
+        "Pythia, GPT-NeoX",  # q, k and v in one matrix
+        "Command-R7B",
+        "EXAONE 4",
+    ],
+)
+def test_in_fp8_it_says_what_generate_says_by_rounded_weights(name: str, tmp_path: Path):
+    run = run_family(family(name), tmp_path, quantization="fp8")
+    assert (run.served_by, run.is_equal, run.refusal) == ("transformers", True, "")
+
+
+@pytest.mark.parametrize("name", ["DeepSeek V3, R1", "Granite 3 MoE"])
+def test_a_mixture_by_transformers_modules_is_not_served_in_fp8_in_part(name: str, tmp_path: Path):
+    run = run_family(family(name), tmp_path, quantization="fp8")
+    assert run.served_by is None
+    assert "quantization: " in run.refusal and "whose experts are plain; serve the plain checkpoint" in run.refusal
+
+
 @pytest.mark.parametrize("name", [each.name for each in FAMILIES if each.refusal is not None])
 def test_a_family_with_another_memory_is_refused_by_name(name: str, tmp_path: Path):
     run = run_family(BY_NAME[name], tmp_path)

@@ -10,6 +10,8 @@ from service.config import LoraConfig
 from service.errors import ConfigError
 from service.layers.linear_method import KernelRows, RowRange
 from service.layers.packed_weight import WeightForm, stays_quantized
+from service.models.transformers_backend.model import TransformersModel
+from tests.equivalence.family_list import FAMILIES
 from tests.models.checkpoints import llama, mixtral, olmoe, qwen3_moe
 from tests.models.forward import logits
 from tests.models.quantized_checkpoints import quantized
@@ -112,6 +114,23 @@ def test_so_is_a_quantized_mixture_of_experts(save, kind, tmp_path):
     assert tokens(folder) == tokens(folder / "plain")
     got, want = (logits(each, PROMPTS[-1], KernelRows()) for each in (folder, folder / "plain"))
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("SmolLM3", "channels"),
+        ("Granite 3", "blocks"),
+        ("StableLM 2", "awq"),
+        ("OLMo 2", "gptq"),
+        ("Seed-OSS", "packed-zeros"),
+    ],
+)
+def test_so_is_one_that_transformers_modules_compute(name, kind, tmp_path):
+    (family,) = (each for each in FAMILIES if each.name == name)
+    folder = quantized(family.save(tmp_path / "it"), kind)
+    assert isinstance(load(folder).model, TransformersModel)
+    assert tokens(folder) == tokens(folder / "plain")
 
 
 def test_fp8_at_load_is_named_and_near_and_no_base_for_training(tmp_path, caplog):

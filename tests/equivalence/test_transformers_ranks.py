@@ -17,6 +17,7 @@ from tests.equivalence.random_adapters import save_random_adapters
 from tests.equivalence.rank_work import Asked, answer, answer_on_gpus
 from tests.equivalence.stage_work import answer_in_stages
 from tests.equivalence.test_tensor_parallel import ALL_KINDS, GREEDY, SAMPLED, check_same, prompts, requests_of
+from tests.models.quantized_checkpoints import quantized
 from tests.ranks import Ranks
 
 MAX_TOKENS = 6
@@ -44,6 +45,16 @@ def test_two_ranks_and_two_stages_answer_as_one_process(two_ranks: Ranks, tmp_pa
     alone = answer(ALONE, folder, asked, MAX_TOKENS)
     if name not in IN_STAGES_ALONE:
         check_same(alone, two_ranks.run(answer, folder, asked, MAX_TOKENS))
+    how = (MAX_TOKENS, ParallelConfig(1, 2), tmp_path / "control")
+    last, _ = two_ranks.run(answer_in_stages, folder, asked, *how)
+    check_same(alone, [last.answered])
+
+
+def test_so_they_do_by_weights_of_eight_bits(two_ranks: Ranks, tmp_path: Path):
+    folder = quantized(SERVED["SmolLM3"].save(tmp_path / "model"), "channels")
+    asked = requests_of(ALL_KINDS)
+    alone = answer(ALONE, folder, asked, MAX_TOKENS)
+    check_same(alone, two_ranks.run(answer, folder, asked, MAX_TOKENS))
     how = (MAX_TOKENS, ParallelConfig(1, 2), tmp_path / "control")
     last, _ = two_ranks.run(answer_in_stages, folder, asked, *how)
     check_same(alone, [last.answered])

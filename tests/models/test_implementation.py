@@ -41,9 +41,8 @@ def test_without_transformers_it_is_said_how_to_get_it(monkeypatch):
     assert choose_implementation(LLAMA, "auto") == "native"
 
 
-def test_transformers_modules_are_served_of_plain_weights():
-    fields = {"architectures": ["LlamaForCausalLM"]}
-    with pytest.raises(
-        ModelLoadError, match="quantization: architecture 'LlamaForCausalLM' is served by transformers'"
-    ):
-        choose_implementation(fields, "transformers", "fp8")
+def test_weights_of_few_bits_decide_nothing():
+    assert choose_implementation(OTHER, "auto", "fp8") == choose_implementation(LLAMA, "transformers", "fp8")
+    quantized = {"quantization_config": {"quant_method": "fp8"}}
+    assert choose_implementation({**OTHER, **quantized}, "auto") == "transformers"
+    assert choose_implementation({**LLAMA, **quantized}, "auto") == "native"

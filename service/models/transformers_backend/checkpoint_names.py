@@ -44,8 +44,8 @@ class CheckpointNames:
         places = {name: tensors[own] for name, own in single.items()}
         for own, sources in merged.items():
             merged_tensor = tensors[own]
+            in_order = self._in_order(own, merged_tensor.shape[0], sources)
             assert isinstance(merged_tensor, Tensor), "experts are plain"
-            in_order = self._in_order(own, len(merged_tensor), sources)
             for names, view in zip(in_order, torch.chunk(merged_tensor, len(in_order), dim=1), strict=True):
                 places |= dict(zip(names, view.unbind(), strict=True))
         found = {*single.values(), *merged}

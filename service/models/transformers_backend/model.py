@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kernels.grouped_product import tokens_of_each_config
-from service.errors import ConfigError
+from service.errors import ConfigError, ModelLoadError
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead
 from service.layers.layer import Layer
@@ -20,8 +20,9 @@ from service.layers.linear import NamedLinear, linear_tensors
 from service.layers.pipeline_stage import PipelineStage, is_first, is_last, layers_of
 from service.layers.shard import Shard
 from service.layers.tensor_parallel import Silent, TensorParallel
-from service.layers.weight_storage import Destination
+from service.layers.weight_storage import Destination, WeightStorage
 from service.models.causal_lm import CausalLM
+from service.models.quantization import Quantization
 from service.models.rank_division import check_sizes
 from service.models.transformers_backend.attention import CurrentStep, PagedStep
 from service.models.transformers_backend.checkpoint_names import CheckpointNames
@@ -92,6 +93,15 @@ class TransformersModel(CausalLM):
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
         return [[each.below(f"{self._prefix}.") for each in block] for block in _by_block(self._linears)]
 
+    def check_quantizes(self, quantization: Quantization) -> None:
+        """ModelLoadError if not all of its large weights are linears of ours."""
+        if any(isinstance(getattr(module, "gate_up_proj", None), Tensor) for module in self.base.modules()):
+            setting = "quantization" if quantization.is_at_load else "config.json: quantization_config"
+            raise ModelLoadError(
+                f"{setting}: {type(self.base).__name__} is a mixture of experts by transformers' modules, whose experts"
+                " are plain; serve the plain checkpoint without quantization"
+            )
+
     @property
     def is_row_invariant(self) -> bool:
         """Nobody knows what the modules' own operations do."""
@@ -112,7 +122,7 @@ class TransformersModel(CausalLM):
         return self.ignored_head_names()
 
     def ignores(self, name: str) -> bool:
-        return super().ignores(name) or self._names.own_name(name) in self._elsewhere
+        return super().ignores(name) or _module_of(self._names.own_name(name)) in self._elsewhere
 
     def checkpoint_shards(self) -> dict[str, Shard]:
         if self.parallel.size == 1:
@@ -136,7 +146,8 @@ class TransformersModel(CausalLM):
             del self.head, self.shell
         there = {id(module) for module in self.base.modules()}
         self._linears = [each for each in self._linears if id(each.linear) in there]
-        self._elsewhere = frozenset(whole - self.checkpoint_tensors().keys())
+        left = self.checkpoint_tensors().keys()
+        self._elsewhere = frozenset(map(_module_of, whole - left)) - frozenset(map(_module_of, left))
         self._trial()._try("pipeline-parallel-size", "stages of it", self._num_layers // stage.size, self._heads)
 
     def shard(self, parallel: TensorParallel) -> None:
@@ -195,7 +206,7 @@ class TransformersModel(CausalLM):
                 parameter._is_hf_initialized = True  # the checkpoint's
                 if self._kept_in_fp32 is not None and self._kept_in_fp32.search(f"{name}.{child}"):
                     parameter.data = parameter.data.float()
-            buffers = dict(module.named_buffers(recurse=False))
+            buffers = {} if isinstance(module, WeightStorage) else dict(module.named_buffers(recurse=False))
             for child, buffer in buffers.items():
                 module._buffers[child] = torch.zeros(buffer.shape, dtype=buffer.dtype, device=device)
             if buffers:
@@ -242,7 +253,7 @@ def _own_tensors(base: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers of transformers' modules, which checkpoints hold, by their names below `base`."""
     table: dict[str, Tensor] = {}
     for name, module in base.named_modules():
-        if not isinstance(module, Layer):
+        if not isinstance(module, Layer | WeightStorage):
             inside = f"{name}." if name else ""
             table |= {f"{inside}{child}": each for child, each in module.named_parameters(recurse=False)}
             table |= {
@@ -251,6 +262,11 @@ def _own_tensors(base: nn.Module) -> dict[str, Tensor]:
                 if child not in module._non_persistent_buffers_set
             }
     return table
+
+
+def _module_of(tensor: str) -> str:
+    """A quantized one has tensors of other names in the same place."""
+    return tensor.rpartition(".")[0]
 
 
 def _by_block(linears: Sequence[NamedLinear]) -> list[list[NamedLinear]]:
