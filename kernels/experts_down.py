@@ -24,8 +24,9 @@ from torch import Tensor
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.expert_blocks import ExpertBlocks
 from kernels.expert_panels import ExpertWeights
-from kernels.grouped_product import ExpertWeight, GroupedConfig, grouped_launch, grouped_product
+from kernels.grouped_product import ExpertWeight, GroupedConfig, grouped_launch, grouped_product, usual_tile
 from kernels.mxfp4_product import mxfp4_product
+from kernels.mxfp4_units import mxfp4_by_units, takes
 from kernels.optional_triton import tl, triton
 
 _BLOCK_H = 1024
@@ -119,28 +120,33 @@ def experts_down_triton(
     num_features = weight.values.shape[1]
     num_blocks, block_m = blocks.pairs.shape
     num_tokens = blocks.num_pairs // blocks.top_k
+    by_units = config.by_units and takes(x, weight)
+    config = usual_tile(block_m) if config.by_units and not by_units else config
     constants = grouped_launch(x, weight, config, block_m)
     assert routing.shape == (num_tokens, blocks.top_k) and routing.is_contiguous() and routing.dtype == torch.float32
     out = torch.empty((num_tokens, num_features), dtype=x.dtype, device=x.device)
     if num_tokens:
         products = torch.empty((blocks.num_pairs, num_features), dtype=x.dtype, device=x.device)
-        _experts_down_kernel[(num_blocks, triton.cdiv(num_features, config.block_n))](
-            x,
-            weight.values,
-            weight.values if weight.scales is None else weight.scales,
-            weight.values if weight.zeros is None else weight.zeros,
-            x if weight.bias is None else weight.bias,
-            blocks.pairs,
-            blocks.block_experts,
-            routing,
-            products,
-            x.stride(0),
-            weight.values.stride(1) * weight.values.itemsize,
-            num_features,
-            weight.num_inputs,
-            **constants,
-            **dependent_launch(x.device),
-        )
+        if by_units:
+            mxfp4_by_units(x, weight, blocks, config, products, routing=routing)
+        else:
+            _experts_down_kernel[(num_blocks, triton.cdiv(num_features, config.block_n))](
+                x,
+                weight.values,
+                weight.values if weight.scales is None else weight.scales,
+                weight.values if weight.zeros is None else weight.zeros,
+                x if weight.bias is None else weight.bias,
+                blocks.pairs,
+                blocks.block_experts,
+                routing,
+                products,
+                x.stride(0),
+                weight.values.stride(1) * weight.values.itemsize,
+                num_features,
+                weight.num_inputs,
+                **constants,
+                **dependent_launch(x.device),
+            )
         _sum_pairs_kernel[(num_tokens, triton.cdiv(num_features, _BLOCK_H))](
             products, out, num_features, TOP_K=blocks.top_k, BLOCK=_BLOCK_H, num_warps=4, **dependent_launch(x.device)
         )

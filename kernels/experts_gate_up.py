@@ -28,8 +28,9 @@ from torch import Tensor
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.expert_blocks import ExpertBlocks
 from kernels.expert_panels import ExpertWeights
-from kernels.grouped_product import ExpertWeight, GroupedConfig, grouped_launch, grouped_product
+from kernels.grouped_product import ExpertWeight, GroupedConfig, grouped_launch, grouped_product, usual_tile
 from kernels.mxfp4_product import mxfp4_product
+from kernels.mxfp4_units import mxfp4_by_units, takes
 from kernels.optional_triton import tl, triton
 
 
@@ -146,9 +147,13 @@ def experts_gate_up_triton(
     """On CUDA tensors, or on any in Triton's interpreter. config: that the blocks were made by."""
     num_features = weight.values.shape[1] // 2
     num_blocks, block_m = blocks.pairs.shape
+    by_units = config.by_units and is_interleaved and takes(x, weight)
+    config = usual_tile(block_m) if config.by_units and not by_units else config
     constants = grouped_launch(x, weight, config, block_m)
     out = torch.empty((blocks.num_pairs, num_features), dtype=x.dtype, device=x.device)
-    if blocks.num_pairs:
+    if by_units and blocks.num_pairs:
+        mxfp4_by_units(x, weight, blocks, config, out, top_k=blocks.top_k, is_gated=True, clamp=clamp)
+    elif blocks.num_pairs:
         _experts_gate_up_kernel[(num_blocks, triton.cdiv(num_features, config.block_n // 2))](
             x,
             weight.values,

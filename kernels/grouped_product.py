@@ -88,7 +88,8 @@ class ExpertWeight(NamedTuple):
 class GroupedConfig:
     """block_m: rows of a block. block_n: output features of a program, for gate and up together. block_k: input
     features a stage. warp_tiles: of 16 rows of the weight that a warp has in registers (kernels/mxfp4_product.py), and
-    k_warps of the warps divide K among them; 0: the product goes through shared memory."""
+    k_warps of the warps divide K among them; 0: the product goes through shared memory. by_units: MXFP4 goes by
+    kernels/mxfp4_units.py where that takes it, else by the usual tile of so many rows."""
 
     block_m: int
     block_n: int
@@ -97,6 +98,7 @@ class GroupedConfig:
     num_stages: int
     warp_tiles: int = 0
     k_warps: int = 1
+    by_units: bool = False
 
 
 _MORE = float("inf")
@@ -125,6 +127,11 @@ gpt-oss-20b, us of gate_up and down, beside _QUANTIZED's: 1 row 21.0, 12.3 (39.1
 """
 
 _Table = tuple[tuple[float, GroupedConfig], ...]
+
+
+def usual_tile(block_m: int) -> GroupedConfig:
+    """Of blocks of 16, 32 or 64 rows that the matrix units do not take as they are."""
+    return next(config for _, config in _PLAIN if config.block_m == block_m)
 
 
 def grouped_config(

@@ -95,14 +95,14 @@ if gl is not None:
 
 @gluon.constexpr_function
 @no_type_check
-def _words_layout(block_n, num_warps):
+def words_layout(block_n, num_warps, num_words):
     """How words of two bytes lie over threads, as the matrix unit has pairs of numbers in its left side: each warp 16
     rows, of which a thread has two, and of 8 neighbouring words the second 4 further than the first."""
-    registers = [[0, 4], [8, 0], [0, 8], [0, 16]]
+    registers = [[0, 4], [8, 0], *([0, words] for words in (8, 16) if words < num_words)]
     registers += [[rows, 0] for rows in (16 * num_warps << i for i in range(8)) if rows < block_n]
     warps = [[16 << i, 0] for i in range(num_warps.bit_length() - 1)]
     lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, warps, [], [block_n, 32])
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [block_n, num_words])
 
 
 @gluon.jit
@@ -189,7 +189,7 @@ def _int4_linear_kernel(
 ):  # fmt: skip
     """Program (strip, split): BLOCK_N output features of one of TILES tiles of rows, which follow each other in the
     first place. GROUP 0: a channel has one scale."""
-    WORDS: gl.constexpr = _words_layout(BLOCK_N, WARPS)
+    WORDS: gl.constexpr = words_layout(BLOCK_N, WARPS, 32)
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)

@@ -11,11 +11,15 @@ try:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia import hopper
+    from triton.experimental.gluon.language.nvidia.ampere import async_copy
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTensorDescriptor
 
     # Names that Triton has changed since 3.6.
     barrier: Any = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
     tma = hopper.tma
+    copy_cells: Any = (
+        async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+    )
     copy_tile: Any = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
     HAS_GLUON = True
 except ModuleNotFoundError:
@@ -30,7 +34,17 @@ except ModuleNotFoundError:
         constexpr_function = jit
 
     gluon, gl = _NoGluon, None
-    hopper = GluonTensorDescriptor = barrier = copy_tile = None
+    hopper = GluonTensorDescriptor = async_copy = barrier = copy_cells = copy_tile = None
     HAS_GLUON = False
 
-__all__ = ["HAS_GLUON", "GluonTensorDescriptor", "barrier", "copy_tile", "gl", "gluon", "hopper"]
+__all__ = [
+    "HAS_GLUON",
+    "GluonTensorDescriptor",
+    "async_copy",
+    "barrier",
+    "copy_cells",
+    "copy_tile",
+    "gl",
+    "gluon",
+    "hopper",
+]

@@ -174,6 +174,15 @@ def register_configs() -> list[GroupedConfig]:
     return made
 
 
+def units_configs() -> list[GroupedConfig]:
+    """Of kernels/mxfp4_units.py."""
+    made = []
+    for block_m, (block_n, num_warps), num_stages in product((16, 32, 64), ((64, 4), (128, 4), (128, 8)), (3, 4, 6)):
+        if num_stages * (256 * block_m + 64 * block_n) <= _SHARED_BYTES:
+            made.append(GroupedConfig(block_m, block_n, CHUNK, num_warps, num_stages, by_units=True))
+    return made
+
+
 @torch.inference_mode()
 def sweep(name: str, layer: MixtureOfExperts, num_rows: int) -> None:
     work = ExpertWork(layer, num_rows)
@@ -184,7 +193,8 @@ def sweep(name: str, layer: MixtureOfExperts, num_rows: int) -> None:
     wanted = [c for c in configs() if c.block_m == 16 or c.block_m <= 2 * average]
     if gate_up.form == MXFP4:
         usual = (c for c in wanted if c.block_k <= CHUNK and (average > 16 or (c.block_m == 16 and c.num_stages == 3)))
-        wanted = [*usual, *(c for c in register_configs() if c.block_m == 8 or c.block_m <= 4 * average)]
+        twins = [*units_configs(), *register_configs()]
+        wanted = [*usual, *(c for c in twins if c.block_m == 8 or c.block_m <= 4 * average)]
 
     def launch_up(config: GroupedConfig) -> Tensor:
         blocks_of = blocks[config.block_m]
