@@ -53,5 +53,9 @@ def _check_kind(folder: Path) -> None:
         raise ModelLoadError(
             f"model: {str(folder)!r} is a LoRA adapter; serve {of_base} with --lora-modules NAME={folder}"
         )
+    if any(folder.glob("*/adapter_config.json")):
+        raise ModelLoadError(
+            f"model: the folders in {str(folder)!r} are LoRA adapters; serve their base model with --lora-dir {folder}"
+        )
     if any(folder.glob(GGUF)):
         raise ModelLoadError(f"model: {str(folder)!r} holds GGUF, {NOT_GGUF}")

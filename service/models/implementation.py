@@ -16,6 +16,9 @@ Implementation = Literal["native", "transformers"]
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """How transformers names what generates text."""
 
+_WITH_STATES = frozenset({"conv", "hybrid", "linear_attention", "mamba", "mamba2", "recurrent"})
+"""Kinds of layers, as checkpoints name them."""
+
 
 def choose_implementation(
     fields: Mapping[str, object], wanted: WantedImplementation, quantization: str | None = None
@@ -31,9 +34,26 @@ def choose_implementation(
         parse_model_config(fields, quantization)
         return "native"
     quantization_of(architecture, fields, quantization)
+    _check_memory(architecture, fields)
     if importlib.util.find_spec("transformers") is None:
         raise ModelLoadError(
             f"config.json: architecture {architecture!r} is served by transformers' modules, which are not installed:"
             " pip install 'headrace[transformers]'"
         )
     return "transformers"
+
+
+def _check_memory(architecture: str, fields: Mapping[str, object]) -> None:
+    """ModelLoadError for what transformers' modules would refuse in their turn, once they are imported and the weights
+    fetched (transformers_backend/refusals.py): as far as config.json says it."""
+    text = fields.get("text_config")
+    kinds = (text if isinstance(text, Mapping) else fields).get("layer_types")
+    others = sorted(_WITH_STATES.intersection(map(str, kinds if isinstance(kinds, list) else ())))
+    if fields.get("is_encoder_decoder") is True:
+        raise _refused(architecture, "it is an encoder-decoder model; only decoders are served")
+    if others:
+        raise _refused(architecture, f"its layers of kind {', '.join(others)} keep no keys and values of all tokens")
+
+
+def _refused(architecture: str, why: str) -> ModelLoadError:
+    return ModelLoadError(f"config.json: architecture {architecture!r} is not served: {why}")

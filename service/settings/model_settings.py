@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue, field_validator
 from pydantic_settings import CliPositionalArg
 
 from service.config import ModelSource
@@ -43,6 +43,17 @@ class ModelSettings(BaseModel):
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="type of weights and KV cache")
     quantization: Literal["fp8"] | None = Field(None, description="plain weights become these at load")
+
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _made_at_load(cls, value: object) -> object:
+        if value not in (None, "fp8"):
+            raise ValueError(
+                "only fp8 is made of plain weights; a checkpoint that is quantized already is served without the"
+                " setting, as its config.json says"
+            )
+        return value
+
     deterministic: bool = Field(
         False, description="all requests have the bits that they have alone, not only those that ask for it"
     )

@@ -21,7 +21,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 104
 
 
 def write(folder: Path, files: dict[str, Any]) -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
     return folder
@@ -67,6 +67,12 @@ def test_what_is_no_model_that_is_served_is_told_apart_with_what_to_do(
     with pytest.raises(ModelLoadError, match=reason) as told:
         check_model_folder(write(tmp_path / "it", files))
     assert "\n" not in str(told.value)
+
+
+def test_a_folder_of_adapters_is_told_by_what_lies_in_it(tmp_path: Path):
+    write(tmp_path / "adapters" / "pirate", {"adapter_config.json": {}})
+    with pytest.raises(ModelLoadError, match=r"are LoRA adapters; serve their base model with --lora-dir .*/adapters$"):
+        check_model_folder(tmp_path / "adapters")
 
 
 def test_before_there_are_weights_the_config_is_checked(tmp_path: Path):

@@ -41,6 +41,24 @@ def test_without_transformers_it_is_said_how_to_get_it(monkeypatch):
     assert choose_implementation(LLAMA, "auto") == "native"
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"is_encoder_decoder": True}, "it is an encoder-decoder model"),
+        ({"layer_types": ["mamba", "attention", "mamba"]}, "its layers of kind mamba keep no keys and values"),
+        ({"text_config": {"layer_types": ["full_attention", "conv"]}}, "its layers of kind conv keep"),
+    ],
+)
+def test_what_has_another_memory_is_refused_before_its_weights_are_fetched(fields, why):
+    with pytest.raises(ModelLoadError, match=f"'SomethingForCausalLM' is not served: {why}"):
+        choose_implementation({**OTHER, **fields}, "auto")
+
+
+def test_kinds_of_attention_and_what_is_no_list_of_kinds_are_left_to_transformers():
+    for kinds in (["attention", "sliding_attention"], "mamba", [1, None], None):
+        assert choose_implementation({**OTHER, "layer_types": kinds}, "auto") == "transformers"
+
+
 def test_weights_of_few_bits_decide_nothing():
     assert choose_implementation(OTHER, "auto", "fp8") == choose_implementation(LLAMA, "transformers", "fp8")
     quantized = {"quantization_config": {"quant_method": "fp8"}}
