@@ -22,7 +22,6 @@ the order of all that is written down; there is no interpreter of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import no_type_check
 
 import torch
@@ -31,21 +30,21 @@ from torch import Tensor
 from kernels.dependent_launch import dependent_launch
 from kernels.optional_gluon import HAS_GLUON, GluonTensorDescriptor, barrier, copy_tile, gl, gluon, hopper
 from kernels.quantized_weight import QuantizedWeight
+from kernels.unit_parts import (
+    START_DEPENDENTS,
+    WAIT_FOR_INPUTS,
+    UnitsConfig,
+    is_last_part,
+    merged_parts,
+    part_ptrs_of,
+    store_turned,
+    units_launch,
+    words_layout,
+)
 
 CHUNK = 128
 _ALIGNMENT = 16
 _FEW_ROWS, _MANY_ROWS = 64, 128
-
-
-@dataclass(frozen=True, slots=True)
-class Int4Config:
-    """block_m: rows of x a program, block_n: output features, a multiple of 16 for each warp; num_splits: of K."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-    num_splits: int = 1
 
 
 def takes(x: Tensor, weight: QuantizedWeight) -> bool:
@@ -57,18 +56,18 @@ def takes(x: Tensor, weight: QuantizedWeight) -> bool:
     return weight.is_int4 and weight.chunk == CHUNK and weight.elements.data_ptr() % _ALIGNMENT == 0
 
 
-def int4_linear_config(num_rows: int, num_features: int, size: int) -> Int4Config:
+def int4_linear_config(num_rows: int, num_features: int, size: int) -> UnitsConfig:
     """Not measured yet: as many programs as multiprocessors, each with as many features as its registers hold, since x
     is read by each of them."""
     is_wide = num_features > 12288
     if num_rows <= _FEW_ROWS:
         block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
         if is_wide:
-            return Int4Config(block_m, 128, 8, 5)
-        return Int4Config(block_m, 64, 4, 5, 4 if num_features <= 4608 and size > 2048 else 2)
+            return UnitsConfig(block_m, 128, 8, 5)
+        return UnitsConfig(block_m, 64, 4, 5, 4 if num_features <= 4608 and size > 2048 else 2)
     if is_wide:
-        return Int4Config(_MANY_ROWS, 256, 8, 4)
-    return Int4Config(_MANY_ROWS, 128, 8, 4, 2 if size > 2048 else 1)
+        return UnitsConfig(_MANY_ROWS, 256, 8, 4)
+    return UnitsConfig(_MANY_ROWS, 128, 8, 4, 2 if size > 2048 else 1)
 
 
 def int4_linear_reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
@@ -90,19 +89,6 @@ def _numbers_assembly(shift: int) -> str:
 if gl is not None:
     _LOW, _HIGH = gl.constexpr(_numbers_assembly(0)), gl.constexpr(_numbers_assembly(4))
     _NUMBERS_OPERANDS = gl.constexpr("=r,=r,r,r")
-    _WAIT, _START = gl.constexpr("griddepcontrol.wait; // $0"), gl.constexpr("griddepcontrol.launch_dependents; // $0")
-
-
-@gluon.constexpr_function
-@no_type_check
-def words_layout(block_n, num_warps, num_words):
-    """How words of two bytes lie over threads, as the matrix unit has pairs of numbers in its left side: each warp 16
-    rows, of which a thread has two, and of 8 neighbouring words the second 4 further than the first."""
-    registers = [[0, 4], [8, 0], *([0, words] for words in (8, 16) if words < num_words)]
-    registers += [[rows, 0] for rows in (16 * num_warps << i for i in range(8)) if rows < block_n]
-    warps = [[16 << i, 0] for i in range(num_warps.bit_length() - 1)]
-    lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, warps, [], [block_n, num_words])
 
 
 @gluon.jit
@@ -132,53 +118,6 @@ def _ask_for(x_desc, weight_desc, xs, ws, full, slot, first_row, first_feature, 
     copy_tile(x_desc, [first_row, chunk * 128], barrier_of_slot, xs.index(slot), pred=is_there)
 
 
-@gluon.jit
-@no_type_check
-def _part_ptrs(partial_ptr, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr):
-    """[BLOCK_N, BLOCK_M]: where a program's sums over the first part of K go."""
-    n = gl.expand_dims(gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT)), 1)
-    m = gl.expand_dims(gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, LAYOUT)), 0)
-    return partial_ptr + gl.program_id(0).to(gl.int64) * (BLOCK_N * BLOCK_M) + n * BLOCK_M + m
-
-
-@gluon.jit
-@no_type_check
-def _next_part(part_ptrs):
-    """How much further the same program's sums over the next part are."""
-    return gl.num_programs(0).to(gl.int64) * (part_ptrs.shape[0] * part_ptrs.shape[1])
-
-
-@gluon.jit
-@no_type_check
-def _is_last_part(part, part_ptrs, arrivals_ptr, SPLITS: gl.constexpr):
-    """Keeps the split's part; whether it was the last to come, so that this program merges them all."""
-    gl.store(part_ptrs + gl.program_id(1) * _next_part(part_ptrs), part)
-    barrier()  # the count is one thread's: it must come after every thread's stores
-    is_last = gl.atomic_add(arrivals_ptr + gl.program_id(0), 1, sem="acq_rel") == SPLITS - 1
-    gl.store(arrivals_ptr + gl.program_id(0), 0, mask=is_last)
-    return is_last
-
-
-@gluon.jit
-@no_type_check
-def _merged_parts(part_ptrs, SPLITS: gl.constexpr):
-    """.cg: from L2, where the other programs' stores are."""
-    acc = gl.load(part_ptrs, cache_modifier=".cg")
-    for split in gl.static_range(1, SPLITS):
-        acc += gl.load(part_ptrs + split * _next_part(part_ptrs), cache_modifier=".cg")
-    return acc
-
-
-@gluon.jit
-@no_type_check
-def _store(acc, out_ptr, first_row, first_feature, num_rows, num_features, LAYOUT: gl.constexpr):
-    """[BLOCK_N, BLOCK_M], turned around."""
-    feature = gl.expand_dims(first_feature + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, LAYOUT)), 1)
-    m = gl.expand_dims(first_row + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, LAYOUT)), 0)
-    done = gl.convert_layout(acc.to(gl.bfloat16), LAYOUT)
-    gl.store(out_ptr + m.to(gl.int64) * num_features + feature, done, mask=(m < num_rows) & (feature < num_features))
-
-
 @gluon.jit(do_not_specialize=["num_rows"])
 @no_type_check
 def _int4_linear_kernel(
@@ -195,7 +134,7 @@ def _int4_linear_kernel(
     ROWS: gl.constexpr = gl.SliceLayout(1, WORDS)
     OUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, WARPS], [0, 1])
     if PDL:
-        gl.inline_asm_elementwise(_START, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        gl.inline_asm_elementwise(START_DEPENDENTS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     program, split = gl.program_id(0), gl.program_id(1)
     first_feature, first_row = program // TILES * BLOCK_N, program % TILES * BLOCK_M
     num_chunks = size // 128
@@ -211,7 +150,7 @@ def _int4_linear_kernel(
     groups = size // GROUP if GROUP > 0 else 1
     scales_ptrs, zeros_ptrs = scales_ptr + row * groups, zeros_ptr + row * groups
     if PDL:
-        gl.inline_asm_elementwise(_WAIT, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        gl.inline_asm_elementwise(WAIT_FOR_INPUTS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     for i in gl.static_range(NUM_STAGES - 1):
         _ask_for(x_desc, weight_desc, xs, ws, full, i, first_row, first_feature, begin + i, i < count)
     group = begin * 128 // GROUP if GROUP > 0 else 0
@@ -247,14 +186,14 @@ def _int4_linear_kernel(
         acc, low = hopper.warpgroup_mma_wait(1, deps=[acc, low])
     acc, high = hopper.warpgroup_mma_wait(0, deps=[acc, high])
     if SPLITS > 1:
-        part_ptrs = _part_ptrs(partial_ptr, BLOCK_N, BLOCK_M, MMA)
-        if not _is_last_part(acc, part_ptrs, arrivals_ptr, SPLITS):
+        part_ptrs = part_ptrs_of(partial_ptr, BLOCK_N, BLOCK_M, MMA)
+        if not is_last_part(acc, part_ptrs, arrivals_ptr, SPLITS):
             return
-        acc = _merged_parts(part_ptrs, SPLITS)
+        acc = merged_parts(part_ptrs, SPLITS)
     if HAS_BIAS:
         place = gl.minimum(first_feature + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, MMA)), num_features - 1)
         acc += gl.expand_dims(gl.load(bias_ptr + place).to(gl.float32), 1)
-    _store(acc, out_ptr, first_row, first_feature, num_rows, num_features, OUT)
+    store_turned(acc, out_ptr, first_row, first_feature, num_rows, num_features, OUT)
 
 
 def int4_linear_triton(
@@ -262,7 +201,7 @@ def int4_linear_triton(
     weight: QuantizedWeight,
     bias: Tensor | None = None,
     arrivals: Tensor | None = None,
-    config: Int4Config | None = None,
+    config: UnitsConfig | None = None,
 ) -> Tensor:
     """On CUDA tensors of sm_90. `config` is for measuring: None takes the table's."""
     (num_rows, size), num_features = x.shape, weight.shape[0]
@@ -273,18 +212,10 @@ def int4_linear_triton(
     if not out.numel():
         return out
     config = config or int4_linear_config(num_rows, num_features, size)
-    num_tiles = -(-num_rows // config.block_m)
-    num_programs = -(-num_features // config.block_n) * num_tiles
-    num_splits = min(config.num_splits, size // CHUNK)
-    if arrivals is None or num_programs > arrivals.shape[0]:
-        num_splits = 1
-    partial = x
-    if num_splits > 1:
-        shape = num_splits, num_programs, config.block_n, config.block_m
-        partial = torch.empty(shape, dtype=torch.float32, device=x.device)
+    grid, partial = units_launch(x, num_features, size // CHUNK, arrivals, config)
     words = weight.elements.view(torch.int16)
     of_x, of_words = gl.NVMMASharedLayout(128, 16, 2), gl.NVMMASharedLayout(64, 16, 2)
-    _int4_linear_kernel[num_programs, num_splits](
+    _int4_linear_kernel[grid](
         GluonTensorDescriptor.from_tensor(x, [config.block_m, CHUNK], of_x),
         GluonTensorDescriptor.from_tensor(words, [config.block_n, CHUNK // 4], of_words),
         weight.scales,
@@ -301,9 +232,9 @@ def int4_linear_triton(
         GROUP=weight.group_size if weight.scales.shape[1] > 1 else 0,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
-        SPLITS=num_splits,
+        SPLITS=grid[1],
         NUM_STAGES=config.num_stages,
-        TILES=num_tiles,
+        TILES=-(-num_rows // config.block_m),
         WARPS=config.num_warps,
         num_warps=config.num_warps,
         **dependent_launch(x.device),

@@ -20,7 +20,6 @@ from torch import Tensor
 from kernels.dependent_launch import dependent_launch
 from kernels.expert_blocks import ExpertBlocks
 from kernels.grouped_product import MXFP4, ExpertWeight, GroupedConfig
-from kernels.int4_linear import words_layout
 from kernels.optional_gluon import (
     HAS_GLUON,
     GluonTensorDescriptor,
@@ -32,6 +31,7 @@ from kernels.optional_gluon import (
     gluon,
     hopper,
 )
+from kernels.unit_parts import words_layout
 
 CHUNK = 128
 _ALIGNMENT = 16

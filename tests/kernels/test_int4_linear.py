@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from kernels import int4_linear as module
-from kernels.int4_linear import Int4Config, int4_linear, int4_linear_triton, takes
+from kernels.int4_linear import int4_linear, int4_linear_triton, takes
 from kernels.skinny_linear import new_arrivals
+from kernels.unit_parts import UnitsConfig
 from tests.examples import spread
 from tests.kernels.lanes import GPU, REFERENCE
 from tests.kernels.quantized_weights import random_weight
@@ -63,7 +64,7 @@ def test_tiles_of_any_form(block_m, block_n, warps, stages, group, lane):
     x, weight, want = case(lane.device, "int4", 150, 200, 1152, group)
     arrivals = new_arrivals(4096, x.device)
     for num_splits in (1, 2, 4, 20):
-        config = Int4Config(block_m, block_n, warps, stages, num_splits)
+        config = UnitsConfig(block_m, block_n, warps, stages, num_splits)
         for _ in range(2):
             assert_close(int4_linear_triton(x, weight, None, arrivals, config), want)
             assert not arrivals.any()
@@ -115,7 +116,7 @@ def test_numbers_of_int4_are_made_while_the_units_multiply(rows, block_n, warps,
     monkeypatch.setattr(module, "_int4_linear_kernel", recorder)
     weight, _ = random_weight("int4", 4096, 1024, torch.bfloat16, group=128)
     x = torch.zeros(rows, 1024, dtype=torch.bfloat16)
-    config = Int4Config(min(rows, 128), block_n, warps, 4, splits)
+    config = UnitsConfig(min(rows, 128), block_n, warps, 4, splits)
     int4_linear_triton(x, weight, None, new_arrivals(4096, x.device), config)
     (launch,) = recorder.launches
     compiled = compile_for_sm90(

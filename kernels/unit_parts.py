@@ -1,0 +1,107 @@
+"""What linears have in common whose loop over K is written in Gluon (kernels/int4_linear.py, fp8_units.py): how a
+launch is cut, parts of K that are merged by whoever is last, and how a tile of sums is stored. A part of kernels.
+
+Sums are [BLOCK_N, BLOCK_M]: the weight is the product's left side, of which the matrix units want 64 rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, no_type_check
+
+import torch
+from torch import Tensor
+
+from kernels.optional_gluon import barrier, gl, gluon
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsConfig:
+    """block_m: rows of x a program, block_n: output features, a multiple of 16 for each warp; num_splits: of K.
+    block_k: input features a stage, where that is not given by the weight's form."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    num_splits: int = 1
+    block_k: int = 128
+
+
+START_DEPENDENTS: Any = None
+WAIT_FOR_INPUTS: Any = None
+if gl is not None:
+    START_DEPENDENTS = gl.constexpr("griddepcontrol.launch_dependents; // $0")
+    WAIT_FOR_INPUTS = gl.constexpr("griddepcontrol.wait; // $0")
+
+
+@gluon.constexpr_function
+@no_type_check
+def words_layout(block_n, num_warps, num_words):
+    """How words of two bytes lie over threads, as the matrix unit has pairs of numbers in its left side: each warp 16
+    rows, of which a thread has two, and of 8 neighbouring words the second 4 further than the first."""
+    registers = [[0, 4], [8, 0], *([0, words] for words in (8, 16) if words < num_words)]
+    registers += [[rows, 0] for rows in (16 * num_warps << i for i in range(8)) if rows < block_n]
+    warps = [[16 << i, 0] for i in range(num_warps.bit_length() - 1)]
+    lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [block_n, num_words])
+
+
+@gluon.jit
+@no_type_check
+def part_ptrs_of(partial_ptr, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr):
+    """[BLOCK_N, BLOCK_M]: where a program's sums over the first part of K go."""
+    n = gl.expand_dims(gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT)), 1)
+    m = gl.expand_dims(gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, LAYOUT)), 0)
+    return partial_ptr + gl.program_id(0).to(gl.int64) * (BLOCK_N * BLOCK_M) + n * BLOCK_M + m
+
+
+@gluon.jit
+@no_type_check
+def _next_part(part_ptrs):
+    """How much further the same program's sums over the next part are."""
+    return gl.num_programs(0).to(gl.int64) * (part_ptrs.shape[0] * part_ptrs.shape[1])
+
+
+@gluon.jit
+@no_type_check
+def is_last_part(part, part_ptrs, arrivals_ptr, SPLITS: gl.constexpr):
+    """Keeps the split's part; whether it was the last to come, so that this program merges them all."""
+    gl.store(part_ptrs + gl.program_id(1) * _next_part(part_ptrs), part)
+    barrier()  # the count is one thread's: it must come after every thread's stores
+    is_last = gl.atomic_add(arrivals_ptr + gl.program_id(0), 1, sem="acq_rel") == SPLITS - 1
+    gl.store(arrivals_ptr + gl.program_id(0), 0, mask=is_last)
+    return is_last
+
+
+@gluon.jit
+@no_type_check
+def merged_parts(part_ptrs, SPLITS: gl.constexpr):
+    """.cg: from L2, where the other programs' stores are."""
+    acc = gl.load(part_ptrs, cache_modifier=".cg")
+    for split in gl.static_range(1, SPLITS):
+        acc += gl.load(part_ptrs + split * _next_part(part_ptrs), cache_modifier=".cg")
+    return acc
+
+
+@gluon.jit
+@no_type_check
+def store_turned(acc, out_ptr, first_row, first_feature, num_rows, num_features, LAYOUT: gl.constexpr):
+    """[BLOCK_N, BLOCK_M], turned around."""
+    feature = gl.expand_dims(first_feature + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, LAYOUT)), 1)
+    m = gl.expand_dims(first_row + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, LAYOUT)), 0)
+    done = gl.convert_layout(acc.to(gl.bfloat16), LAYOUT)
+    gl.store(out_ptr + m.to(gl.int64) * num_features + feature, done, mask=(m < num_rows) & (feature < num_features))
+
+
+def units_launch(
+    x: Tensor, num_features: int, num_chunks: int, arrivals: Tensor | None, config: UnitsConfig
+) -> tuple[tuple[int, int], Tensor]:
+    """((programs, splits), partial) of rows x: partial [splits, programs, BLOCK_N, BLOCK_M] fp32 is what each split
+    gives, or stands for any tensor where K is not split: for want of counters, too."""
+    num_programs = -(-num_features // config.block_n) * -(-x.shape[0] // config.block_m)
+    num_splits = min(config.num_splits, num_chunks)
+    if arrivals is None or num_programs > arrivals.shape[0] or num_splits == 1:
+        return (num_programs, 1), x
+    shape = num_splits, num_programs, config.block_n, config.block_m
+    return (num_programs, num_splits), torch.empty(shape, dtype=torch.float32, device=x.device)
