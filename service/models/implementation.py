@@ -19,6 +19,13 @@ _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _WITH_STATES = frozenset({"conv", "hybrid", "linear_attention", "mamba", "mamba2", "recurrent"})
 """Kinds of layers, as checkpoints name them."""
 
+_ALWAYS_WITH_STATES = frozenset(
+    {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax"}
+    | {"nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm"}
+    | {"zamba", "zamba2"}
+)
+"""By `model_type`, where config.json need not name its layers' kinds."""
+
 
 def choose_implementation(
     fields: Mapping[str, object], wanted: WantedImplementation, quantization: str | None = None
@@ -53,6 +60,8 @@ def _check_memory(architecture: str, fields: Mapping[str, object]) -> None:
         raise _refused(architecture, "it is an encoder-decoder model; only decoders are served")
     if others:
         raise _refused(architecture, f"its layers of kind {', '.join(others)} keep no keys and values of all tokens")
+    if fields.get("model_type") in _ALWAYS_WITH_STATES:
+        raise _refused(architecture, "its layers keep a state besides keys and values")
 
 
 def _refused(architecture: str, why: str) -> ModelLoadError:

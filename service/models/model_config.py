@@ -29,7 +29,7 @@ from service.models.gemma_config import (
     parse_gemma,
 )
 from service.models.pooling_config import load_embedder_config
-from service.models.quantization import WHAT_TO_DO, Quantization, parse_quantization
+from service.models.quantization import Quantization, parse_quantization
 from service.models.rope_scaling import parse_rope
 from service.models.sliding_windows import parse_sliding_windows
 from service.models.text_part import text_fields
@@ -144,9 +144,9 @@ def parse_model_config(fields: Mapping[str, object], quantization: str | None = 
     ModelLoadError naming the field."""
     text = text_fields(fields)
     if text is not None:
-        if fields.get("quantization_config") is not None:
-            raise ModelLoadError(f"config.json: quantization_config is not served of a model with vision; {WHAT_TO_DO}")
-        return parse_model_config(text, quantization)
+        config = parse_model_config(text, quantization)
+        quantized = config.quantization
+        return config if quantized is None else replace(config, quantization=replace(quantized, is_of_text=True))
     checked = ConfigFields(fields, "config.json")
     architecture = architecture_of(fields)
     if architecture not in _FAMILIES:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from service.errors import ConfigError, ModelLoadError
+from service.models.text_part import names_in_whole
 
 _SOURCE = "config.json: quantization_config"
 WHAT_TO_DO = "serve the checkpoint that it was made from, with quantization fp8 if it is to be small"
@@ -59,18 +60,24 @@ Scheme = Fp8Scheme | Int4Scheme
 class Quantization:
     """name: as the log and the model list say it. groups: (targets, scheme): the first one whose targets match a linear
     is its scheme. ignored: targets that stay as they are. A target is a linear's name, a part of it that ends at a dot,
-    `re:` and a pattern that matches its beginning, or Linear for all.
+    `re:` and a pattern that matches its beginning, or Linear for all. is_of_text: it is a model with vision's, whose
+    targets name a linear of the text part by where that stands in the whole.
     """
 
     name: str
     groups: tuple[tuple[tuple[str, ...], Scheme], ...]
     ignored: tuple[str, ...] = ()
+    is_of_text: bool = False
 
     def scheme_of(self, linear: str) -> Scheme | None:
-        """Of a linear by its name in the checkpoint; None: it is not quantized."""
-        if any(_matches(linear, target) for target in self.ignored):
+        """Of a linear by its name in the checkpoint, or in the text part's own; None: it is not quantized."""
+        if self._is_among(self.ignored, linear):
             return None
-        return next((scheme for targets, scheme in self.groups if any(_matches(linear, t) for t in targets)), None)
+        return next((scheme for targets, scheme in self.groups if self._is_among(targets, linear)), None)
+
+    def _is_among(self, targets: Sequence[str], linear: str) -> bool:
+        names = (linear, *names_in_whole(linear)) if self.is_of_text else (linear,)
+        return any(_matches(name, target) for target in targets for name in names)
 
     @property
     def is_at_load(self) -> bool:

@@ -8,7 +8,7 @@ where all is text.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 _WITH_VISION = frozenset(
@@ -65,3 +65,10 @@ def text_name(name: str) -> str | None:
     if below is None:
         return name if name.startswith(_TEXT_ALONE) else None
     return below[1] if below[1].startswith("lm_head.") else f"model.{below[1]}"
+
+
+def names_in_whole(name: str) -> Sequence[str]:
+    """What a tensor or module of the text part may be called in the whole: `text_name` undone."""
+    rest = name.removeprefix("model.")
+    parts = "language_model", "text_model"
+    return [f"{outer}{part}.{inner}{rest}" for outer in ("model.", "") for part in parts for inner in ("model.", "")]

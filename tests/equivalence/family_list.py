@@ -203,8 +203,8 @@ FAMILIES: Sequence[Family] = (
     _refused("Qwen3-Next", "qwen3_next", "Qwen3Next", "linear_attention", **_EXPERTS,
              layer_types=["linear_attention", "full_attention"]),
     _refused("LFM2", "lfm2", "Lfm2", "conv", layer_types=["conv", "full_attention"]),
-    _refused("Falcon-H1", "falcon_h1", "FalconH1", "hybrid"),
-    _refused("Mamba 2", "mamba2", "Mamba2", "linear_attention", head_dim=16, num_heads=8, state_size=16, n_groups=2),
+    _refused("Falcon-H1", "falcon_h1", "FalconH1", "a state"),
+    _refused("Mamba 2", "mamba2", "Mamba2", "a state", head_dim=16, num_heads=8, state_size=16, n_groups=2),
     _refused("Granite 4 (hybrid)", "granitemoehybrid", "GraniteMoeHybrid", "linear_attention", num_local_experts=8,
              num_experts_per_tok=2, layer_types=["mamba", "attention"]),
 )  # fmt: skip

@@ -133,6 +133,21 @@ def test_so_is_one_that_transformers_modules_compute(name, kind, tmp_path):
     assert tokens(folder) == tokens(folder / "plain")
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Gemma 3 (with vision)", "channels"),
+        ("Mistral Small 3 (with vision)", "packed-zeros"),
+        ("Qwen2.5-VL", "awq"),
+    ],
+)
+def test_so_is_the_text_part_of_one_with_vision(name, kind, tmp_path):
+    (family,) = (each for each in FAMILIES if each.name == name)
+    folder = quantized(family.save(tmp_path / "it"), kind)
+    assert load(folder).quantization is not None
+    assert tokens(folder) == tokens(folder / "plain")
+
+
 def test_fp8_at_load_is_named_and_near_and_no_base_for_training(tmp_path, caplog):
     folder = llama(tmp_path / "llama")
     with caplog.at_level("INFO", "headrace"):

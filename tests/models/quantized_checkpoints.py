@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from service.models.text_part import text_fields, text_name
+
 Tensors = dict[str, Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 GROUP = 32
@@ -20,7 +22,8 @@ _FP8_INPUTS = {"type": "float", "num_bits": 8, "strategy": "token", "dynamic": T
 
 
 def quantized(folder: Path, kind: str) -> Path:
-    """Beside the folder, the same model quantized, and in its folder `plain`, what it stands for in fp32."""
+    """Beside the folder, the same model quantized, and in its folder `plain`, what it stands for in fp32. Of a model
+    with vision the text part is."""
     config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     fields, quantize = FORMATS[kind]
     new: Tensors = {}
@@ -28,7 +31,7 @@ def quantized(folder: Path, kind: str) -> Path:
     torch.manual_seed(0)
     for name, tensor in tensors.items():
         new[name] = plain[name] = tensor
-        if name.endswith(_QUANTIZED):
+        if name.endswith(_QUANTIZED) and (text_fields(config) is None or text_name(name) is not None):
             del new[name]
             written, stands_for = quantize(tensor)
             new |= {f"{name.removesuffix('.weight')}.{suffix}": value for suffix, value in written.items()}

@@ -45,6 +45,7 @@ def test_without_transformers_it_is_said_how_to_get_it(monkeypatch):
     ("fields", "why"),
     [
         ({"is_encoder_decoder": True}, "it is an encoder-decoder model"),
+        ({"model_type": "falcon_h1"}, "its layers keep a state besides keys and values"),
         ({"layer_types": ["mamba", "attention", "mamba"]}, "its layers of kind mamba keep no keys and values"),
         ({"text_config": {"layer_types": ["full_attention", "conv"]}}, "its layers of kind conv keep"),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,24 @@ SCHEMES = {
 
 def parse(fields, requested=None):
     return parse_quantization({"quantization_config": fields}, requested)
+
+
+@pytest.mark.parametrize(
+    ("ignored", "is_plain"),
+    [
+        ("language_model.model.layers.0.mlp.down_proj", True),
+        (r"re:model\.language_model\.layers\.0\..*", True),
+        ("model.text_model.layers.0.mlp.down_proj", True),
+        ("model.layers.0.mlp.down_proj", True),
+        ("language_model.model.layers.1.mlp.down_proj", False),
+        ("re:vision_tower.*", False),
+        ("multi_modal_projector", False),
+    ],
+)
+def test_a_linear_of_a_model_with_vision_is_told_by_its_place_in_the_whole(ignored: str, is_plain: bool):
+    quantization = replace(parse({**FORMATS["packed"][0], "ignore": [ignored, "lm_head"]}), is_of_text=True)
+    assert (quantization.scheme_of("model.layers.0.mlp.down_proj") is None) == is_plain
+    assert quantization.scheme_of("lm_head") is None
 
 
 def test_without_a_word_weights_are_plain():
