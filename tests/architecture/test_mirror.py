@@ -189,6 +189,7 @@ WITHOUT_A_SUBJECT = {
     "tests/engine/test_small_scope.py": "every short history of three requests",
     "tests/kernels/test_sm90_compile.py": "what the compiler makes of the larger kernels",
     "tests/test_forked_workers.py": "the processes that run the tests",
+    "tests/test_made_once.py": "what tests of several files share",
     "tests/test_examples.py": "how many examples the tests look at",
     "tests/loadtest/scenarios/test_every_scenario.py": "all of loadtest/scenarios",
 }

@@ -14,6 +14,7 @@ from tests.e2e.server_process import ServerProcess
 from tests.e2e.test_every_parameter import CHAT, COMPLETIONS, QUESTION, SHARED
 from tests.e2e.test_hasty_threads import events, said, whole
 from tests.examples import FACTOR
+from tests.made_once import made_once
 
 NUM_CLIENTS = 24
 Change = dict[str, Any]
@@ -22,7 +23,7 @@ Change = dict[str, Any]
 def drawn(change: Change) -> Change:
     """A call whose draws hang on all its tokens so far, unless it is a beam search, which draws nothing."""
     hangs = {} if "use_beam_search" in change else {"repetition_penalty": 1.5}
-    return {"seed": 1, "temperature": 0.8, "max_tokens": 16, **hangs, **change}
+    return {"seed": 1, "temperature": 0.8, "max_tokens": 10, **hangs, **change}
 
 
 def half(changes: dict[str, Change], which: int) -> list[Change]:
@@ -47,8 +48,19 @@ def metrics(server: ServerProcess) -> Counter[str]:
     return Counter({line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")})
 
 
+def answers_of_one_process() -> list[Any]:
+    """To CALLS, each alone. Asked once by whoever runs tests."""
+
+    def ask() -> list[Any]:
+        with ServerProcess(*FLAGS) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+            return [said(whole(http, *call)["choices"]) for call in CALLS]
+
+    return made_once("answers of one process", ask)
+
+
 def test_each_answer_is_what_it_is_alone_and_the_metrics_agree():
     chance = random.Random(0)
+    alone = answers_of_one_process()
 
     def ask(number: int, is_stream: bool) -> tuple[str, int]:
         """What the request ended by, and the length of its prompt."""
@@ -65,7 +77,6 @@ def test_each_answer_is_what_it_is_alone_and_the_metrics_agree():
 
     with ServerProcess(*FLAGS) as server:
         with httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(NUM_CLIENTS) as pool:
-            alone = [said(whole(http, *call)["choices"]) for call in CALLS]
             before = metrics(server)
             numbers = chance.sample(range(len(CALLS)), len(CALLS))
             ended = list(pool.map(ask, numbers, [chance.random() < 0.5 for _ in numbers]))

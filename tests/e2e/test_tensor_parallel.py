@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import httpx
 import pytest
@@ -19,7 +18,7 @@ import torch
 
 from tests.distributed.test_rank_processes import comes_true, is_running, stop
 from tests.e2e.server_process import ServerProcess
-from tests.e2e.test_full_cache import CALLS, FLAGS, NUM_CLIENTS
+from tests.e2e.test_full_cache import CALLS, FLAGS, NUM_CLIENTS, answers_of_one_process
 from tests.e2e.test_hasty_threads import events, said, whole
 
 TWO_RANKS = (*FLAGS, "--kv-cache-memory", "564KiB", "--tensor-parallel-size", "2")
@@ -49,13 +48,6 @@ def metrics(server: ServerProcess) -> Counter[str]:
 def server() -> Iterator[ServerProcess]:
     with ServerProcess(*TWO_RANKS, executed=True) as server:
         yield server
-
-
-@cache
-def answers_of_one_process() -> tuple[object, ...]:
-    """To CALLS, each alone."""
-    with ServerProcess(*FLAGS) as alone, httpx.Client(base_url=alone.url, timeout=60) as http:
-        return tuple(said(whole(http, path, body)["choices"]) for path, body in CALLS)
 
 
 def check_every_parameter(server: ServerProcess) -> None:
