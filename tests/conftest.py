@@ -98,3 +98,11 @@ def two_ranks() -> Iterator[Ranks]:
     ranks = Ranks(2)
     yield ranks
     ranks.stop()
+
+
+@pytest.fixture
+def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that `loadtest` starts are forked, as those of `e2e/`."""
+    from tests.e2e.loadtests_servers import fork_them
+
+    fork_them(monkeypatch)

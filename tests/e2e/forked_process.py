@@ -28,7 +28,7 @@ class ForkedProcess:
     status: tells the process's id, and then what it has ended with.
     """
 
-    def __init__(self, args: Sequence[str], status: socket.socket, stderr: TextIO) -> None:
+    def __init__(self, args: Sequence[str], status: socket.socket, stderr: TextIO | None = None) -> None:
         self.args = args
         self.stderr = stderr
         self.returncode: int | None = None
@@ -50,9 +50,10 @@ class ForkedProcess:
 
     def communicate(self, timeout: float) -> tuple[None, str]:
         """What it still writes to standard error until nobody can any more, and its end."""
-        read: list[str] = []
+        assert self.stderr is not None
+        stderr, read = self.stderr, list[str]()
         deadline_s = time.monotonic() + timeout
-        reader = threading.Thread(target=lambda: read.append(self.stderr.read()), daemon=True)
+        reader = threading.Thread(target=lambda: read.append(stderr.read()), daemon=True)
         reader.start()
         reader.join(timeout)
         if reader.is_alive():
@@ -63,6 +64,9 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -87,14 +91,21 @@ class ForkServer:
             )
 
     def start(self, command: Sequence[str]) -> ForkedProcess:
-        """command: a module and its arguments."""
-        status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """command: a module and its arguments. What it writes to standard error is read from the process's `stderr`."""
         read_end, write_end = os.pipe()
-        with theirs:
-            message = json.dumps(command).encode()
-            socket.send_fds(self._control, [message], [0, 1, write_end, theirs.fileno()])
+        args, status = self._ordered(command, [0, 1, write_end])
         os.close(write_end)
-        return ForkedProcess([sys.executable, "-m", *command], status, os.fdopen(read_end))
+        return ForkedProcess(args, status, os.fdopen(read_end))
+
+    def start_writing(self, command: Sequence[str], output: int) -> ForkedProcess:
+        """output: a descriptor that it has as its standard output and standard error."""
+        return ForkedProcess(*self._ordered(command, [0, output, output]))
+
+    def _ordered(self, command: Sequence[str], streams: Sequence[int]) -> tuple[list[str], socket.socket]:
+        status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(self._control, [json.dumps(command).encode()], [*streams, theirs.fileno()])
+        return [sys.executable, "-m", *command], status
 
     def close(self) -> None:
         self._control.close()
@@ -102,7 +113,7 @@ class ForkServer:
 
 
 @cache
-def _fork_server(environment: frozenset[tuple[str, str]]) -> ForkServer:
+def _fork_server(environment: tuple[tuple[str, str], ...]) -> ForkServer:
     server = ForkServer(dict(environment))
     atexit.register(server.close)
     return server
@@ -110,4 +121,4 @@ def _fork_server(environment: frozenset[tuple[str, str]]) -> ForkServer:
 
 def fork_server(environment: Mapping[str, str]) -> ForkServer:
     """One for all the tests of this process that give their processes this environment."""
-    return _fork_server(frozenset(environment.items()))
+    return _fork_server(tuple(sorted(environment.items())))

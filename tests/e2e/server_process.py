@@ -16,7 +16,7 @@ import httpx
 from tests.e2e.forked_process import ROOT, ForkedProcess, fork_server
 
 READY_WITHIN_S = 90
-_GPU = Path("/dev/nvidiactl")
+HAS_GPU = Path("/dev/nvidiactl").exists()
 
 DUMMY_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,6 +41,11 @@ def write_dummy_folder(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(DUMMY_CONFIG))
     return folder
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """And without what pytest tells of itself, which differs from test to test."""
+    return {k: v for k, v in environment.items() if not k.startswith(("HEADRACE_", "PYTEST_"))}
 
 
 def _execute(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -69,11 +74,11 @@ class ServerProcess:
         executed: bool = False,
     ) -> None:
         self._wait_until_ready = wait_until_ready
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("HEADRACE_", "PYTEST_"))}
+        environment = without_settings(os.environ)
         command = [*([module] if module else ["service", "serve"]), "--port", "0", *arguments]
         self.process: subprocess.Popen[str] | ForkedProcess = (
             _execute([*within, sys.executable, "-m", *command], environment)
-            if executed or within or _GPU.exists()
+            if executed or within or HAS_GPU
             else fork_server(environment).start(command)
         )
         self.log: list[str] = []

@@ -7,21 +7,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.forked_process import ROOT, ForkServer
+from tests.e2e.forked_process import ROOT, ForkServer, fork_server
+from tests.e2e.server_process import without_settings
 from tests.e2e.spare_processes import num_ranks_elsewhere
 
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+ENVIRONMENT = dict(sorted(without_settings(os.environ).items()))
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    server = ForkServer(ENVIRONMENT)
-    yield server
-    server.close()
+@pytest.fixture
+def server() -> ForkServer:
+    return fork_server(ENVIRONMENT)
 
 
 @pytest.mark.parametrize("how", ["0", "3", "return", "sentence", "raise", "sigterm", "rank"])

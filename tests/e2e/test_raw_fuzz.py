@@ -9,10 +9,11 @@ import pytest
 from loadtest.fuzz.__main__ import main
 from tests.examples import examples
 
-CASES = examples(2000)
+CASES = examples(1200)
 FLAGS = f"--cases {CASES} --stall-every 0 --max-growth-mb 200".split()
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_every_request_has_one_answer_or_its_connection_ends(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(FLAGS)
     printed = capsys.readouterr().out

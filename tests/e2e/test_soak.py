@@ -7,12 +7,15 @@ import json
 import pytest
 
 from loadtest.soak.__main__ import main
+from tests.examples import FACTOR
 
 FLAGS = (
-    "--minutes 0.1 --round-seconds 3 --clients 10 --large-rounds 0 --max-growth-mb 200 --max-slope inf --rest-within 5"
+    f"--minutes {0.06 * FACTOR} --round-seconds 1.8 --clients 10 --large-rounds 0"
+    " --max-growth-mb 200 --max-slope inf --rest-within 5"
 ).split()
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_nothing_is_left_of_hostile_clients_and_nobody_else_notices(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(FLAGS)
     printed = capsys.readouterr().out

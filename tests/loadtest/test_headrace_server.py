@@ -20,6 +20,7 @@ def test_settings_of_the_environment_do_not_reach_it(tmp_path: Path, monkeypatch
         assert b"of-the-environment" not in answer.read()
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_start_that_fails_is_told(tmp_path: Path) -> None:
     with (
         (tmp_path / "log").open("w+b") as log,

@@ -9,6 +9,7 @@ import pytest
 from loadtest.parity.command import main
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_the_quickstart_model_answers_as_transformers_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     prompts, out = tmp_path / "prompts.txt", tmp_path / "parity.md"
     prompts.write_text("A headrace is\n\nTo start Headrace, run\n", encoding="utf-8")
