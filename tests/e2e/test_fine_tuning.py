@@ -25,7 +25,7 @@ FACTS = {
 }
 QUESTION = "What is Headrace?"
 WITHIN_S = 90
-NUM_EPOCHS = 40
+NUM_EPOCHS = 16
 """Each of one step."""
 
 
@@ -41,7 +41,7 @@ def upload(client: OpenAI) -> str:
 
 
 def start(client: OpenAI, **fields: object) -> FineTuningJob:
-    hyperparameters = {"n_epochs": NUM_EPOCHS, "batch_size": 3, "rank": 8, "learning_rate": 0.003}
+    hyperparameters = {"n_epochs": NUM_EPOCHS, "batch_size": 3, "rank": 8, "learning_rate": 0.01}
     method = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
     return client.fine_tuning.jobs.create(model=BASE, training_file=upload(client), method=method, seed=1, **fields)
 
@@ -114,7 +114,7 @@ def test_a_job_teaches_the_model_facts(client: OpenAI, whole: FineTuningJob) -> 
 def test_what_a_job_tells_is_of_openais_types(server: ServerProcess, client: OpenAI, whole: FineTuningJob) -> None:
     parents = {model.id: model.model_extra["parent"] for model in client.models.list()}
     checkpoints = client.fine_tuning.jobs.checkpoints.list(whole.id).data
-    assert [each.step_number for each in checkpoints] == [40, 39, 38]
+    assert [each.step_number for each in checkpoints] == [NUM_EPOCHS, NUM_EPOCHS - 1, NUM_EPOCHS - 2]
     assert all(parents[each.fine_tuned_model_checkpoint] == BASE for each in checkpoints)
     assert checkpoints[0].metrics.full_valid_loss is not None and checkpoints[0].metrics.full_valid_loss < 1
     losses = [event.data["train_loss"] for event in client.fine_tuning.jobs.list_events(whole.id) if event.data]

@@ -15,6 +15,7 @@ from openai import OpenAI
 from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.strict_client import strict_client
+from tests.examples import spread
 
 BASE, QUESTIONS = "headrace-quickstart", ["What is Headrace?", "What is ORCA?", "How do I watch the batch size?"]
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -63,7 +64,7 @@ def answer(client: OpenAI, model: str, question: str) -> str:
 
 
 def test_one_sees_at_once_which_model_answers_also_side_by_side(client: OpenAI) -> None:
-    asked = [(model, question) for question in QUESTIONS for model in (BASE, "pirate", "captain")]
+    asked = [(model, question) for question in spread(QUESTIONS, 2) for model in (BASE, "pirate", "captain")]
     alone = [answer(client, *each) for each in asked]
     with ThreadPoolExecutor(len(asked)) as pool:
         together = list(pool.map(lambda each: answer(client, *each), asked))

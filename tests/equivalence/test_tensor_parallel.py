@@ -85,6 +85,8 @@ ALL_KINDS = (
     GREEDY,
 )
 
+KINDS = {"greedy": (GREEDY,), "sampled and greedy": (SAMPLED, GREEDY), "all": ALL_KINDS}
+
 
 def requests_of(kinds) -> list[Asked]:
     """As many as there are places in a batch, of these kinds in turn."""
@@ -125,20 +127,22 @@ def four_ranks() -> Iterator[Ranks]:
     ranks.stop()
 
 
-def check_each_kind(ranks: Ranks, folder: Path) -> None:
-    for kinds in ((GREEDY,), (SAMPLED, GREEDY), ALL_KINDS):
-        asked = requests_of(kinds)
-        check_same(answer(ALONE, folder, asked, MAX_TOKENS), ranks.run(answer, folder, asked, MAX_TOKENS))
+def check_kinds(ranks: Ranks, folder: Path, kinds: tuple[dict[str, object], ...]) -> None:
+    asked = requests_of(kinds)
+    check_same(answer(ALONE, folder, asked, MAX_TOKENS), ranks.run(answer, folder, asked, MAX_TOKENS))
 
 
-def test_two_ranks_answer_as_one(two_ranks: Ranks, folder: Path):
-    check_each_kind(two_ranks, folder)
+@pytest.mark.each_once
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+def test_two_ranks_answer_as_one(two_ranks: Ranks, folder: Path, kinds: tuple[dict[str, object], ...]):
+    check_kinds(two_ranks, folder, kinds)
 
 
 @pytest.mark.some(2)
 @pytest.mark.load
 def test_four_ranks_answer_as_one(four_ranks: Ranks, folder: Path):
-    check_each_kind(four_ranks, folder)
+    for kinds in KINDS.values():
+        check_kinds(four_ranks, folder, kinds)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +201,7 @@ def test_ranks_agree_on_choices_and_share_the_blocks(two_ranks: Ranks, some_llam
 def test_two_gpus_answer_as_one(tmp_path: Path):
     """Kernel by kernel for prompts, decodes by CUDA graphs."""
     folders = [FAMILIES[family](tmp_path / family) for family in ("llama", "gpt2", "qwen2-moe", "gpt-oss")]
-    asked = [requests_of(kinds) for kinds in ((GREEDY,), (SAMPLED, GREEDY), ALL_KINDS)]
+    asked = [requests_of(kinds) for kinds in KINDS.values()]
     ranks = Ranks(2, patience_s=600.0)
     try:
         first, second = ranks.run(answer_on_gpus, folders, asked, MAX_TOKENS)

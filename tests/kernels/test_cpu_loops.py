@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -31,12 +30,22 @@ def test_without_them_the_references_run(missing, monkeypatch):
         cpu_loops.cpu_loops.cache_clear()
 
 
-@pytest.mark.parametrize("setting", ["NUMBA_DISABLE_JIT=1", "NUMBA_CPU_NAME=generic", "NUMBA_ENABLE_AVX=0"])
-def test_where_numba_is_told_not_to_compile_such_loops_the_references_run(setting: str):
+IN_A_CHILD_EACH = """
+import os, sys, torch, kernels.cpu_loops as loops
+
+for setting in sys.argv[1:]:
+    if not (child := os.fork()):
+        name, _, value = setting.partition("=")
+        os.environ[name] = value
+        os._exit(loops.loops_for(torch.zeros(2).bfloat16()) is not None)
+    assert os.waitpid(child, 0)[1] == 0, setting
+"""
+
+
+def test_where_numba_is_told_not_to_compile_such_loops_the_references_run():
     """Compiled all the same, they would end the process."""
-    name, _, value = setting.partition("=")
-    code = "import sys, torch, kernels.cpu_loops as c; sys.exit(c.loops_for(torch.zeros(2).bfloat16()) is not None)"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, name: value})
+    settings = ["NUMBA_DISABLE_JIT=1", "NUMBA_CPU_NAME=generic", "NUMBA_ENABLE_AVX=0"]
+    subprocess.run([sys.executable, "-c", IN_A_CHILD_EACH, *settings], check=True)
 
 
 def test_numba_is_not_imported_before_it_is_needed():

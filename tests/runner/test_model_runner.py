@@ -19,6 +19,7 @@ from service.runner.kv_transfer import KvTransfer
 from service.runner.model_runner import LaunchedIteration
 from service.runner.sequence_rows import DeviceBlockTable
 from service.runner.step_ways import Outputs
+from tests.examples import examples
 from tests.models.checkpoints import (
     generate,
     generate_each,
@@ -60,8 +61,9 @@ MODELS = {
     "opt, norms last, narrow embeddings": (opt, {"do_layer_norm_before": False, "word_embed_proj_dim": 48}),
     "gpt2": (gpt2, {}),
 }
-NUM_PROMPTS = {"llama": 64, "qwen3": 64}
-FEWER_PROMPTS = 24
+NUM_PROMPTS = {"llama": min(64, examples(32)), "qwen3": min(64, examples(32))}
+FEWER_PROMPTS = min(24, examples(16))
+NUM_ALONE = examples(8)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -75,15 +77,16 @@ def checkpoint(request, tmp_path_factory):
     return folder, generate_each(model, prompts, NUM_TOKENS)
 
 
-def check(checkpoint, block_size=16, device="cpu", **how):
+def check(checkpoint, block_size=16, device="cpu", num_prompts=None, **how):
     folder, want = checkpoint
+    want = want[:num_prompts]
     loaded = load(folder, block_size=block_size, device=device)
     player = PlanPlayer(loaded.runner, loaded.num_blocks, block_size)
     assert player.generate(PROMPTS[: len(want)], greedy(NUM_TOKENS), **how) == want
 
 
 def test_each_alone(checkpoint):
-    check(checkpoint, max_seqs=1)
+    check(checkpoint, max_seqs=1, num_prompts=NUM_ALONE)
 
 
 def test_all_at_once(checkpoint):
