@@ -3,14 +3,17 @@ from __future__ import annotations
 import importlib.util
 import os
 
+import numpy as np
 import pytest
 import torch
 
 from kernels import int4_linear as module
 from kernels.int4_linear import int4_linear, int4_linear_triton, takes
+from kernels.quantized_weight import unpack_int4
 from kernels.skinny_linear import new_arrivals
 from kernels.unit_parts import UnitsConfig
 from tests.examples import spread
+from tests.kernels import warp_emulator
 from tests.kernels.lanes import GPU, REFERENCE
 from tests.kernels.quantized_weights import random_weight
 from tests.kernels.tolerances import assert_close
@@ -28,6 +31,17 @@ def case(device, kind, rows, features, size, group=128):
     exact *= rounded.repeat_interleave(size // rounded.shape[1], 1)
     x = torch.randn(rows, size).to(device).bfloat16()
     return x, weight, x.double() @ exact.bfloat16().double().T
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_words_become_the_numbers_of_a_half(half):
+    """In the order that the kernel's reshaping and permutation make of what the assembly puts out."""
+    weight, _ = random_weight("int4", 16, 128, torch.bfloat16, group=128)
+    words = weight.elements.numpy().view(np.uint16).reshape(16, 4, 2, 4)
+    pairs = [words[:, :, i].reshape(16, 16) for i in (0, 1)]
+    first, last = warp_emulator.as_told(warp_emulator.run_each(module._numbers_assembly(4 * half), pairs, 2))
+    both = torch.stack((first.view(16, 4, 2, 4), last.view(16, 4, 2, 4)), -1).permute(0, 1, 4, 3, 2).reshape(16, 64)
+    assert torch.equal(both - 128, unpack_int4(weight.elements, 128)[:, 64 * half :][:, :64].double())
 
 
 @pytest.mark.parametrize("lane", [REFERENCE, GPU])

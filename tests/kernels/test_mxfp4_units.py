@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,9 +11,10 @@ from kernels import mxfp4_units as module
 from kernels.experts_down import experts_down_triton
 from kernels.experts_gate_up import Clamp, experts_gate_up_triton
 from kernels.grouped_product import MXFP4, GroupedConfig
-from kernels.mxfp4 import pack_scales
+from kernels.mxfp4 import dequantize_mxfp4, pack_scales
 from kernels.mxfp4_units import mxfp4_by_units, takes
 from tests.examples import spread
+from tests.kernels import warp_emulator
 from tests.kernels.expert_case import expert_case, products, rows
 from tests.kernels.lanes import GPU, Lane
 from tests.kernels.tolerances import assert_close
@@ -34,6 +36,25 @@ CONFIGS = {
     "32, two tiles a warp": config_of(32, 128),
     "64, eight warps": config_of(64, 128, 8),
 }
+
+
+def in_order(first, last):
+    both = torch.stack((first.view(16, 2, 2, 4), last.view(16, 2, 2, 4)), -1)
+    return both.permute(0, 1, 4, 3, 2)
+
+
+def test_words_become_the_numbers_of_two_groups():
+    """In the order that the kernel's reshaping and permutation make of what the assembly puts out."""
+    numbers = torch.randint(0, 256, (16, 32), dtype=torch.uint8)
+    numbers[0, :16] = torch.arange(16, dtype=torch.uint8) * 17  # each number, in both halves
+    scales = torch.randint(118, 124, (16, 2), dtype=torch.uint8)
+    scales[:2, 0] = torch.tensor([66, 192])
+    words = numbers.numpy().view(np.uint16).reshape(16, 2, 2, 4)
+    factors = ((scales.int() + 62) * 0x00800080).repeat_interleave(4, 1).numpy()
+    inputs = [words[:, :, 0].reshape(16, 8), words[:, :, 1].reshape(16, 8), factors, factors]
+    made = warp_emulator.as_told(warp_emulator.run_each(module._numbers_assembly(), inputs, 4))
+    both = torch.stack((in_order(*made[:2]), in_order(*made[2:])), -1).permute(0, 1, 5, 2, 3, 4).reshape(16, 64)
+    assert torch.equal(both * 2.0**64, dequantize_mxfp4(numbers, scales, torch.float64))
 
 
 @pytest.mark.parametrize("lane", [GPU])

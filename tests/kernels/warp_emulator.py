@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 Registers = np.ndarray
 LANES = np.arange(32)
@@ -31,6 +32,31 @@ def run(assembly: str, inputs: Sequence[np.ndarray], num_outputs: int) -> list[n
             output[LANES // 4, LANES % 4 * 4 + i] = registers[f"${4 * place + i}"]
         outputs.append(output)
     return outputs
+
+
+def run_each(assembly: str, inputs: Sequence[np.ndarray], num_outputs: int) -> list[np.ndarray]:
+    """Of assembly with one register an operand: inputs and outputs of one shape, uint32 each, of as many elements as a
+    warp has threads or some times as many."""
+    by_warps = [each.astype(np.uint32).reshape(-1, 32) for each in inputs]
+    outputs = np.zeros((num_outputs, *by_warps[0].shape), np.uint32)
+    for warp in range(len(by_warps[0])):
+        registers = {f"${num_outputs + place}": each[warp] for place, each in enumerate(by_warps)}
+        for statement in re.sub(r"[{}]\s*\n|\.reg[^;]*;", "", assembly).split(";"):
+            if statement.strip():
+                _execute(statement.strip(), registers)
+        for place in range(num_outputs):
+            outputs[place, warp] = registers[f"${place}"]
+    return list(outputs.reshape(num_outputs, *inputs[0].shape))
+
+
+def as_told(registers: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    """[N, W / 2] of two bf16 numbers each -> [N, W], as Triton takes the outputs of assembly with two elements a
+    register, where a thread's second word is four further than the first."""
+    tensors = []
+    for each in registers:
+        numbers = torch.tensor(each.view(np.int16)).view(torch.bfloat16).double().unflatten(1, (-1, 4, 2))
+        tensors.append(numbers.transpose(2, 3).flatten(1))
+    return tensors
 
 
 @dataclass(frozen=True)
