@@ -183,11 +183,11 @@ def _register_configs(form: str) -> Iterator[SkinnyConfig]:
 def _int4_configs(rows: int) -> Iterator[UnitsConfig]:
     """Of kernels/int4_linear.py: those that fit into a multiprocessor, whose registers hold the sums."""
     for block_m, (block_n, num_warps), num_splits in product(
-        (16, 32, 64, 128, 256), ((64, 4), (128, 4), (128, 8), (256, 8)), (1, 2, 4)
+        (8, 16, 32, 64, 128, 256), ((64, 4), (128, 4), (128, 8), (256, 8)), (1, 2, 4)
     ):
-        if not min(rows, 128) <= block_m < 2 * max(rows, 16) or block_m * block_n // num_warps > 4096:
+        if not min(rows, 128) <= block_m < 2 * max(rows, 8) or block_m * block_n // num_warps > 4096:
             continue
-        for num_stages in (3, 4, 6):
+        for num_stages in (3, 4, 6, 10) if rows <= FEW_ROWS else (3, 4, 6):
             stage_bytes = 256 * block_m + 64 * block_n
             programs = min(3, _SHARED_BYTES // (num_stages * stage_bytes + 1024))
             if programs and (num_stages == 3 or programs * num_stages * stage_bytes <= _SHARED_BYTES * 0.98):
