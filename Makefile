@@ -39,7 +39,7 @@ cpu-tests: $(VENV)/.installed-dev
 		-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 interpret: $(VENV)/.installed-dev
-	TRITON_INTERPRET=1 $(BIN)/pytest -m interpret tests/kernels
+	TRITON_INTERPRET=1 $(BIN)/pytest -m 'interpret and not load' tests/kernels
 
 # The papers' figures in their CPU forms, minutes; figures/index.html shows them. loadtest/figures_on_gpu.sh: full forms.
 figures: $(VENV)/.installed-dev

@@ -127,6 +127,7 @@ def test_every_scale_that_weights_have(lane):
         assert torch.equal(got[0].double().cpu(), value * 2.0 ** (scales.double() - 127))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("lane", [INTERPRET])
 @pytest.mark.parametrize(("num_tokens", "stages"), [(1, 1), (9, 1), (40, 1), (1, 2), (9, 2), (40, 2)])
 def test_what_the_table_chooses_by_emulated_warps(num_tokens, stages, lane, monkeypatch):

@@ -204,6 +204,7 @@ def test_with_residual_and_norm_and_behind_them(rows, kind, lane):
     assert not arrivals.any()
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("lane", [INTERPRET])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_tables_choose_by_emulated_warps(kind, lane, monkeypatch):
@@ -225,6 +226,7 @@ def test_what_the_tables_choose_by_emulated_warps(kind, lane, monkeypatch):
     assert not arrivals.any()
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", [INTERPRET])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("stages", "warp_tiles", "k_warps", "turn"), [(2, 1, 2, 2), (3, 2, 1, 1), (3, 1, 2, 2)])

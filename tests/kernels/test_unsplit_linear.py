@@ -17,6 +17,7 @@ from tests.kernels.test_ordered_linear import EPS, naive, naive_add_norm, naive_
 from tests.kernels.tolerances import assert_close
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("lane", LANES[1:])
 @pytest.mark.parametrize("rows", [0, 1, 70])
 @pytest.mark.parametrize("strips", [1, 5])
@@ -30,6 +31,7 @@ def test_divides_and_gates_what_cublas_multiplies(rows, strips, lane):
         assert_close(gated, naive_gated(naive_divided(normed), weight, given))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lane", LANES[1:])
 @pytest.mark.parametrize("rows", [0, 1, 70])
 @pytest.mark.parametrize("parts", [1, 2, 4])
