@@ -82,7 +82,8 @@ done
 [[ $parts == *tests* ]] && part tests "$python" -m pytest -q -p no:cacheprovider -m gpu -rs \
     tests/kernels/test_one_shot_all_reduce.py tests/runner/test_stage_step.py tests/equivalence/test_tensor_parallel.py \
     tests/equivalence/test_transformers_ranks.py tests/equivalence/test_training_ranks.py \
-    tests/e2e/test_tensor_parallel.py tests/e2e/test_pipeline_parallel.py
+    tests/e2e/test_tensor_parallel.py tests/e2e/test_pipeline_parallel.py tests/e2e/test_several_gpus.py \
+    tests/e2e/test_embeddings.py
 [[ $parts == *sums* ]] && part sums "$python" -m loadtest.bench.all_reduce --ranks "${TENSOR:-2}"
 [[ $parts == *one* ]] && part one serving one
 [[ $parts == *tensor* ]] && part tensor serving tensor "${tensor[@]}"

@@ -44,13 +44,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["1", "2"], ids=["one rank", "two ranks"])
+TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")]
+RANKS = [
+    pytest.param("--device cpu", id="one rank"),
+    pytest.param("--device cpu --tensor-parallel-size 2", id="two ranks"),
+    pytest.param("--tensor-parallel-size 2", marks=TWO_GPUS, id="two GPUs"),
+    pytest.param("--pipeline-parallel-size 2", marks=TWO_GPUS, id="two GPUs, stages"),
+]
+
+
+@pytest.fixture(scope="module", params=RANKS)
 def server(
     request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    options = ["--device", "cpu", "--dtype", "float32", "--kv-cache-memory", "4MiB", "--max-num-batched-tokens", "64"]
+    options = ["--dtype", "float32", "--kv-cache-memory", "4MiB", "--max-num-batched-tokens", "64"]
     options += ["--max-num-seqs", "8", "--data-dir", str(tmp_path_factory.mktemp("data"))]
-    options += ["--tensor-parallel-size", request.param]
+    options += request.param.split()
     with ServerProcess(str(folder), *options) as server:
         yield server
 
