@@ -49,9 +49,11 @@ _SHARED_BYTES = 227 * 1024
 _ROUNDS = 5
 
 UNITS, INT4_UNITS = "units", "int4-units"
-FORMS = ["fp8", "int4", UNITS, INT4_UNITS]
-_MAY_DIFFER = {"fp8": 1e-2, "int4": 1e-2, UNITS: 5e-2, INT4_UNITS: 1e-2}
+SYMMETRIC = "int4-symmetric"
+FORMS = ["fp8", "int4", SYMMETRIC, UNITS, INT4_UNITS]
+_MAY_DIFFER = {"fp8": 1e-2, "int4": 1e-2, SYMMETRIC: 1e-2, UNITS: 5e-2, INT4_UNITS: 1e-2}
 """From the product by the plain matrix, as parts of its norm."""
+_WEIGHTS = {UNITS: "fp8", INT4_UNITS: "int4"}
 
 Product = Callable[[Tensor, Weight], object]
 TunedConfig = SkinnyConfig | UnitsConfig
@@ -102,7 +104,7 @@ def _tuned(all_rows: Sequence[int], forms: Sequence[str], seconds: float) -> Ite
             if time.monotonic() - begin > seconds:
                 print(f"{shape} {form} {rows} rows: no time left")
                 continue
-            weights = _rotated("int4" if "int4" in form else "fp8", num_features, size)
+            weights = _rotated(_WEIGHTS.get(form, form), num_features, size)
             x = torch.randn(rows, size, device="cuda").bfloat16()
             assert isinstance(weights[0], QuantizedWeight)
             launch, now = _tuned_launch(form, x, weights[0])
@@ -170,7 +172,7 @@ def tuned_configs(form: str, rows: int) -> Iterator[TunedConfig]:
 
 def _register_configs(form: str) -> Iterator[SkinnyConfig]:
     """Of kernels/register_product.py: words asked for when they are needed, and a chunk or two ahead."""
-    chunk = 128 if form == "int4" else 64
+    chunk = 64 if form == "fp8" else 128
     for warps, tiles, k_warps, num_splits in product((1, 2, 4), (1, 2), (1, 2, 4), (1, 2, 4, 8)):
         if warps * k_warps not in (4, 8) or warps * tiles == 1 or k_warps * num_splits > 16:
             continue
@@ -294,12 +296,12 @@ def _rotated(form: str, num_features: int, size: int) -> Sequence[Weight]:
 
 
 def _weight(form: str, num_features: int, size: int) -> Weight:
-    if form == "int4":
+    if form in ("int4", SYMMETRIC):
         packed = torch.randint(256, (num_features, size // 2), dtype=torch.uint8, device="cuda")
         shape = (num_features, size // _GROUP)
         zeros = torch.randint(16, shape, dtype=torch.uint8, device="cuda")
         scales = torch.full(shape, 0.004, dtype=torch.float16, device="cuda")
-        return QuantizedWeight(packed, scales, zeros, torch.bfloat16)
+        return QuantizedWeight(packed, scales, zeros if form == "int4" else None, torch.bfloat16)
     weight = (torch.randn(num_features, size, device="cuda") * 0.02).bfloat16()
     if form == "bf16":
         return weight

@@ -85,7 +85,7 @@ def test_tiles_of_any_form(block_m, block_n, warps, stages, group, lane):
 
 
 @pytest.mark.parametrize("lane", [GPU])
-@pytest.mark.parametrize("rows", [(17, 64), (65, 300)])
+@pytest.mark.parametrize("rows", [(1, 16), (17, 64), (65, 128), (129, 256), (257, 300)])
 def test_a_row_does_not_depend_on_the_others(rows, lane):
     few, many = rows
     x, weight, _ = case(lane.device, "int4", many, 4096, 4096)

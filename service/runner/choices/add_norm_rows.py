@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle, islice
+from itertools import combinations_with_replacement, cycle, islice, pairwise
 
 from torch import Tensor
 
+from kernels.quantized_weight import QuantizedWeight
+from kernels.register_product import MOST_ROWS as MOST_REGISTER_ROWS
 from kernels.skinny_config import FEW_ROWS, MAX_ROWS
 from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.linear_method import Activated, KernelMethod, KernelRows, RowRange
@@ -29,14 +31,22 @@ def launch_add_norm(fusion: AddNormFusion) -> None:
 def add_norm_rows(alike: Sequence[AddNormFusion], timer: Timer) -> RowRange:
     """The numbers of rows for which the fused way takes less time, in places of equal shapes.
 
-    To be asked once the methods have all other `KernelRows`, since the unfused way goes by them. Up to FEW_ROWS rows
-    are decided at once, and all above together: so a row's result depends on nothing but whether there are more than
-    FEW_ROWS. On a CPU, and for types that the kernels do not know, nothing is fused.
+    To be asked once the methods have all other `KernelRows`, since the unfused way goes by them. Rows that go by one
+    kernel are decided at once: up to FEW_ROWS and all above, and of quantized weights up to MOST_REGISTER_ROWS, too. So
+    a row's result depends on nothing but which of them there are. Of all ranges of neighbours it is the one that gains
+    the most. On a CPU, and for types that the kernels do not know, nothing is fused.
     """
-    rows = timed_rows(alike[0].product.held_weight)
-    few = _gains(alike, [n for n in rows if n <= FEW_ROWS], timer)
-    many = _gains(alike, [n for n in rows if FEW_ROWS < n <= MAX_ROWS], timer)
-    return RowRange(1 if few else FEW_ROWS + 1, MAX_ROWS if many else FEW_ROWS) if few or many else RowRange()
+    weight = alike[0].product.held_weight
+    bounds = [FEW_ROWS, MAX_ROWS]
+    if isinstance(weight, QuantizedWeight):
+        bounds.insert(0, MOST_REGISTER_ROWS)
+    ranges = [RowRange(first + 1, last) for first, last in pairwise([0, *bounds])]
+    gains = [_gain(alike, [n for n in timed_rows(weight) if n in each], timer) for each in ranges]
+    best, most = RowRange(), 0.0
+    for first, last in combinations_with_replacement(range(len(ranges)), 2):
+        if sum(gains[first : last + 1]) > most:
+            best, most = RowRange(ranges[first].first, ranges[last].last), sum(gains[first : last + 1])
+    return best
 
 
 def unfused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Activated:
@@ -54,15 +64,15 @@ def fused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Activated:
     return fusion.next_product(added[0])
 
 
-def _gains(alike: Sequence[AddNormFusion], rows: Sequence[int], timer: Timer) -> bool:
-    """Whether the fused way takes less time, summed over these numbers of rows."""
-    unfused_s, fused_s = 0.0, 0.0
+def _gain(alike: Sequence[AddNormFusion], rows: Sequence[int], timer: Timer) -> float:
+    """By how much less time the fused way takes, summed over these numbers of rows."""
+    gain_s = 0.0
     timed = list(islice(cycle(alike), _TIMED_FUSIONS))
     for num_rows in rows:
         x, residual = _tensors(alike[0], num_rows)
-        unfused_s += timer([partial(unfused, fusion, x, residual) for fusion in timed])
-        fused_s += timer([partial(fused, fusion, x, residual) for fusion in timed])
-    return fused_s < unfused_s
+        gain_s += timer([partial(unfused, fusion, x, residual) for fusion in timed])
+        gain_s -= timer([partial(fused, fusion, x, residual) for fusion in timed])
+    return gain_s
 
 
 def _tensors(fusion: AddNormFusion, num_rows: int) -> tuple[Tensor, Tensor]:

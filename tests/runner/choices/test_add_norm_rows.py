@@ -10,8 +10,10 @@ from service.layers.gated_mlp import GatedMlp
 from service.layers.linear import Linear
 from service.layers.linear_method import KernelMethod, RowRange
 from service.layers.rms_norm import ResidualRMSNorm
+from service.runner.choices import add_norm_rows as of_add_norm
 from service.runner.choices.add_norm_rows import add_norm_rows, fused, unfused
 from service.runner.choices.timer import seconds_on_gpu
+from tests.kernels.quantized_weights import random_weight
 
 
 def fusions(device, dtype=torch.float32, count=2):
@@ -72,3 +74,28 @@ def test_the_faster_one_is_taken(few, many, rows):
     alike, _ = fusions("cuda", torch.bfloat16)
     chosen = add_norm_rows(alike, timer)
     assert [n for n in (1, 16, 17, 64, 65) if n in chosen] == list(rows)
+
+
+@pytest.mark.parametrize(
+    ("fused_s", "rows"),
+    [
+        ((3, 3, 3), ()),
+        ((2, 3, 3), (1, 8)),
+        ((3, 2, 2), (9, 16, 17, 64)),
+        ((1, 2.7, 2), (1, 8, 9, 16, 17, 64)),
+        ((2, 3.5, 1), (17, 64)),
+    ],
+)
+def test_rows_of_quantized_weights_that_go_through_registers_are_a_range_of_their_own(fused_s, rows, monkeypatch):
+    """Unfused, each launch takes 2.5. What is between two ranges that gain goes with them if they gain more."""
+
+    def timer(launches):
+        _, x, _ = launches[0].args
+        return 2.5 if launches[0].func is unfused else fused_s[0 if len(x) <= 8 else 1 if len(x) <= FEW_ROWS else 2]
+
+    monkeypatch.setattr(of_add_norm, "timed_rows", lambda weight: (8, FEW_ROWS, MAX_ROWS, 256))
+    alike, _ = fusions("cpu", torch.bfloat16)
+    for fusion in alike:
+        monkeypatch.setattr(type(fusion.product), "held_weight", random_weight("fp8", 256, 128, torch.bfloat16)[0])
+    chosen = add_norm_rows(alike, timer)
+    assert [n for n in (1, 8, 9, 16, 17, 64, 65) if n in chosen] == list(rows)
