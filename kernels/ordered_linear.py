@@ -24,9 +24,10 @@ bias, and that is rounded once. What is to be divided is rounded before it is, t
 
 Few rows are computed by programs of one part each, of which the last to come adds (kernels/skinny_linear.py): a decode
 is the reading of the weight, for which there must be enough of them. Of many rows a program computes a tile, one part
-after the other. That both have the same bits, whichever tile a row is in and whichever side of the product it is on, is
-a property of the matrix unit: each element's sum depends on its own inputs alone, by instructions that take 16 of them.
-tests/kernels/test_ordered_linear.py holds it on the GPU.
+after the other, or cuBLAS multiplies (`is_unsplit` of kernels/ordered_tiles.py). That all have the same bits, whichever
+tile a row is in and whichever side of the product it is on, is a property of the matrix unit: each element's sum
+depends on its own inputs alone, by instructions that take 16 of them. tests/kernels/test_ordered_linear.py and
+test_unsplit_linear.py hold it on the GPU.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import ordered_tiles
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
+from kernels.gated_linear import is_copied_by_tiles
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm_reference, linear_add_norm_triton
 from kernels.norm_linear import divided_product, gated_product, norm_linear_reference, norm_linear_triton
 from kernels.optional_triton import TensorDescriptor, tl, triton
-from kernels.ordered_tiles import PART_BORDER, STRIP, TileConfig, num_parts, tile_config
+from kernels.ordered_tiles import PART_BORDER, STRIP, Fused, TileConfig, is_unsplit, num_parts, tile_config
 from kernels.pairwise_sum import pairwise_sum, pairwise_sums
 from kernels.skinny_config import FEW_ROWS, SkinnyConfig
 from kernels.skinny_config import MAX_ROWS as MOST_FEW_ROWS
@@ -51,7 +52,6 @@ from kernels.skinny_linear import skinny_linear_triton
 from kernels.unsplit_linear import takes_parts, unsplit_add_norm_triton, unsplit_linear_triton
 
 _TILES_IN_A_GROUP = 8
-_ALIGNMENT_BYTES = 16
 
 
 def ordered_linear_reference(
@@ -220,13 +220,8 @@ def _ordered_linear_kernel(
 def takes_weight(weight: Tensor) -> bool:
     """Whether `ordered_linear` multiplies by it in one order."""
     is_hopper = weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= (9, 0)
-    is_whole = weight.is_contiguous() and weight.shape[0] % 8 == 0 and _is_copied_by_tiles(weight)
+    is_whole = weight.is_contiguous() and weight.shape[0] % 8 == 0 and is_copied_by_tiles(weight)
     return is_hopper and weight.dtype is torch.bfloat16 and is_whole
-
-
-def _is_copied_by_tiles(matrix: Tensor) -> bool:
-    row_bytes = matrix.stride(0) * matrix.itemsize
-    return row_bytes % _ALIGNMENT_BYTES == 0 and matrix.data_ptr() % _ALIGNMENT_BYTES == 0
 
 
 def ordered_linear_triton(
@@ -274,7 +269,7 @@ def ordered_add_norm_triton(
     if len(x) <= MOST_FEW_ROWS and config is None:
         few = _few_config(x, weight, parts)
         return linear_add_norm_triton(x, weight, bias, residual, norm_weight, eps, arrivals, few, ordered=True)
-    assert residual.shape == (len(x), weight.shape[0]) and residual.is_contiguous() and _is_copied_by_tiles(residual)
+    assert residual.shape == (len(x), weight.shape[0]) and residual.is_contiguous() and is_copied_by_tiles(residual)
     assert norm_weight.shape == weight.shape[:1] and norm_weight.is_contiguous()
     assert x.dtype == residual.dtype == norm_weight.dtype
     total, weighted = torch.empty_like(residual), torch.empty_like(residual)
@@ -309,7 +304,7 @@ def _launch(
     (num_rows, size), num_out = rows.shape, out.shape[1]
     if num_rows == 0:
         return
-    assert _is_copied_by_tiles(rows) and _is_copied_by_tiles(weight) and num_out % 8 == 0
+    assert is_copied_by_tiles(rows) and is_copied_by_tiles(weight) and num_out % 8 == 0
     tile_n = config.block_n // 2 if gated else config.block_n
     num_tiles = triton.cdiv(num_rows, config.block_m) * triton.cdiv(num_out, tile_n)
     by_parts, partial = config.by_parts and parts > 1 and arrivals is not None and len(arrivals) >= num_tiles, rows
@@ -386,7 +381,11 @@ def ordered_linear(
 ) -> Tensor:
     if not weight.is_cuda:
         return ordered_linear_reference(x, weight, bias, arrivals, gated=gated)
-    if _is_unsplit(x, weight, bias, gated=gated):
+    is_divided = isinstance(x, DeferredNorm)
+    num_rows = len(x.weighted) if isinstance(x, DeferredNorm) else len(x)
+    fused = Fused.GATE if gated else Fused.DIVISION if is_divided else Fused.NOTHING
+    can_be_unsplit = num_rows > MOST_FEW_ROWS and num_parts(*weight.shape) == 1 and (is_divided or bias is None)
+    if can_be_unsplit and is_unsplit(num_rows, *weight.shape, fused=fused):
         return unsplit_linear_triton(x, weight, bias, gated=gated)
     return ordered_linear_triton(x, weight, bias, arrivals, gated=gated)
 
@@ -403,13 +402,7 @@ def ordered_add_norm(
     if not x.is_cuda:
         return linear_add_norm_reference(x, weight, bias, residual, norm_weight, eps, arrivals)
     parts = num_parts(*weight.shape)
-    if MOST_FEW_ROWS < len(x) <= ordered_tiles.MOST_UNSPLIT_ROWS["add_norm"] and takes_parts(weight, parts):
+    can_be_unsplit = len(x) > MOST_FEW_ROWS and takes_parts(weight, parts)
+    if can_be_unsplit and is_unsplit(len(x), *weight.shape, fused=Fused.ADD_NORM):
         return unsplit_add_norm_triton(x, weight, bias, residual, norm_weight, eps, parts)
     return ordered_add_norm_triton(x, weight, bias, residual, norm_weight, eps, arrivals)
-
-
-def _is_unsplit(x: Tensor | DeferredNorm, weight: Tensor, bias: Tensor | None, *, gated: bool) -> bool:
-    is_divided = isinstance(x, DeferredNorm)
-    num_rows = len(x.weighted) if isinstance(x, DeferredNorm) else len(x)
-    most = ordered_tiles.MOST_UNSPLIT_ROWS["gated" if gated else "divided" if is_divided else "plain"]
-    return MOST_FEW_ROWS < num_rows <= most and num_parts(*weight.shape) == 1 and (is_divided or bias is None)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 PART_BORDER = 128
 """Parts of K begin at multiples of it."""
 STRIP = 64
 """Features whose squares are summed first: a strip of few rows' programs."""
-MOST_UNSPLIT_ROWS: Mapping[str, int] = {"plain": 0, "divided": 0, "gated": 0, "add_norm": 0}
-"""Of more rows than few, up to so many are multiplied by cuBLAS (kernels/unsplit_linear.py), by what is fused."""
 _MOST_ROWS_BY_PARTS = 1280
 """What programs leave for each other is 4 bytes for each row, feature and part."""
 _LONG_SUM = 8192
 """Inputs of parts whose ends take little of their time."""
 _MULTIPROCESSORS = 132
 """Of the GPU that tiles were measured on."""
+_LEAST_UNSPLIT_ELEMENTS = 1 << 23
+"""Of a weight: of fewer a product takes little longer than the launch behind it."""
+_FILLED, _FILLED_BY_LARGE = 0.85, 0.95
+"""Of the multiprocessors' turns, from where on tiles are faster than cuBLAS and a launch: tiles of 128 and of 256 rows,
+of 128 features."""
+
+
+class Fused(Enum):
+    """With a product: nothing, a norm's division, that with SiLU and the product of gate and up, or the residual add
+    and the norm but for its division."""
+
+    NOTHING = auto()
+    DIVISION = auto()
+    GATE = auto()
+    ADD_NORM = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +56,25 @@ def num_parts(num_features: int, size: int) -> int:
 
 
 def tile_config(num_rows: int, num_features: int, size: int, *, gated: bool = False) -> TileConfig:
-    """Best of 14 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us with what is fused, beside cuBLAS's and
-    the kernels around it:
+    """Best of 16 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us with what is fused, beside cuBLAS's and
+    the kernels around it. Many of these are `is_unsplit`.
 
     rows        256             512             768             1,024           4,096
     qkv         27.9 (21.8)     44.2 (35.3)     76.6 (51.0)     87.1 (68.0)     293 (258)
     output      23.2 (20.3)     30.1 (29.6)     54.1 (41.8)     60.4 (53.8)     237 (203)
-    gate_up     99.6 (95.6)     177 (164)       270 (264)       333 (325)       1,454 (1,344)
+    gate_up     99.6 (95.6)     177 (164)       270 (264)       333 (325)       1,304 (1,318)
     down        53.8 (54.3)     83.3 (81.6)     142 (125)       164 (155)       690 (614)
 
     What counts is how many turns the multiprocessors take. A turn of two programs of 4 warps, which overlap one's end
     with the other's products, takes 44 us of 128 x 128 and 4,096 inputs. Of programs that have a multiprocessor for
     themselves 64 x 128 take 18, 128 x 128 in 8 warps 25 gated, else 34, and 27 by 128 inputs at a time; 256 x 64 take
-    28, if there are so many rows. Where K is in parts, 128 x 128 sums twice take 8 warps; by parts its turns are of
-    half the length, and their ends of the same. A tile that is higher than there are rows takes up to twice as long.
+    28, if there are so many rows, and gated 256 x 128 46.5. Where K is in parts, 128 x 128 sums twice take 8 warps; by
+    parts its turns are of half the length, and their ends of the same. A tile that is higher than there are rows takes
+    up to twice as long.
     """
     parts, num_tiles = num_parts(num_features, size), _num_tiles(num_rows, 128, num_features, 128)
+    if gated and parts == 1 and _fills_large(num_rows, num_features):
+        return TileConfig(256, 128, 64, num_warps=8, num_stages=4)
     low = TileConfig(64, 128, 64, num_warps=4, num_stages=6)
     wide = TileConfig(128, 128, 64, num_warps=8, num_stages=6)
     if parts > 1:
@@ -78,6 +94,40 @@ def tile_config(num_rows: int, num_features: int, size: int, *, gated: bool = Fa
     if gated and _turns(num_tiles) < 1.84 * turns_of_two:
         return wide
     return TileConfig(128, 128, 64, num_warps=4, num_stages=3)
+
+
+def is_unsplit(num_rows: int, num_features: int, size: int, *, fused: Fused) -> bool:
+    """Whether cuBLAS multiplies so many rows, which are more than few, and a launch behind it does what is fused
+    (kernels/unsplit_linear.py).
+
+    On one H200 (torch 2.11, triton 3.6), us at Llama-8B's shapes by cuBLAS and that launch, and by tiles:
+
+    rows        256        640        768         1,152       2,048       4,096
+    qkv         26, 30     54, 48     59, 80      94, 94      147, 142    288, 283
+    output      21, 24     44, 54     51, 54      74, 83      130, 118    248, 234
+    gate_up     99, 97     217, 222   257, 269    359, 393    648, 653    1,395, 1,304
+    down        53, 57     112, 150   129, 138    187, 225    334, 329    671, 676
+    head        363, 416   914, 954   1146, 1144  1734, 1887
+
+    So it does but where tiles fill the multiprocessors' last turn: there the launch behind it costs more.
+    """
+    if fused is Fused.NOTHING:
+        return True
+    if num_features * size < _LEAST_UNSPLIT_ELEMENTS:
+        return False
+    if fused is Fused.GATE:
+        return num_rows > 128 and not _fills_large(num_rows, num_features)
+    return _share_filled(num_rows, 128, num_features, 2 if fused is Fused.DIVISION else 1) < _FILLED
+
+
+def _fills_large(num_rows: int, num_features: int) -> bool:
+    return num_rows >= 256 and _share_filled(num_rows, 256, num_features, 1) >= _FILLED_BY_LARGE
+
+
+def _share_filled(num_rows: int, block_m: int, num_features: int, programs: int) -> float:
+    """Of the multiprocessors' turns that tiles of 128 features take, `programs` of them at once on each."""
+    num_tiles, at_once = _num_tiles(num_rows, block_m, num_features, 128), programs * _MULTIPROCESSORS
+    return num_rows * num_features / (-(-num_tiles // at_once) * at_once * block_m * 128)
 
 
 def _num_tiles(num_rows: int, block_m: int, num_features: int, block_n: int) -> int:

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
+from kernels.gated_linear import is_copied_by_tiles
 from kernels.linear_add_norm import DeferredNorm
 from kernels.norm_linear import divided_product, gated_product
 from kernels.optional_triton import tl, triton
@@ -129,6 +130,7 @@ def unsplit_linear_triton(
     x: Tensor | DeferredNorm, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
 ) -> Tensor:
     """On CUDA tensors, or on any in Triton's interpreter; so for every `_triton` here."""
+    _check(x.weighted if isinstance(x, DeferredNorm) else x, weight)
     if not isinstance(x, DeferredNorm):
         assert not gated and bias is None  # what cuBLAS adds a bias by is not known
         with _without_split_k(x):
@@ -170,7 +172,8 @@ def unsplit_add_norm_triton(
     parts: int,
 ) -> tuple[DeferredNorm, Tensor]:
     num_rows, (num_features, size) = len(x), weight.shape
-    assert size % parts == 0 and num_features <= _MAX_SIZE and x.stride(1) == 1 and weight.is_contiguous()
+    _check(x, weight)
+    assert size % parts == 0 and num_features <= _MAX_SIZE
     assert residual.shape == (num_rows, num_features) and residual.is_contiguous()
     assert norm_weight.shape == (num_features,) and norm_weight.is_contiguous()
     assert x.dtype == residual.dtype == norm_weight.dtype
@@ -196,6 +199,11 @@ def unsplit_add_norm_triton(
             **dependent_launch(x.device),
         )
     return DeferredNorm(weighted, squares, eps), total
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
+    """For others cuBLAS would have to take kernels without WGMMA."""
+    assert is_copied_by_tiles(x) and is_copied_by_tiles(weight) and x.stride(1) == 1 and weight.is_contiguous()
 
 
 def _products_of_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:

@@ -19,6 +19,7 @@ TILES = [
     BY_PARTS,
     TileConfig(128, 128, 64, num_warps=4, num_stages=3, by_parts=True),
     TileConfig(256, 64, 64, num_warps=8, num_stages=5),
+    TileConfig(256, 128, 64, num_warps=8, num_stages=4),
 ]
 
 
