@@ -17,6 +17,9 @@ _MULTIPROCESSORS = 132
 """Of the GPU that tiles were measured on."""
 _LEAST_UNSPLIT_ELEMENTS = 1 << 23
 """Of a weight: of fewer a product takes little longer than the launch behind it."""
+_UNSPLIT_BORDER = 64
+"""Features and inputs are a multiple of it: which kernels cuBLAS has for others, and in which order they sum, has not
+been looked at."""
 _FILLED, _FILLED_BY_LARGE = 0.85, 0.95
 """Of the multiprocessors' turns, from where on tiles are faster than cuBLAS and a launch: tiles of 128 and of 256 rows,
 of 128 features."""
@@ -111,10 +114,10 @@ def is_unsplit(num_rows: int, num_features: int, size: int, *, fused: Fused) -> 
 
     So it does but where tiles fill the multiprocessors' last turn: there the launch behind it costs more.
     """
+    if num_features * size < _LEAST_UNSPLIT_ELEMENTS or num_features % _UNSPLIT_BORDER or size % _UNSPLIT_BORDER:
+        return False
     if fused is Fused.NOTHING:
         return True
-    if num_features * size < _LEAST_UNSPLIT_ELEMENTS:
-        return False
     if fused is Fused.GATE:
         return num_rows > 128 and not _fills_large(num_rows, num_features)
     return _share_filled(num_rows, 128, num_features, 2 if fused is Fused.DIVISION else 1) < _FILLED

@@ -43,4 +43,5 @@ def test_cublas_multiplies_where_tiles_leave_the_last_turn_half_empty():
     assert of(28672, 4096, Fused.GATE) == [256, 512, 640, 768, 1152]
     assert of(4096, 14336, Fused.ADD_NORM) == [72, 256, 640, 768, 1152]
     assert of(128256, 4096, Fused.NOTHING) == list(rows)
+    assert of(128264, 4096, Fused.NOTHING) == of(16384, 2056, Fused.NOTHING) == of(1024, 512, Fused.NOTHING) == []
     assert of(4096, 1024, Fused.DIVISION) == of(6144, 1024, Fused.GATE) == []
