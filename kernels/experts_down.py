@@ -120,6 +120,7 @@ def experts_down_triton(
     num_features = weight.values.shape[1]
     num_blocks, block_m = blocks.pairs.shape
     num_tokens = blocks.num_pairs // blocks.top_k
+    config = config.down or config
     by_units = config.by_units and takes(x, weight)
     config = usual_tile(block_m) if config.by_units and not by_units else config
     constants = grouped_launch(x, weight, config, block_m)

@@ -89,7 +89,8 @@ class GroupedConfig:
     """block_m: rows of a block. block_n: output features of a program, for gate and up together. block_k: input
     features a stage. warp_tiles: of 16 rows of the weight that a warp has in registers (kernels/mxfp4_product.py), and
     k_warps of the warps divide K among them; 0: the product goes through shared memory. by_units: MXFP4 goes by
-    kernels/mxfp4_units.py where that takes it, else by the usual tile of so many rows."""
+    kernels/mxfp4_units.py where that takes it, else by the usual tile of so many rows. down: for downs, by the same
+    blocks; None: as gates and ups."""
 
     block_m: int
     block_n: int
@@ -99,6 +100,7 @@ class GroupedConfig:
     warp_tiles: int = 0
     k_warps: int = 1
     by_units: bool = False
+    down: GroupedConfig | None = None
 
 
 _MORE = float("inf")
@@ -110,7 +112,19 @@ _PLAIN = (
 )
 _QUANTIZED = (*_PLAIN[:2], (_MORE, _PLAIN[2][1]))
 _MXFP4 = (
-    (0.5, GroupedConfig(8, 32, 256, num_warps=4, num_stages=1, warp_tiles=2, k_warps=4)),
+    (
+        0.5,
+        GroupedConfig(
+            8,
+            32,
+            256,
+            num_warps=2,
+            num_stages=2,
+            warp_tiles=2,
+            k_warps=2,
+            down=GroupedConfig(8, 32, 256, num_warps=4, num_stages=2, warp_tiles=2, k_warps=4),
+        ),
+    ),
     (4, GroupedConfig(8, 32, 256, num_warps=4, num_stages=1, warp_tiles=1, k_warps=2)),
     (48, GroupedConfig(16, 128, 128, num_warps=4, num_stages=1, warp_tiles=2)),
     (_MORE, _PLAIN[2][1]),
@@ -122,7 +136,7 @@ four or eight bits are widened in registers: 128 rows of x beside them would not
 
 Of plain weights not swept here yet (`python -m loadtest.bench.expert_layers --sweep`); the first row's tile is what
 others found best on an H200 for 128 experts of 768 at up to 16 tokens. Of MXFP4 best of 13 to 57 on an H200 for
-gpt-oss-20b, us of gate_up and down, beside _QUANTIZED's: 1 row 21.0, 12.3 (39.1, 32.8), 16 92.8, 55.7 (170, 98.6), 64
+gpt-oss-20b, us of gate_up and down, beside _QUANTIZED's: 1 row 15.4, 10.7 (39.1, 32.8), 16 92.8, 55.7 (170, 98.6), 64
 136, 79.5 (200, 110), 256 266, 164 (306, 168); for 1,024 _QUANTIZED's were the best, 684 and 379.
 """
 

@@ -33,6 +33,13 @@ def test_every_configuration_has_a_number_of_tokens_that_asks_for_it(num_experts
     assert all(config(n) != config(n - 1) for n in tokens[1:])
 
 
+@pytest.mark.parametrize("num_pairs", [1, 16, 64, 1024, 4096])
+def test_downs_have_the_same_blocks(num_pairs):
+    for form in (PLAIN, FP8, MXFP4, INT4):
+        config = grouped_config(num_pairs, 32, form)
+        assert (config.down or config).block_m == config.block_m
+
+
 def test_few_rows_of_mxfp4_in_bf16_are_multiplied_in_registers():
     assert all(grouped_config(n, 32, MXFP4).warp_tiles for n in (4, 256, 1024))
     for form, dtype, num_pairs in ((MXFP4, torch.float32, 4), (FP8, torch.bfloat16, 4), (MXFP4, torch.bfloat16, 4096)):
