@@ -6,7 +6,7 @@ Over kernels/symmetric_memory.py, whose rules hold: all ranks, the same order, o
 
 Tensors:
     x        [...]         any dtype, contiguous, at an address that 16 divides; its bytes are a multiple of 4 and at
-                           most `memory.capacity`
+                           most INPUT_BYTES
     returns  [ranks, ...]  like x, new
 x may be empty.
 
@@ -24,8 +24,8 @@ from torch import Tensor
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.symmetric_memory import (
+    INPUT_BYTES,
     MAX_PROGRAMS,
-    NUM_PROGRAMS,
     SymmetricMemory,
     buffer_of,
     end_launch,
@@ -33,6 +33,7 @@ from kernels.symmetric_memory import (
     wait_for_ranks,
 )
 
+_PROGRAMS = 64
 _BLOCK = 1024  # words a turn: 8 warps, one 16-byte load a thread
 
 
@@ -50,7 +51,7 @@ def _one_shot_all_gather_kernel(
     size,  # words
     rank,
     inputs,  # bytes to the inputs
-    capacity,
+    half,  # bytes of those of one turn
     SIZE: tl.constexpr,
     MAX_PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -60,7 +61,7 @@ def _one_shot_all_gather_kernel(
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     wait_for_inputs(PDL)
     step = tl.load(steps_ptr + program)
-    offset = inputs + step // 2 % 2 * capacity
+    offset = inputs + step // 2 % 2 * half
     own_ptr = buffer_of(buffers_ptr, rank, offset, x_ptr)
     for first in range(program * BLOCK, size, num_programs * BLOCK):
         place = first + tl.arange(0, BLOCK)
@@ -77,11 +78,11 @@ def _one_shot_all_gather_kernel(
 def one_shot_all_gather(x: Tensor, memory: SymmetricMemory) -> Tensor:
     """On CUDA tensors, or on any in Triton's interpreter."""
     assert x.is_contiguous() and x.data_ptr() % 16 == 0
-    assert x.nbytes % 4 == 0 and x.nbytes <= memory.capacity and memory.size * x.nbytes < 2**33
+    assert x.nbytes % 4 == 0 and x.nbytes <= INPUT_BYTES and memory.size * x.nbytes < 2**33
     out = x.new_empty(memory.size, *x.shape)
     num_words = x.nbytes // 4
     if num_words:
-        _one_shot_all_gather_kernel[(min(NUM_PROGRAMS, triton.cdiv(num_words, _BLOCK)),)](
+        _one_shot_all_gather_kernel[(min(_PROGRAMS, triton.cdiv(num_words, _BLOCK)),)](
             _words(x),
             _words(out),
             memory.buffers,
@@ -89,7 +90,7 @@ def one_shot_all_gather(x: Tensor, memory: SymmetricMemory) -> Tensor:
             num_words,
             memory.rank,
             flag_bytes(memory.size),
-            memory.capacity,
+            INPUT_BYTES,
             SIZE=memory.size,
             MAX_PROGRAMS=MAX_PROGRAMS,
             BLOCK=_BLOCK,

@@ -1,19 +1,20 @@
-"""The sum over ranks in one exchange: every rank reads every other's x whole. For few rows, where waiting is all.
+"""The sum over ranks in one exchange: every rank sends its x whole to every other. For two ranks, and of more for few
+rows, where waiting is all: (R - 1) x over a rank's link, and one wait.
 
     out = round(x of rank 0 + x of rank 1 + ...), in fp32 in this order
 
-The same bits on every rank. NCCL's rings go as many steps as there are ranks, and two-shot two: one-shot moves more
-bytes and waits once. As TensorRT-LLM and vLLM have it for small messages, over torch's symmetric memory.
+The same bits on every rank. NCCL's rings go as many steps as there are ranks, and two-shot two.
 
 `one_shot_add_rms_norm` goes on with what follows in a block: sum = round(out + residual); norm = rms_norm(sum), each as
 kernels/rms_norm.py has it.
 
 Tensors (N elements; T rows of C):
-    x         [...]   bf16 or fp32, contiguous; with add_rms_norm [T, C]. At most `memory.capacity` bytes; N < 2^31
+    x         [...]   bf16 or fp32, contiguous; with add_rms_norm [T, C]. N < 2^31
     residual  [T, C]  like x; consumed: the sum takes its storage
     weight    [C]     like x
     returns   out     like x, new; add_rms_norm: (norm, sum)
-memory: kernels/symmetric_memory.py, whose rules hold: all ranks, the same order, one stream. N may be 0.
+memory: kernels/symmetric_memory.py, whose rules hold: all ranks, the same order, one stream, the same `config`. Rows
+that have no room in it go in another launch. N may be 0.
 
 The references take `parts` [ranks, ...], every rank's x.
 """
@@ -22,24 +23,26 @@ from __future__ import annotations
 
 from typing import no_type_check
 
-import torch
 from torch import Tensor
 
-from kernels.dependent_launch import dependent_launch, wait_for_inputs
+from kernels.dependent_launch import wait_for_inputs
+from kernels.mail import (
+    MailConfig,
+    Rows,
+    bits_of,
+    finish_rows,
+    launch_rows,
+    normed_rows,
+    plain_rows,
+    sealed,
+    slot_after,
+    sum_of_mail,
+)
 from kernels.optional_triton import tl, triton
 from kernels.rms_norm import add_rms_norm_reference
-from kernels.symmetric_memory import (
-    MAX_PROGRAMS,
-    NUM_PROGRAMS,
-    SymmetricMemory,
-    buffer_of,
-    end_launch,
-    flag_bytes,
-    wait_for_ranks,
-)
+from kernels.symmetric_memory import SymmetricMemory, buffer_of, end_launch
 
-MAX_NORMED_SIZE = 16384
-_BLOCK = 2048  # elements a turn: 8 warps, one 16-byte load a thread in bf16
+ONE_SHOT = MailConfig(programs=128, num_warps=16, ahead=1)
 
 
 def one_shot_all_reduce_reference(parts: Tensor) -> Tensor:
@@ -57,64 +60,35 @@ def one_shot_add_rms_norm_reference(
 
 @triton.jit
 @no_type_check
-def sum_over_ranks(buffers_ptr, offset, place, is_place, like_ptr, SIZE: tl.constexpr):
-    """Of what all ranks have at `place`, in fp32 in their order."""
-    total = tl.load(buffer_of(buffers_ptr, 0, offset, like_ptr) + place, mask=is_place, other=0.0).to(tl.float32)
-    for peer in tl.static_range(1, SIZE):
-        theirs = tl.load(buffer_of(buffers_ptr, peer, offset, like_ptr) + place, mask=is_place, other=0.0)
-        total += theirs.to(tl.float32)
-    return total
-
-
-@triton.jit(do_not_specialize=["rank"])
-@no_type_check
-def _one_shot_all_reduce_kernel(
-    x_ptr,
-    out_ptr,
-    buffers_ptr,
-    steps_ptr,
-    size,
-    rank,
-    inputs,  # bytes to the inputs
-    capacity,
-    SIZE: tl.constexpr,
-    MAX_PROGRAMS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Program: every num_programs-th block of elements."""
-    program, num_programs = tl.program_id(0), tl.num_programs(0)
-    wait_for_inputs(PDL)
-    step = tl.load(steps_ptr + program)
-    offset = inputs + step // 2 % 2 * capacity
-    own_ptr = buffer_of(buffers_ptr, rank, offset, x_ptr)
-    for first in range(program * BLOCK, size, num_programs * BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        tl.store(own_ptr + place, tl.load(x_ptr + place, mask=place < size), mask=place < size)
-    wait_for_ranks(buffers_ptr, steps_ptr, rank, program, step + 1, SIZE)
-    for first in range(program * BLOCK, size, num_programs * BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        total = sum_over_ranks(buffers_ptr, offset, place, place < size, x_ptr, SIZE)
-        tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=place < size)
-    end_launch(steps_ptr, program, num_programs, step, MAX_PROGRAMS)
+def _send(x_ptr, buffers_ptr, mail, rank, row, size, column, num_elements, SIZE: tl.constexpr):
+    """A row of x to all others; nothing where there is no such row."""
+    place = row * size + column
+    is_place = (column < size) & (place < num_elements)
+    bits = sealed(tl.load(x_ptr + place, mask=is_place, other=0.0))
+    for distance in tl.static_range(1, SIZE):
+        peer_ptr = buffer_of(buffers_ptr, (rank + distance) % SIZE, mail, bits_of(x_ptr))
+        tl.store(peer_ptr + (slot_after(distance, SIZE) * num_elements + place), bits, mask=is_place)
 
 
 @triton.jit(do_not_specialize=["rank", "num_rows"])
 @no_type_check
-def _one_shot_add_rms_norm_kernel(
+def _one_shot_kernel(
     x_ptr,
     residual_ptr,
     weight_ptr,
     out_ptr,
     buffers_ptr,
     steps_ptr,
+    num_elements,
     num_rows,
     size,
     eps,
     rank,
-    inputs,
+    first_mail,  # bytes to the mail
     capacity,
     SIZE: tl.constexpr,
+    NORM: tl.constexpr,
+    AHEAD: tl.constexpr,
     MAX_PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -122,86 +96,38 @@ def _one_shot_add_rms_norm_kernel(
     """Program: every num_programs-th row."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
-    is_column = column < size
     wait_for_inputs(PDL)
     step = tl.load(steps_ptr + program)
-    offset = inputs + step // 2 % 2 * capacity
-    weight = tl.load(weight_ptr + column, mask=is_column, other=0.0).to(tl.float32)
-    own_ptr = buffer_of(buffers_ptr, rank, offset, x_ptr)
+    mail = first_mail + step // 2 % 2 * capacity
+    weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32) if NORM else 0.0
+    for number in tl.static_range(AHEAD):
+        row = program + number * num_programs
+        _send(x_ptr, buffers_ptr, mail, rank, row, size, column, num_elements, SIZE)
     for row in range(program, num_rows, num_programs):
+        _send(x_ptr, buffers_ptr, mail, rank, row + AHEAD * num_programs, size, column, num_elements, SIZE)
         place = row * size + column
-        tl.store(own_ptr + place, tl.load(x_ptr + place, mask=is_column), mask=is_column)
-    wait_for_ranks(buffers_ptr, steps_ptr, rank, program, step + 1, SIZE)
-    for row in range(program, num_rows, num_programs):
-        place = row * size + column
-        residual = tl.load(residual_ptr + place, mask=is_column, other=0.0).to(tl.float32)
-        reduced = sum_over_ranks(buffers_ptr, offset, place, is_column, x_ptr, SIZE)
-        rounded = reduced.to(x_ptr.dtype.element_ty).to(tl.float32)
-        added = (rounded + residual).to(residual_ptr.dtype.element_ty)
-        tl.store(residual_ptr + place, added, mask=is_column)
-        total = added.to(tl.float32)
-        scale = 1 / tl.sqrt(tl.sum(total * total, 0) / size + eps)
-        tl.store(out_ptr + place, (total * scale * weight).to(out_ptr.dtype.element_ty), mask=is_column)
+        is_place = (column < size) & (place < num_elements)
+        own = tl.load(x_ptr + place, mask=is_place, other=0.0)
+        residual = tl.load(residual_ptr + place, mask=is_place, other=0.0) if NORM else own
+        total = sum_of_mail(own, buffers_ptr, mail, rank, place, is_place, num_elements, x_ptr, SIZE)
+        reduced = total.to(x_ptr.dtype.element_ty)
+        finish_rows(reduced, residual, weight, residual_ptr, out_ptr, place, is_place, size, eps, 0, NORM)
     end_launch(steps_ptr, program, num_programs, step, MAX_PROGRAMS)
 
 
-def one_shot_all_reduce(x: Tensor, memory: SymmetricMemory) -> Tensor:
+def one_shot_all_reduce(x: Tensor, memory: SymmetricMemory, config: MailConfig = ONE_SHOT) -> Tensor:
     """On CUDA tensors, or on any in Triton's interpreter; so for every launcher here."""
-    check_summable(x, memory)
-    out = torch.empty_like(x)
-    if x.numel():
-        grid = (min(NUM_PROGRAMS, triton.cdiv(x.numel(), _BLOCK)),)
-        _one_shot_all_reduce_kernel[grid](
-            x,
-            out,
-            memory.buffers,
-            memory.steps,
-            x.numel(),
-            memory.rank,
-            flag_bytes(memory.size),
-            memory.capacity,
-            SIZE=memory.size,
-            MAX_PROGRAMS=MAX_PROGRAMS,
-            BLOCK=_BLOCK,
-            num_warps=8,
-            **dependent_launch(x.device),
-        )
-    return out
+    return _summed(plain_rows(x), memory, config)
 
 
 def one_shot_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, memory: SymmetricMemory
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, memory: SymmetricMemory, config: MailConfig = ONE_SHOT
 ) -> tuple[Tensor, Tensor]:
-    check_summable(x, memory)
-    num_rows, size = x.shape
-    assert size <= MAX_NORMED_SIZE
-    assert residual.shape == x.shape and residual.is_contiguous() and weight.shape == (size,) and weight.is_contiguous()
-    assert x.dtype == residual.dtype == weight.dtype
-    out = torch.empty_like(x)
-    if x.numel():
-        block = triton.next_power_of_2(size)
-        _one_shot_add_rms_norm_kernel[(min(NUM_PROGRAMS, num_rows),)](
-            x,
-            residual,
-            weight,
-            out,
-            memory.buffers,
-            memory.steps,
-            num_rows,
-            size,
-            eps,
-            memory.rank,
-            flag_bytes(memory.size),
-            memory.capacity,
-            SIZE=memory.size,
-            MAX_PROGRAMS=MAX_PROGRAMS,
-            BLOCK=block,
-            num_warps=min(16, max(1, block // 256)),
-            **dependent_launch(x.device),
-        )
-    return out, residual
+    return _summed(normed_rows(x, residual, weight, eps), memory, config), residual
 
 
-def check_summable(x: Tensor, memory: SymmetricMemory) -> None:
-    assert x.is_contiguous() and x.dtype in (torch.bfloat16, torch.float32)
-    assert x.nbytes <= memory.capacity and x.numel() < 2**31
+def _summed(rows: Rows, memory: SymmetricMemory, config: MailConfig) -> Tensor:
+    most_rows = memory.capacity // ((memory.size - 1) * rows.row_bytes)
+    for part in rows.in_parts(most_rows):
+        launch_rows(_one_shot_kernel, part, part.num_rows, memory, config)
+    return rows.out

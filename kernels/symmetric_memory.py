@@ -2,18 +2,17 @@
 
 A buffer of each rank, of the same layout, which all ranks can address (over NVLink, or PCIe where peers see it):
 
-    flags    [MAX_PROGRAMS, ranks] int64: how far each rank's program of that number has come
-    inputs   [2, capacity] bytes
-    results  [2, capacity] bytes
-    mail     [2, capacity] bytes, zero between launches: kernels/pushed_all_reduce.py
-    sums     [2, capacity] bytes, likewise
+    flags   [MAX_PROGRAMS, ranks] int64: how far each rank's program of that number has come
+    inputs  [2, INPUT_BYTES]: what kernels read of each other by the flags
+    mail    [2, capacity] bytes: what kernels send to each other (kernels/mail.py), zero between launches
+    sums    [2, capacity] bytes, likewise
 
 and, of each rank for itself, steps [MAX_PROGRAMS] int64: two a launch, kept on the device, so that a launch that a CUDA
 graph replays goes on counting.
 
-Program p of a launch waits for the programs p of the other ranks alone. A launch reads what others have written since
-it began and nothing older: inputs and results are taken in turn, so whoever overwrites one has seen, in the launch
-between, that all others have begun it, and with that have ended the launch that read it.
+Program p of a launch waits for the programs p of the other ranks alone. Halves are taken in turn. Whoever overwrites
+one has heard from all others, in the launch between, that they have begun it, and with that have ended the launch that
+read it: of inputs by the flags, of mail because it is waited for; who sums rows for others has heard from all of these.
 
 Rules: all ranks make the same launches (grid, sizes) in the same order, on one stream. On two streams they would wait
 for each other for ever. A rank that is gone leaves the others' kernels waiting: end their processes.
@@ -35,8 +34,7 @@ from torch import Tensor
 from kernels.optional_triton import tl, triton
 
 MAX_PROGRAMS = 256
-NUM_PROGRAMS = 128
-"""Of a launch, of up to 16 warps each: as many as the multiprocessors of a GPU that has such memory."""
+INPUT_BYTES = 1 << 20
 _NATIVE_ATOMIC_SUPPORTED = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 _ALIGNMENT = 256
 
@@ -44,7 +42,7 @@ _ALIGNMENT = 256
 @dataclass(frozen=True, slots=True)
 class SymmetricMemory:
     """buffers [ranks] int64: the address of each rank's on this one's device. steps: as above. capacity: bytes of one
-    input or result, a multiple of 256. held: what keeps the memory."""
+    half of the mail, a multiple of 256. held: what keeps the memory."""
 
     rank: int
     size: int
@@ -56,7 +54,7 @@ class SymmetricMemory:
     @staticmethod
     def num_bytes(size: int, capacity: int) -> int:
         """Of a rank's buffer, which begins as zeros."""
-        return flag_bytes(size) + 8 * capacity
+        return mail_offset(size) + 4 * capacity
 
     @classmethod
     def at(cls, addresses: Sequence[int], rank: int, capacity: int, device: torch.device, held: Any) -> SymmetricMemory:
@@ -106,6 +104,11 @@ def _has_atomics(number: int, peer: int) -> bool:
 
 def flag_bytes(size: int) -> int:
     return -(-MAX_PROGRAMS * size * torch.int64.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def mail_offset(size: int) -> int:
+    """Bytes before it."""
+    return flag_bytes(size) + 2 * INPUT_BYTES
 
 
 @triton.jit

@@ -5,8 +5,8 @@ NCCL, us a call in CUDA graphs.
     python -m loadtest.bench.all_reduce --sweep [--ranks 2] [--size 4096]
 
 A process a GPU. Each way is captured 64 times in a row and replayed; the time is the least of several replays, the
-slowest rank's. Some 40 s, most of it NCCL's start and compiling. Without NVLink's multicast. --sweep: pushed sums with
-norm by how they are launched: programs, warps of each, and rows that one has sent before it waits.
+slowest rank's. Some 40 s, most of it NCCL's start and compiling. Without NVLink's multicast. --sweep: sums with norm by
+how they are launched: programs, warps of each, and rows that one has sent before it waits.
 
 What is timed is checked first: a sum's bits, and of a norm that all ranks have the same.
 """
@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
+from kernels.mail import MailConfig
 from kernels.one_shot_all_gather import one_shot_all_gather
 from kernels.one_shot_all_reduce import (
     one_shot_add_rms_norm,
@@ -34,34 +35,33 @@ from kernels.one_shot_all_reduce import (
     one_shot_all_reduce,
     one_shot_all_reduce_reference,
 )
-from kernels.pushed_all_reduce import (
-    PushConfig,
-    pushed_one_shot,
-    pushed_one_shot_add_rms_norm,
-    pushed_two_shot,
-    pushed_two_shot_add_rms_norm,
-    pushes_one_shot,
-)
 from kernels.rms_norm import add_rms_norm
 from kernels.symmetric_memory import SymmetricMemory
-from kernels.two_shot_all_reduce import two_shot_all_reduce
+from kernels.two_shot_all_reduce import two_shot_add_rms_norm, two_shot_all_reduce
 
 ROWS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096)
-SWEPT_ROWS = (1, 64, 128, 256, 512, 1024, 2048, 4096)
-WAYS = ("nccl", "one-shot", "two-shot", "pushed one", "pushed two")
-NORMED_WAYS = ("nccl + norm", "one-shot, norm", "pushed one, norm", "pushed two, norm")
-GATHERS = ("nccl gather", "one-shot gather")
-ONE_SHOT_CONFIGS = (
-    PushConfig(128, 16, 0),
-    PushConfig(128, 16, 1),
-    PushConfig(128, 16, 2),
-    PushConfig(128, 16, 4),
-    PushConfig(128, 8, 0),
-    PushConfig(256, 8, 1),
-    PushConfig(256, 8, 2),
-    PushConfig(256, 4, 1),
-)
-TWO_SHOT_CONFIGS = (PushConfig(128, 16, 0), PushConfig(128, 16, 1), PushConfig(256, 8, 0), PushConfig(256, 8, 1))
+SWEPT_ROWS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096)
+SUMS = {"one-shot": one_shot_all_reduce, "two-shot": two_shot_all_reduce}
+NORMED_SUMS = {"one-shot + norm": one_shot_add_rms_norm, "two-shot + norm": two_shot_add_rms_norm}
+WAYS = ("nccl", *SUMS, "nccl + norm", *NORMED_SUMS, "nccl gather", "one-shot gather")
+CONFIGS = {
+    "one-shot + norm": (
+        MailConfig(128, 16, 0),
+        MailConfig(128, 16, 1),
+        MailConfig(128, 16, 2),
+        MailConfig(128, 8, 1),
+        MailConfig(256, 8, 0),
+        MailConfig(256, 8, 1),
+        MailConfig(256, 8, 2),
+    ),
+    "two-shot + norm": (
+        MailConfig(128, 16, 0),
+        MailConfig(128, 16, 1),
+        MailConfig(256, 8, 0),
+        MailConfig(256, 8, 1),
+        MailConfig(256, 4, 0),
+    ),
+}
 CALLS = 64
 _ATTEMPTS = 7
 
@@ -70,7 +70,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="us of an all-reduce over this host's GPUs")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--size", type=int, default=4096, help="of a row, in bf16")
-    parser.add_argument("--sweep", action="store_true", help="pushed sums by how they are launched")
+    parser.add_argument("--sweep", action="store_true", help="sums with norm by how they are launched")
     asked = parser.parse_args()
     if torch.cuda.device_count() < asked.ranks:
         parser.error(f"{asked.ranks} GPUs are needed, {torch.cuda.device_count()} are there")
@@ -92,50 +92,39 @@ def _measure(rank: int, num_ranks: int, size: int, is_sweep: bool, meeting_point
     torch.manual_seed(rank)
     store = FileStore(meeting_point, num_ranks)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=num_ranks, device_id=device)
-    memory = SymmetricMemory.of_group(dist.group.WORLD, (ROWS[-1] + 8 * num_ranks) * size * 2, device)
+    memory = SymmetricMemory.of_group(dist.group.WORLD, ROWS[-1] * size * 2, device)
     (_sweep if is_sweep else _compare)(memory, size, device)
     dist.destroy_process_group()
 
 
 def _compare(memory: SymmetricMemory, size: int, device: torch.device) -> None:
-    names = WAYS + NORMED_WAYS + GATHERS
-    _tell(memory.rank, f"| us, rows of {size} | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
+    _tell(memory.rank, f"| us, rows of {size} | " + " | ".join(WAYS) + " |\n|" + "---|" * (len(WAYS) + 1))
     for num_rows in ROWS:
         x = torch.randn(num_rows, size, device=device).bfloat16()
         launches = _sums(x, memory) | _normed_sums(x, memory) | _gathers(x, memory)
         times = {name: _slowest(_microseconds(launch)) for name, launch in launches.items()}
-        cells = (f"{times[name]:.1f}" if name in times else "" for name in names)
-        _tell(memory.rank, f"| {num_rows} | " + " | ".join(cells) + " |")
+        _tell(memory.rank, f"| {num_rows} | " + " | ".join(f"{times[name]:.1f}" for name in WAYS) + " |")
 
 
 def _sums(x: Tensor, memory: SymmetricMemory) -> dict[str, Callable[[], object]]:
-    ours: dict[str, Callable[[], Tensor]] = {
-        "two-shot": partial(two_shot_all_reduce, x, memory),
-        "one-shot": partial(one_shot_all_reduce, x, memory),
-        "pushed two": partial(pushed_two_shot, x, memory),
-    }
-    if pushes_one_shot(x, memory):
-        ours["pushed one"] = partial(pushed_one_shot, x, memory)
     want = one_shot_all_reduce_reference(_gathered(x, memory))
-    for name, launch in ours.items():
-        assert torch.equal(launch(), want), name
+    for name, function in SUMS.items():
+        assert torch.equal(function(x, memory), want), name
+    ours = {name: partial(function, x, memory) for name, function in SUMS.items()}
     return {"nccl": partial(dist.all_reduce, torch.zeros_like(x)), **ours}
 
 
 def _normed_sums(x: Tensor, memory: SymmetricMemory) -> dict[str, Callable[[], object]]:
     weight, summed = torch.ones_like(x[0]), torch.zeros_like(x)
-    residual = torch.randn(x.shape, generator=torch.Generator(x.device).manual_seed(1), device=x.device).bfloat16()
+    residual = torch.zeros_like(x)
 
     def nccl_and_norm() -> None:
         dist.all_reduce(summed)
         add_rms_norm(summed, residual, weight, 1e-5)
 
-    functions = {"one-shot, norm": one_shot_add_rms_norm, "pushed two, norm": pushed_two_shot_add_rms_norm}
-    if pushes_one_shot(x, memory):
-        functions["pushed one, norm"] = pushed_one_shot_add_rms_norm
-    for name, function in functions.items():
-        _check_normed(name, function, x, residual, weight, memory)
-    ours = {name: partial(function, x, residual, weight, 1e-5, memory) for name, function in functions.items()}
+    for name, function in NORMED_SUMS.items():
+        _check_normed(name, function, x, memory)
+    ours = {name: partial(function, x, residual, weight, 1e-5, memory) for name, function in NORMED_SUMS.items()}
     return {"nccl + norm": nccl_and_norm, **ours}
 
 
@@ -149,13 +138,11 @@ def _gathers(x: Tensor, memory: SymmetricMemory) -> dict[str, Callable[[], objec
 
 
 def _check_normed(
-    name: str,
-    function: Callable[..., tuple[Tensor, Tensor]],
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    memory: SymmetricMemory,
+    name: str, function: Callable[..., tuple[Tensor, Tensor]], x: Tensor, memory: SymmetricMemory
 ) -> None:
+    same = torch.Generator(x.device).manual_seed(1)
+    residual = torch.randn(x.shape, generator=same, device=x.device).to(x.dtype)
+    weight = torch.randn(x.shape[1], generator=same, device=x.device).to(x.dtype)
     want_normed, want_sum = one_shot_add_rms_norm_reference(_gathered(x, memory), residual, weight, 1e-5)
     for _ in range(3):  # so that both halves of the memory are used
         normed, total = function(x, residual.clone(), weight, 1e-5, memory)
@@ -174,21 +161,16 @@ def _sweep(memory: SymmetricMemory, size: int, device: torch.device) -> None:
     head = " | ".join(str(rows) for rows in SWEPT_ROWS)
     _tell(memory.rank, f"| us, rows of {size}; programs, warps, ahead | {head} |\n|" + "---|" * (len(SWEPT_ROWS) + 1))
     inputs = [torch.randn(rows, size, device=device).bfloat16() for rows in SWEPT_ROWS]
-    for name, function, configs in (
-        ("one", pushed_one_shot_add_rms_norm, ONE_SHOT_CONFIGS),
-        ("two", pushed_two_shot_add_rms_norm, TWO_SHOT_CONFIGS),
-    ):
+    for name, configs in CONFIGS.items():
         for config in configs:
-            cells = [_swept(name, partial(function, config=config), x, memory) for x in inputs]
+            cells = [_swept(name, partial(NORMED_SUMS[name], config=config), x, memory) for x in inputs]
             given = f"{name}: {config.programs}, {config.num_warps}, {config.ahead}"
             _tell(memory.rank, f"| {given} | " + " | ".join(cells) + " |")
 
 
 def _swept(name: str, function: Callable[..., tuple[Tensor, Tensor]], x: Tensor, memory: SymmetricMemory) -> str:
-    if name == "one" and not pushes_one_shot(x, memory):
-        return ""
+    _check_normed(name, function, x, memory)
     residual, weight = torch.zeros_like(x), torch.ones_like(x[0])
-    _check_normed(name, function, x, residual, weight, memory)
     return f"{_slowest(_microseconds(partial(function, x, residual, weight, 1e-5, memory))):.1f}"
 
 

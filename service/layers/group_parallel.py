@@ -11,41 +11,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from kernels.mail import MAX_NORMED_SIZE
 from kernels.one_shot_all_gather import one_shot_all_gather
 from kernels.one_shot_all_reduce import (
-    MAX_NORMED_SIZE,
     one_shot_add_rms_norm,
     one_shot_all_reduce,
     one_shot_all_reduce_reference,
 )
-from kernels.pushed_all_reduce import (
-    pushed_one_shot,
-    pushed_one_shot_add_rms_norm,
-    pushed_two_shot,
-    pushed_two_shot_add_rms_norm,
-)
 from kernels.rms_norm import add_rms_norm
 from kernels.sum_ways import CAPACITY_BYTES, Way, way_of
-from kernels.symmetric_memory import SymmetricMemory, can_exchange
-from kernels.two_shot_all_reduce import two_shot_all_reduce
+from kernels.symmetric_memory import INPUT_BYTES, SymmetricMemory, can_exchange
+from kernels.two_shot_all_reduce import two_shot_add_rms_norm, two_shot_all_reduce
 from service.layers.exchange_timer import ExchangeTimer
 
 logger = logging.getLogger("headrace")
 
-_SUMS = {
-    Way.ONE_SHOT: one_shot_all_reduce,
-    Way.TWO_SHOT: two_shot_all_reduce,
-    Way.PUSHED_ONE_SHOT: pushed_one_shot,
-    Way.PUSHED_TWO_SHOT: pushed_two_shot,
-}
-_NORMED_SUMS = {
-    Way.ONE_SHOT: one_shot_add_rms_norm,
-    Way.PUSHED_ONE_SHOT: pushed_one_shot_add_rms_norm,
-    Way.PUSHED_TWO_SHOT: pushed_two_shot_add_rms_norm,
-}
-
-_GATHERED_BYTES = 1 << 20
-"""Up to so many of a rank are gathered by a kernel of ours, above by NCCL: what draws exchange is 8 bytes a row."""
+_SUMS = {Way.ONE_SHOT: one_shot_all_reduce, Way.TWO_SHOT: two_shot_all_reduce}
+_NORMED_SUMS = {Way.ONE_SHOT: one_shot_add_rms_norm, Way.TWO_SHOT: two_shot_add_rms_norm}
 
 
 class GroupParallel:
@@ -83,18 +65,17 @@ class GroupParallel:
             return _SUMS[way](x, self._memory)
 
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        normed_sum = _NORMED_SUMS.get(way) if (way := self._way(x)) else None
-        is_known = x.shape[1] <= MAX_NORMED_SIZE and weight.dtype is x.dtype
-        if normed_sum is None or self._memory is None or not is_known:
+        way = self._way(x) if x.shape[1] <= MAX_NORMED_SIZE and weight.dtype is x.dtype else None
+        if way is None or self._memory is None:
             return add_rms_norm(self.all_reduce(x), residual, weight, eps)
         with self._timer.timed(x):
-            return normed_sum(x.contiguous(), residual, weight, eps, self._memory)
+            return _NORMED_SUMS[way](x.contiguous(), residual, weight, eps, self._memory)
 
     def _way(self, x: Tensor) -> Way | None:
         return way_of(self.size, x.nbytes) if x.is_cuda and self._memory is not None else None
 
     def all_gather(self, x: Tensor) -> Tensor:
-        if self._memory is not None and x.is_cuda and x.nbytes % 4 == 0 and x.nbytes <= _GATHERED_BYTES:
+        if self._memory is not None and x.is_cuda and x.nbytes % 4 == 0 and x.nbytes <= INPUT_BYTES:
             x = x.contiguous()
             with self._timer.timed(x):
                 return one_shot_all_gather(x if x.data_ptr() % 16 == 0 else x.clone(), self._memory)

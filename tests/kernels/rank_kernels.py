@@ -9,38 +9,22 @@ import torch
 
 from kernels.one_shot_all_gather import one_shot_all_gather
 from kernels.one_shot_all_reduce import one_shot_add_rms_norm, one_shot_all_reduce
-from kernels.pushed_all_reduce import (
-    pushed_one_shot,
-    pushed_one_shot_add_rms_norm,
-    pushed_two_shot,
-    pushed_two_shot_add_rms_norm,
-)
-from kernels.symmetric_memory import SymmetricMemory
-from kernels.two_shot_all_reduce import two_shot_all_reduce
+from kernels.symmetric_memory import SymmetricMemory, mail_offset
+from kernels.two_shot_all_reduce import two_shot_add_rms_norm, two_shot_all_reduce
 
 CAPACITY = 1 << 20
-LAUNCHES = {
-    "one": one_shot_all_reduce,
-    "two": two_shot_all_reduce,
-    "pushed one": pushed_one_shot,
-    "pushed two": pushed_two_shot,
-    "gather": one_shot_all_gather,
-}
-NORMED = {
-    "one normed": one_shot_add_rms_norm,
-    "pushed one normed": pushed_one_shot_add_rms_norm,
-    "pushed two normed": pushed_two_shot_add_rms_norm,
-}
+LAUNCHES = {"one": one_shot_all_reduce, "two": two_shot_all_reduce, "gather": one_shot_all_gather}
+NORMED = {"one normed": one_shot_add_rms_norm, "two normed": two_shot_add_rms_norm}
 
 
-def shared_memory(parallel, folder: Path) -> SymmetricMemory:
+def shared_memory(parallel, folder: Path, capacity: int = CAPACITY) -> SymmetricMemory:
     """Of the interpreter's lane."""
-    num_bytes = SymmetricMemory.num_bytes(parallel.size, CAPACITY)
+    num_bytes = SymmetricMemory.num_bytes(parallel.size, capacity)
     files = [folder / f"rank-{rank}" for rank in range(parallel.size)]
     mapped = [torch.from_file(str(file), shared=True, size=num_bytes, dtype=torch.uint8) for file in files]
     parallel.least(0)  # all files are there
     addresses = [each.data_ptr() for each in mapped]
-    return SymmetricMemory.at(addresses, parallel.rank, CAPACITY, torch.device("cpu"), mapped)
+    return SymmetricMemory.at(addresses, parallel.rank, capacity, torch.device("cpu"), mapped)
 
 
 def part(case: int, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -65,9 +49,23 @@ def summed(parallel, memory: SymmetricMemory, device: torch.device, cases) -> li
     return [tuple(t.cpu() for t in each) if isinstance(each, tuple) else each.cpu() for each in results]
 
 
-def interpreted(parallel, folder: Path, cases):
-    memory = shared_memory(parallel, folder)
+def interpreted(parallel, folder: Path, cases, capacity: int = CAPACITY):
+    memory = shared_memory(parallel, folder, capacity)
     return summed(parallel, memory, torch.device("cpu"), cases), memory.steps.tolist()
+
+
+def interpreted_of_little(parallel, folder: Path, cases):
+    """Where two rows of plain sums have room in fp32."""
+    return interpreted(parallel, folder, cases, 1 << 15)
+
+
+def interpreted_values(parallel, folder: Path, values: list[torch.Tensor]):
+    """What the ranks' values sum up to, either way, and what is left in the mail."""
+    memory = shared_memory(parallel, folder)
+    mine = values[parallel.rank]
+    sums = [one_shot_all_reduce(mine, memory), two_shot_all_reduce(mine, memory)]
+    parallel.least(0)  # all have ended
+    return sums, memory.held[parallel.rank][mail_offset(parallel.size) :].clone()
 
 
 def on_gpus(parallel, cases, num_replays: int):

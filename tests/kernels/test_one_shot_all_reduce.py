@@ -17,7 +17,7 @@ from kernels import two_shot_all_reduce as two
 from kernels.one_shot_all_gather import one_shot_all_gather_reference
 from kernels.one_shot_all_reduce import one_shot_add_rms_norm_reference, one_shot_all_reduce_reference
 from kernels.symmetric_memory import MAX_PROGRAMS, SymmetricMemory
-from tests.kernels.rank_kernels import CAPACITY, LAUNCHES, NORMED, interpreted, on_gpus, part, residual_and_weight
+from tests.kernels.rank_kernels import LAUNCHES, NORMED, interpreted, on_gpus, part, residual_and_weight
 from tests.ranks import Ranks
 
 SIZES = [(1,), (7, 3), (2049,), (64,), (33, 1000)]
@@ -26,13 +26,13 @@ INTERPRETED = {torch.float32: 0.0, torch.bfloat16: 2**-7}
 """Relative: the interpreter cuts to bf16 where a GPU rounds."""
 
 
-def cases(seed: int, sizes, dtypes=(torch.float32, torch.bfloat16), kinds=("one", "two", "gather", "one normed")):
+def cases(seed: int, sizes, dtypes=(torch.float32, torch.bfloat16)):
     """(kind, shape, dtype) in an order of no pattern: grids grow and shrink from launch to launch."""
     chance = random.Random(seed)
-    made = [(kind, shape, dtype) for kind in kinds if kind in LAUNCHES for shape in sizes for dtype in dtypes]
-    made = [(kind, (2, *shape) if kind == "gather" else shape, dtype) for kind, shape, dtype in made]
-    normed = [kind for kind in kinds if kind in NORMED]
-    made += [(kind, shape, dtype) for kind in normed for shape in ((1, 64), (5, 1000), (17, 256)) for dtype in dtypes]
+    made = [(kind, shape, dtype) for kind in ("one", "two") for shape in sizes for dtype in dtypes]
+    made += [("gather", shape, torch.float32) for shape in sizes]
+    made += [("gather", (2, *shape), torch.bfloat16) for shape in sizes]
+    made += [(kind, shape, dtype) for kind in NORMED for shape in ((1, 64), (5, 1000), (17, 256)) for dtype in dtypes]
     chance.shuffle(made)
     return made
 
@@ -85,7 +85,7 @@ def ranks_of_gpus(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 @pytest.mark.gpu
 def test_launches_and_replays_on_gpus(ranks_of_gpus: Ranks):
     size = ranks_of_gpus.size
-    given = cases(4, [*SIZES, (256, 1000), (128, 2048)], kinds=(*LAUNCHES, *NORMED))
+    given = cases(4, [*SIZES, (256, 1000), (128, 2048)])
     sums = [each for each in given if each[0] in LAUNCHES]
     numbers = [number for number, each in enumerate(given) if each[0] in LAUNCHES]
     for first, replayed, again in ranks_of_gpus.run(on_gpus, given, 50):
@@ -96,32 +96,62 @@ def test_launches_and_replays_on_gpus(ranks_of_gpus: Ranks):
             assert torch.equal(result, parts if kind == "gather" else one_shot_all_reduce_reference(parts))
 
 
-def launches_of_all_kinds(monkeypatch):
+def launches_of_all_kinds(monkeypatch, size=2):
     from tests.kernels.sm90 import LaunchRecorder
 
-    memory = SymmetricMemory.at([2**40, 2**41], 1, CAPACITY, torch.device("cpu"), None)
-    x, weight = torch.zeros(8, 4096, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.bfloat16)
-    for module, name, launch in (
-        (one, "_one_shot_all_reduce_kernel", lambda: one.one_shot_all_reduce(x, memory)),
-        (one, "_one_shot_add_rms_norm_kernel", lambda: one.one_shot_add_rms_norm(x, x, weight, 1e-5, memory)),
-        (two, "_two_shot_all_reduce_kernel", lambda: two.two_shot_all_reduce(x, memory)),
-        (gather, "_one_shot_all_gather_kernel", lambda: gather.one_shot_all_gather(x, memory)),
+    addresses = [2**40 + rank * 2**36 for rank in range(size)]
+    memory = SymmetricMemory.at(addresses, 1, 1 << 25, torch.device("cpu"), None)
+    x, weight = torch.zeros(600, 4096, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.bfloat16)
+    recorders = []
+    for module, name in (
+        (one, "_one_shot_kernel"),
+        (two, "_two_shot_kernel"),
+        (gather, "_one_shot_all_gather_kernel"),
     ):
-        recorder = LaunchRecorder(getattr(module, name))
-        monkeypatch.setattr(module, name, recorder)
-        launch()
-        yield from recorder.launches
+        recorders.append(LaunchRecorder(getattr(module, name)))
+        monkeypatch.setattr(module, name, recorders[-1])
+    one.one_shot_all_reduce(x, memory)
+    one.one_shot_add_rms_norm(x, x, weight, 1e-5, memory)
+    two.two_shot_all_reduce(x, memory)
+    two.two_shot_add_rms_norm(x, x, weight, 1e-5, memory)
+    gather.one_shot_all_gather(x[:64], memory)
+    sums, gathers = [launch for each in recorders[:2] for launch in each.launches], recorders[2].launches
+    assert len(sums) == 4 and len(gathers) == 1
+    return sums, gathers
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets, and compiles nothing")
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_as_an_h200_would_run_them_they_read_wide_and_order_what_the_system_sees(monkeypatch):
+def compiled(test):
+    """Marks it: compiles without a GPU."""
+    for mark in (
+        pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
+        pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets, and compiles nothing"),
+        pytest.mark.filterwarnings("ignore::UserWarning"),
+    ):
+        test = mark(test)
+    return test
+
+
+@compiled
+@pytest.mark.parametrize("size", [2, 4])
+def test_as_an_h200_would_run_them_sums_move_sixteen_bytes_at_once_without_a_fence(monkeypatch, tmp_path, size):
+    from tests.kernels.sm90 import compile_for_sm90
+
+    sums, _ = launches_of_all_kinds(monkeypatch, size)
+    for launch in sums if size == 2 else sums[1::2]:  # which go on with the norm
+        compiled = compile_for_sm90(launch, tmp_path)
+        assert len(re.findall(r"ld\.volatile\.global\.v4", compiled.ptx)) >= size, "what all ranks have"
+        assert not re.search(r"ld\.volatile\.global\.[bus]", compiled.ptx), "whoever waits reads wide, too"
+        assert not re.search(r"atom|fence|membar|multimem", compiled.ptx)
+        assert compiled.spills_in_loops < 8, "hardly any"
+        beside = -(-launch.grid[0] // 128)
+        assert compiled.registers * 32 * launch.options["num_warps"] * beside <= 65536, "all programs run at once"
+
+
+@compiled
+def test_as_an_h200_would_run_it_a_gather_reads_wide_and_orders_what_the_system_sees(monkeypatch):
     from tests.kernels.sm90 import compile_to_ptx
 
-    launches = list(launches_of_all_kinds(monkeypatch))
-    assert len(launches) == 4
-    for launch in launches:
+    for launch in launches_of_all_kinds(monkeypatch)[1]:
         ptx = compile_to_ptx(launch)
         assert "atom.global.sys.release.exch.b64" in ptx
         assert re.search(r"(ld|atom)\.global\.sys\.acquire", ptx)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.symmetric_memory import MAX_PROGRAMS, SymmetricMemory, flag_bytes
+from kernels.symmetric_memory import INPUT_BYTES, MAX_PROGRAMS, SymmetricMemory, flag_bytes, mail_offset
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_flags_and_two_of_inputs_results_mail_and_sums_have_room(size):
+def test_flags_and_two_of_inputs_mail_and_sums_have_room(size):
     assert flag_bytes(size) >= MAX_PROGRAMS * size * 8
-    assert SymmetricMemory.num_bytes(size, 1024) == flag_bytes(size) + 8 * 1024
-    assert flag_bytes(size) % 256 == 0, "what follows is aligned"
+    assert SymmetricMemory.num_bytes(size, 1024) == flag_bytes(size) + 2 * INPUT_BYTES + 4 * 1024
+    assert flag_bytes(size) % 256 == mail_offset(size) % 256 == 0, "what follows is aligned"
 
 
 def test_it_begins_at_step_zero_and_refuses_what_kernels_could_not_read():
