@@ -149,7 +149,7 @@ def test_steps_at_fixed_places_draw_what_flat_batches_draw(without_capture, monk
 @pytest.fixture
 def norms_deferred(monkeypatch):
     """Wherever they can be: for models so small the timing that decides is a matter of chance."""
-    monkeypatch.setattr(add_norm_rows, "_gains", lambda alike, rows, timer: bool(rows))
+    monkeypatch.setattr(add_norm_rows, "_gain", lambda alike, rows, timer: float(bool(rows)))
 
 
 def prompt_with_choices(first_id, num_draws):
