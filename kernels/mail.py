@@ -36,12 +36,11 @@ _FEWEST_ELEMENTS = 256  # of a row, a warp: 16 bytes a thread in bf16
 class MailConfig:
     """Of rows of up to 4096 elements; longer ones take more warps and fewer programs. programs: of a launch at most.
     num_warps: of each. ahead: how many rows (two-shot: of each rank) a program has sent before it waits for the
-    first. senders: so many of them do nothing but send, and the others nothing but wait (one-shot)."""
+    first."""
 
     programs: int
     num_warps: int
     ahead: int
-    senders: int = 0
 
     def of_rows(self, size: int) -> tuple[int, int]:
         """(programs, num_warps)."""
@@ -174,9 +173,9 @@ def _check(x: Tensor) -> None:
 
 
 def launch_rows(
-    kernel: Any, rows: Rows, num_tiles: int, memory: SymmetricMemory, config: MailConfig, **more: int
+    kernel: Any, rows: Rows, num_tiles: int, memory: SymmetricMemory, config: MailConfig, **constants: int
 ) -> None:
-    """num_tiles: more programs have nothing to do. more: arguments of this kernel alone."""
+    """num_tiles: of which each program takes every num_programs-th."""
     most_programs, num_warps = config.of_rows(rows.size)
     programs = min(most_programs, num_tiles)
     beside = triton.cdiv(programs, _MULTIPROCESSORS)  # on a multiprocessor: all programs are to run at once
@@ -201,6 +200,6 @@ def launch_rows(
         BLOCK=triton.next_power_of_2(rows.size),
         num_warps=num_warps,
         maxnreg=min(255, _REGISTERS // (32 * num_warps * beside) // 8 * 8),
-        **more,
+        **constants,
         **dependent_launch(rows.x.device),
     )

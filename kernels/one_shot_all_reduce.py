@@ -70,23 +70,7 @@ def _send(x_ptr, buffers_ptr, mail, rank, row, size, column, num_elements, SIZE:
         tl.store(peer_ptr + (slot_after(distance, SIZE) * num_elements + place), bits, mask=is_place)
 
 
-@triton.jit
-@no_type_check
-def _finish(
-    x_ptr, residual_ptr, weight, out_ptr, buffers_ptr, mail, rank, row, size, column, num_elements, eps,
-    SIZE: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
-    """A row, once all others have sent theirs."""
-    place = row * size + column
-    is_place = (column < size) & (place < num_elements)
-    own = tl.load(x_ptr + place, mask=is_place, other=0.0)
-    residual = tl.load(residual_ptr + place, mask=is_place, other=0.0) if NORM else own
-    total = sum_of_mail(own, buffers_ptr, mail, rank, place, is_place, num_elements, x_ptr, SIZE)
-    reduced = total.to(x_ptr.dtype.element_ty)
-    finish_rows(reduced, residual, weight, residual_ptr, out_ptr, place, is_place, size, eps, 0, NORM)
-
-
-@triton.jit(do_not_specialize=["rank", "num_rows", "num_senders"])
+@triton.jit(do_not_specialize=["rank", "num_rows"])
 @no_type_check
 def _one_shot_kernel(
     x_ptr,
@@ -102,42 +86,32 @@ def _one_shot_kernel(
     rank,
     first_mail,  # bytes to the mail
     capacity,
-    num_senders,
     SIZE: tl.constexpr,
     NORM: tl.constexpr,
     AHEAD: tl.constexpr,
-    HAS_SENDERS: tl.constexpr,
     MAX_PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program: every num_programs-th row. With HAS_SENDERS the first programs send rows, and the others finish them."""
+    """Program: every num_programs-th row."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
     wait_for_inputs(PDL)
     step = tl.load(steps_ptr + program)
     mail = first_mail + step // 2 % 2 * capacity
     weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32) if NORM else 0.0
-    if HAS_SENDERS:
-        if program < num_senders:
-            for row in range(program, num_rows, num_senders):
-                _send(x_ptr, buffers_ptr, mail, rank, row, size, column, num_elements, SIZE)
-        else:
-            for row in range(program - num_senders, num_rows, num_programs - num_senders):
-                _finish(
-                    x_ptr, residual_ptr, weight, out_ptr, buffers_ptr, mail, rank, row, size, column, num_elements,
-                    eps, SIZE, NORM,
-                )  # fmt: skip
-    else:
-        for number in tl.static_range(AHEAD):
-            row = program + number * num_programs
-            _send(x_ptr, buffers_ptr, mail, rank, row, size, column, num_elements, SIZE)
-        for row in range(program, num_rows, num_programs):
-            _send(x_ptr, buffers_ptr, mail, rank, row + AHEAD * num_programs, size, column, num_elements, SIZE)
-            _finish(
-                x_ptr, residual_ptr, weight, out_ptr, buffers_ptr, mail, rank, row, size, column, num_elements,
-                eps, SIZE, NORM,
-            )  # fmt: skip
+    for number in tl.static_range(AHEAD):
+        row = program + number * num_programs
+        _send(x_ptr, buffers_ptr, mail, rank, row, size, column, num_elements, SIZE)
+    for row in range(program, num_rows, num_programs):
+        _send(x_ptr, buffers_ptr, mail, rank, row + AHEAD * num_programs, size, column, num_elements, SIZE)
+        place = row * size + column
+        is_place = (column < size) & (place < num_elements)
+        own = tl.load(x_ptr + place, mask=is_place, other=0.0)
+        residual = tl.load(residual_ptr + place, mask=is_place, other=0.0) if NORM else own
+        total = sum_of_mail(own, buffers_ptr, mail, rank, place, is_place, num_elements, x_ptr, SIZE)
+        reduced = total.to(x_ptr.dtype.element_ty)
+        finish_rows(reduced, residual, weight, residual_ptr, out_ptr, place, is_place, size, eps, 0, NORM)
     end_launch(steps_ptr, program, num_programs, step, MAX_PROGRAMS)
 
 
@@ -155,8 +129,5 @@ def one_shot_add_rms_norm(
 def _summed(rows: Rows, memory: SymmetricMemory, config: MailConfig) -> Tensor:
     most_rows = memory.capacity // ((memory.size - 1) * rows.row_bytes)
     for part in rows.in_parts(most_rows):
-        senders = min(config.senders, part.num_rows)
-        assert not senders or senders < config.of_rows(rows.size)[0]
-        how = {"num_senders": senders, "HAS_SENDERS": config.senders > 0}
-        launch_rows(_one_shot_kernel, part, part.num_rows + senders, memory, config, **how)
+        launch_rows(_one_shot_kernel, part, part.num_rows, memory, config)
     return rows.out

@@ -10,16 +10,14 @@ A buffer of each rank, of the same layout, which all ranks can address (over NVL
 and, of each rank for itself, steps [MAX_PROGRAMS] int64: two a launch, kept on the device, so that a launch that a CUDA
 graph replays goes on counting.
 
-Program p of a launch waits for programs of the other ranks of numbers up to p alone. Halves are taken in turn. Whoever
-overwrites one has heard from all others, in the launch between, that they have begun it, and with that have ended the
-launch that read it: of inputs by the flags, of mail because it is waited for; who sums rows for others has heard from
-all of these.
+Program p of a launch waits for the programs p of the other ranks alone. Halves are taken in turn. Whoever overwrites
+one has heard from all others, in the launch between, that they have begun it, and with that have ended the launch that
+read it: of inputs by the flags, of mail because it is waited for; who sums rows for others has heard from all of these.
 
 Rules: all ranks make the same launches (grid, sizes) in the same order, on one stream. On two streams they would wait
 for each other for ever. A rank that is gone leaves the others' kernels waiting: end their processes.
 
-Limits: MAX_PROGRAMS programs a launch. They need not all run at once, as long as they begin in the order of their
-numbers: then the first one that is not done runs on every rank.
+Limits: MAX_PROGRAMS programs a launch, and no more than run at once: what launches sees to that.
 """
 
 from __future__ import annotations

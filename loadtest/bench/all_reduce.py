@@ -6,7 +6,7 @@ NCCL, us a call in CUDA graphs.
 
 A process a GPU. Each way is captured 64 times in a row and replayed; the time is the least of several replays, the
 slowest rank's. Some 40 s, most of it NCCL's start and compiling. Without NVLink's multicast. --sweep: sums with norm by
-how they are launched (kernels/mail.py's MailConfig).
+how they are launched: programs, warps of each, and rows that one has sent before it waits.
 
 What is timed is checked first: a sum's bits, and of a norm that all ranks have the same.
 """
@@ -49,10 +49,10 @@ CONFIGS = {
         MailConfig(128, 16, 0),
         MailConfig(128, 16, 1),
         MailConfig(128, 16, 2),
+        MailConfig(128, 8, 1),
+        MailConfig(256, 8, 0),
         MailConfig(256, 8, 1),
-        MailConfig(128, 16, 0, senders=32),
-        MailConfig(256, 8, 0, senders=64),
-        MailConfig(256, 8, 0, senders=128),
+        MailConfig(256, 8, 2),
     ),
     "two-shot + norm": (
         MailConfig(128, 16, 0),
@@ -159,15 +159,12 @@ def _gathered(x: Tensor, memory: SymmetricMemory) -> Tensor:
 
 def _sweep(memory: SymmetricMemory, size: int, device: torch.device) -> None:
     head = " | ".join(str(rows) for rows in SWEPT_ROWS)
-    _tell(
-        memory.rank,
-        f"| us, rows of {size}; programs, warps, ahead, senders | {head} |\n|" + "---|" * (len(SWEPT_ROWS) + 1),
-    )
+    _tell(memory.rank, f"| us, rows of {size}; programs, warps, ahead | {head} |\n|" + "---|" * (len(SWEPT_ROWS) + 1))
     inputs = [torch.randn(rows, size, device=device).bfloat16() for rows in SWEPT_ROWS]
     for name, configs in CONFIGS.items():
         for config in configs:
             cells = [_swept(name, partial(NORMED_SUMS[name], config=config), x, memory) for x in inputs]
-            given = f"{name}: {config.programs}, {config.num_warps}, {config.ahead}, {config.senders}"
+            given = f"{name}: {config.programs}, {config.num_warps}, {config.ahead}"
             _tell(memory.rank, f"| {given} | " + " | ".join(cells) + " |")
 
 

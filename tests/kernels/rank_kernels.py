@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from kernels.mail import MailConfig
 from kernels.one_shot_all_gather import one_shot_all_gather
 from kernels.one_shot_all_reduce import one_shot_add_rms_norm, one_shot_all_reduce
 from kernels.symmetric_memory import SymmetricMemory, mail_offset
@@ -16,12 +14,7 @@ from kernels.two_shot_all_reduce import two_shot_add_rms_norm, two_shot_all_redu
 
 CAPACITY = 1 << 20
 LAUNCHES = {"one": one_shot_all_reduce, "two": two_shot_all_reduce, "gather": one_shot_all_gather}
-NORMED = {
-    "one normed": one_shot_add_rms_norm,
-    "two normed": two_shot_add_rms_norm,
-    "one normed, with senders": partial(one_shot_add_rms_norm, config=MailConfig(8, 8, 0, senders=3)),
-    "two normed, ahead": partial(two_shot_add_rms_norm, config=MailConfig(4, 8, 1)),
-}
+NORMED = {"one normed": one_shot_add_rms_norm, "two normed": two_shot_add_rms_norm}
 
 
 def shared_memory(parallel, folder: Path, capacity: int = CAPACITY) -> SymmetricMemory:
