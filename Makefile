@@ -7,7 +7,7 @@ SOAK_ARGS ?=
 FUZZ_ARGS ?=
 INSTALLING := Installing into $(VENV). The first time that takes minutes: torch is large.
 
-.PHONY: serve install test lint types unit interpret cpu-tests clients deploy-test lock sbom soak fuzz format figures clean
+.PHONY: serve install test lint types unit interpret cpu-tests tests-behind-types clients deploy-test lock sbom soak fuzz format figures clean
 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve --enable-finetuning $(SERVE_ARGS)
@@ -16,9 +16,12 @@ serve: $(VENV)/.installed
 # modules, and to compile all of them is two fifths of the installation.
 install: $(VENV)/.installed-dev
 
-# Types are checked on one core, while the other runs Triton's interpreter; then the tests have all cores.
+# Triton's interpreter has a core for itself; on the other types are checked, and then the tests begin, which have all
+# cores in the end.
 test: lint
-	+$(MAKE) --jobs=2 types interpret
+	+$(MAKE) --jobs=2 interpret tests-behind-types
+
+tests-behind-types: types
 	+$(MAKE) cpu-tests
 
 lint: $(VENV)/.installed-dev

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -24,6 +25,9 @@ from typing import NoReturn
 import pytest
 
 from tests import data_home
+
+_STOP_S = 30.0
+"""For the end of a test that is interrupted, and of its fixtures."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,7 +85,7 @@ class _Workers:
             for worker in self._workers.values():
                 os.kill(worker.pid, signal.SIGINT)
             for worker in self._workers.values():
-                os.waitpid(worker.pid, 0)
+                _wait_or_kill(worker.pid)
 
     def _fork(self) -> None:
         assert _num_threads() == 1, "a module of tests has started threads while it was read: they are not forked"
@@ -129,6 +133,14 @@ class _Workers:
             self._fork()
 
 
+def _wait_or_kill(pid: int) -> None:
+    deadline_s = time.monotonic() + _STOP_S
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        if time.monotonic() > deadline_s:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
 def _num_threads() -> int:
     """Those of libraries, too, where that can be seen."""
     tasks = Path("/proc/self/task")
@@ -170,7 +182,11 @@ def _work(session: pytest.Session, connection: Connection) -> NoReturn:
 
 
 def _become_worker(config: pytest.Config, connection: Connection) -> None:
-    """Has its own folder of data, its own place for what tests print, and no terminal."""
+    """Has its own folder of data, its own place for what tests print, and no terminal.
+
+    It can be interrupted, also where a shell runs all of it in the background, which is then deaf to SIGINT.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     data_home.use_own()
     config.pluginmanager.unregister(name="terminalreporter")
     config.pluginmanager.register(_Reporter(config, connection))

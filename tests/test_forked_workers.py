@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,10 @@ def test_ends_badly(broken): pass
 }
 
 
+def be_deaf_to_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def run(folder: Path, *arguments: str) -> tuple[int, str, list[list[str]]]:
     """Exit status, what is on the terminal, and the tests' notes, each with the process first."""
     command = [sys.executable, "-m", "pytest", "-p", "tests.forked_workers", "-p", "no:hypothesispytest", "-q"]
@@ -77,6 +82,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str, list[list[str]]]:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=120,
+        preexec_fn=be_deaf_to_interrupts,  # as a shell's background is
     )
     return ended.returncode, ended.stdout, [line.split() for line in (folder / "notes").read_text().splitlines()]
 

@@ -14,12 +14,14 @@ from tests.e2e.forked_process import ROOT, ForkServer, fork_server
 from tests.e2e.server_process import without_settings
 from tests.e2e.spare_processes import num_ranks_elsewhere
 
-ENVIRONMENT = dict(sorted(without_settings(os.environ).items()))
+
+def environment() -> dict[str, str]:
+    return dict(sorted(without_settings(os.environ).items()))
 
 
 @pytest.fixture
 def server() -> ForkServer:
-    return fork_server(ENVIRONMENT)
+    return fork_server(environment())
 
 
 @pytest.mark.parametrize("how", ["0", "3", "return", "sentence", "raise", "sigterm", "rank"])
@@ -33,7 +35,7 @@ def test_it_begins_and_ends_as_an_executed_one(server: ForkServer, how: str):
     ]
     forked = server.start(command)
     executed = subprocess.Popen(
-        [sys.executable, "-m", *command], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT
+        [sys.executable, "-m", *command], stderr=subprocess.PIPE, text=True, env=environment(), cwd=ROOT
     )
     (begun, end), (same, same_end) = ended(forked), ended(executed)
     if how == "rank":
@@ -83,7 +85,7 @@ def test_a_server_has_spares_for_its_hosts_other_ranks(arguments: str, number: i
 
 
 def test_the_server_ends_with_who_asks():
-    server = ForkServer(ENVIRONMENT)
+    server = ForkServer(environment())
     began_s = time.monotonic()
     server.close()
     assert time.monotonic() - began_s < 60
