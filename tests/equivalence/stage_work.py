@@ -119,7 +119,7 @@ class Counted(NamedTuple):
 
 
 class Remembered:
-    """A Drafter of what was said before, every third token of it wrong."""
+    """A Drafter of what was said before, every third token of it another one that the model has."""
 
     def __init__(self, known: Mapping[tuple[int, ...], list[int]]) -> None:
         self._known = known
@@ -128,7 +128,7 @@ class Remembered:
         num_prompt = sequence.num_prompt_tokens
         first = num_known - num_prompt
         said = self._known[tuple(sequence.token_ids[:num_prompt])][first : first + num]
-        return tuple(token + (place % 3 == 0) for place, token in enumerate(said, first))
+        return tuple(token if place % 3 else abs(token - 1) for place, token in enumerate(said, first))
 
 
 def answer_in_stages(
