@@ -126,8 +126,9 @@ _MXFP4 = (
         ),
     ),
     (4, GroupedConfig(8, 32, 256, num_warps=4, num_stages=1, warp_tiles=1, k_warps=2)),
-    (48, GroupedConfig(16, 128, 128, num_warps=4, num_stages=1, warp_tiles=2)),
-    (_MORE, _PLAIN[2][1]),
+    (10, GroupedConfig(16, 128, 128, num_warps=4, num_stages=3, by_units=True)),
+    (20, GroupedConfig(32, 128, 128, num_warps=4, num_stages=3, by_units=True)),
+    (_MORE, GroupedConfig(64, 128, 128, num_warps=4, num_stages=3, by_units=True)),
 )
 """Up to so many pairs of an expert on average. While the weights' bytes decide, a block has room for all pairs of
 nearly every expert, so that each weight is read once: of Poisson's 8, one in 250 has more than 16; of 20, one in 200
@@ -135,17 +136,21 @@ more than 32. For more pairs it is usual tiles of dense products, as far as they
 four or eight bits are widened in registers: 128 rows of x beside them would not fit.
 
 Of plain weights not swept here yet (`python -m loadtest.bench.expert_layers --sweep`); the first row's tile is what
-others found best on an H200 for 128 experts of 768 at up to 16 tokens. Of MXFP4 best of 13 to 57 on an H200 for
-gpt-oss-20b, us of gate_up and down, beside _QUANTIZED's: 1 row 15.4, 10.7 (39.1, 32.8), 16 92.8, 55.7 (170, 98.6), 64
-136, 79.5 (200, 110), 256 266, 164 (306, 168); for 1,024 _QUANTIZED's were the best, 684 and 379.
+others found best on an H200 for 128 experts of 768 at up to 16 tokens. Of MXFP4 best of 13 to 130 on an H200 for
+gpt-oss-20b, us of gate_up and down, beside _QUANTIZED's: 1 row 15.4, 10.7 (39.1, 32.8), 16 92.8, 55.7 (170, 98.6). For
+64 rows gate_up takes 108 by units, 129 in registers, 200 by _QUANTIZED's; 118 in blocks of 32, which is what reading
+all weights once takes there. So blocks of 32 and 64, not swept yet, should take little more for the rows that they have
+room for, where registers took 266 and 164 for 256 rows, and _QUANTIZED's 684 and 379 for 1,024.
 """
 
 _Table = tuple[tuple[float, GroupedConfig], ...]
 
 
 def usual_tile(block_m: int) -> GroupedConfig:
-    """Of blocks of 16, 32 or 64 rows that the matrix units do not take as they are."""
-    return next(config for _, config in _PLAIN if config.block_m == block_m)
+    """Of MXFP4 in blocks of 16, 32 or 64 rows, where kernels/mxfp4_units.py does not take it."""
+    if block_m <= 32:
+        return GroupedConfig(block_m, 128, 128, num_warps=4, num_stages=1, warp_tiles=2)
+    return _PLAIN[2][1]
 
 
 def grouped_config(

@@ -13,6 +13,7 @@ from kernels.grouped_product import (
     grouped_config,
     grouped_launch,
     tokens_of_each_config,
+    usual_tile,
 )
 
 
@@ -40,10 +41,19 @@ def test_downs_have_the_same_blocks(num_pairs):
         assert (config.down or config).block_m == config.block_m
 
 
-def test_few_rows_of_mxfp4_in_bf16_are_multiplied_in_registers():
-    assert all(grouped_config(n, 32, MXFP4).warp_tiles for n in (4, 256, 1024))
-    for form, dtype, num_pairs in ((MXFP4, torch.float32, 4), (FP8, torch.bfloat16, 4), (MXFP4, torch.bfloat16, 4096)):
-        assert grouped_config(num_pairs, 32, form, dtype).warp_tiles == 0
+def test_few_rows_of_mxfp4_in_bf16_are_multiplied_in_registers_and_more_by_units():
+    assert all(grouped_config(n, 32, MXFP4).warp_tiles for n in (4, 64, 128))
+    assert all(grouped_config(n, 32, MXFP4).by_units for n in (256, 512, 1024, 65536))
+    for form, dtype in ((MXFP4, torch.float32), (FP8, torch.bfloat16)):
+        for num_pairs in (4, 1024):
+            config = grouped_config(num_pairs, 32, form, dtype)
+            assert config.warp_tiles == 0 and not config.by_units
+
+
+def test_blocks_that_are_not_for_the_units_have_a_tile():
+    for num_pairs in (256, 512, 4096):
+        block_m = grouped_config(num_pairs, 32, MXFP4).block_m
+        assert usual_tile(block_m).block_m == block_m and not usual_tile(block_m).by_units
 
 
 @pytest.mark.parametrize(

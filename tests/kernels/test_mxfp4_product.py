@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from kernels import mxfp4_product, register_product
 from kernels.experts_down import experts_down_triton
 from kernels.experts_gate_up import Clamp, experts_gate_up_triton
-from kernels.grouped_product import MXFP4, GroupedConfig, grouped_config
+from kernels.grouped_product import MXFP4, GroupedConfig, grouped_config, usual_tile
 from kernels.mxfp4 import dequantize_mxfp4, pack_scales
 from tests.kernels import warp_emulator
 from tests.kernels.expert_case import expert_case, products, rows
@@ -133,7 +133,8 @@ def test_every_scale_that_weights_have(lane):
 def test_what_the_table_chooses_by_emulated_warps(num_tokens, stages, lane, monkeypatch):
     """Of gpt-oss's form, where K ends within a chunk."""
     warp_emulator.in_the_interpreter(monkeypatch)
-    config = replace(grouped_config(num_tokens * 2, 6, MXFP4), num_stages=stages)
+    config = grouped_config(num_tokens * 2, 6, MXFP4)
+    config = replace(usual_tile(config.block_m) if config.by_units else config, num_stages=stages)
     assert config.warp_tiles
     case = expert_case(lane, num_tokens, 2 * 20, 352, config, has_bias=True, form=MXFP4)
     case = replace(case, weight=case.weight._replace(bias=None), bias=torch.zeros_like(case.bias))

@@ -10,7 +10,7 @@ import torch
 from kernels import mxfp4_units as module
 from kernels.experts_down import experts_down_triton
 from kernels.experts_gate_up import Clamp, experts_gate_up_triton
-from kernels.grouped_product import MXFP4, GroupedConfig
+from kernels.grouped_product import MXFP4, GroupedConfig, grouped_config
 from kernels.mxfp4 import dequantize_mxfp4, pack_scales
 from kernels.mxfp4_units import mxfp4_by_units, takes
 from tests.examples import spread
@@ -34,6 +34,8 @@ CONFIGS = {
     "16, many stages": config_of(16, stages=6),
     "32": config_of(32),
     "32, two tiles a warp": config_of(32, 128),
+    "16, two tiles a warp": config_of(16, 128),
+    "64, two tiles a warp": config_of(64, 128),
     "64, eight warps": config_of(64, 128, 8),
 }
 
@@ -86,6 +88,19 @@ def test_downs(num_tokens, features, size, has_bias, config, lane):
     got = experts_down_triton(x, case.weight, case.blocks, routing, config)
     weighted = products(case, x) * routing.flatten()[:, None].double()
     assert_close(got, weighted.unflatten(0, routing.shape).sum(1))
+
+
+@pytest.mark.parametrize("lane", [GPU])
+@pytest.mark.parametrize("num_tokens", [64, 128, 300, 1000])
+def test_what_the_table_chooses(num_tokens, lane):
+    config = grouped_config(2 * num_tokens, 6, MXFP4)
+    assert config.by_units
+    case = expert_case(lane, num_tokens, 2 * 200, 2880, config, has_bias=True, form=MXFP4)
+    x = rows(lane, num_tokens, 2880)
+    product = products(case, x.repeat_interleave(2, 0))
+    gate, up = product[:, ::2], product[:, 1::2]
+    got = experts_gate_up_triton(x, case.weight, case.blocks, config, is_interleaved=True)
+    assert_close(got, gate * gate.sigmoid() * up)
 
 
 @pytest.mark.parametrize("lane", [GPU])

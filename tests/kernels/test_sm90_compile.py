@@ -31,7 +31,7 @@ from kernels import paged_attention_prefill as prefill
 from kernels import route_to_experts as routing
 from kernels import skinny_linear as skinny
 from kernels.fp8_cache import Fp8Cache
-from kernels.grouped_product import FP8, INT4, MXFP4, PLAIN, ExpertWeight, GroupedConfig, grouped_config
+from kernels.grouped_product import FP8, INT4, MXFP4, PLAIN, ExpertWeight, GroupedConfig, grouped_config, usual_tile
 from kernels.mxfp4 import pack_scales
 from tests.examples import spread
 from tests.kernels.lora_case import LoraCase, token_slots
@@ -384,6 +384,7 @@ def test_lora(num_tokens, shape, monkeypatch, tmp_path):
 def of_experts(num_tokens, num_features, size, form, group=None):
     """(weight, blocks, config) as of 128 experts, 8 of a token; here are 2, and each token has one."""
     config = grouped_config(num_tokens * 8, 128, form)
+    config = usual_tile(config.block_m) if config.by_units else config  # tests/kernels/test_mxfp4_units.py has those
     values = torch.empty(2, num_features, size, dtype=torch.bfloat16 if form == PLAIN else torch.float8_e4m3fn)
     scales = None if form == PLAIN else torch.empty(2, num_features, size // (group or size))
     zeros = None
