@@ -126,9 +126,20 @@ _MXFP4 = (
         ),
     ),
     (4, GroupedConfig(8, 32, 256, num_warps=4, num_stages=1, warp_tiles=1, k_warps=2)),
-    (10, GroupedConfig(16, 128, 128, num_warps=4, num_stages=3, by_units=True)),
-    (20, GroupedConfig(32, 128, 128, num_warps=4, num_stages=3, by_units=True)),
-    (_MORE, GroupedConfig(64, 128, 128, num_warps=4, num_stages=3, by_units=True)),
+    (
+        10,
+        GroupedConfig(
+            16,
+            128,
+            128,
+            num_warps=4,
+            num_stages=3,
+            by_units=True,
+            down=GroupedConfig(16, 128, 128, num_warps=4, num_stages=2, warp_tiles=2),
+        ),
+    ),
+    (48, GroupedConfig(16, 128, 128, num_warps=4, num_stages=1, warp_tiles=2)),
+    (_MORE, _PLAIN[2][1]),
 )
 """Up to so many pairs of an expert on average. While the weights' bytes decide, a block has room for all pairs of
 nearly every expert, so that each weight is read once: of Poisson's 8, one in 250 has more than 16; of 20, one in 200
@@ -138,9 +149,9 @@ four or eight bits are widened in registers: 128 rows of x beside them would not
 Of plain weights not swept here yet (`python -m loadtest.bench.expert_layers --sweep`); the first row's tile is what
 others found best on an H200 for 128 experts of 768 at up to 16 tokens. Of MXFP4 best of 13 to 130 on an H200 for
 gpt-oss-20b, us of gate_up and down, beside _QUANTIZED's: 1 row 15.4, 10.7 (39.1, 32.8), 16 92.8, 55.7 (170, 98.6). For
-64 rows gate_up takes 108 by units, 129 in registers, 200 by _QUANTIZED's; 118 in blocks of 32, which is what reading
-all weights once takes there. So blocks of 32 and 64, not swept yet, should take little more for the rows that they have
-room for, where registers took 266 and 164 for 256 rows, and _QUANTIZED's 684 and 379 for 1,024.
+64 rows gate_up takes 108 by units (118 in blocks of 32), 129 in registers, 200 by _QUANTIZED's; down 78 in registers, by
+units it was not timed. For 256 rows registers took 266 and 164, and for 1,024 _QUANTIZED's 684 and 379; units were not
+swept there.
 """
 
 _Table = tuple[tuple[float, GroupedConfig], ...]
