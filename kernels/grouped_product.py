@@ -149,9 +149,9 @@ four or eight bits are widened in registers: 128 rows of x beside them would not
 Of plain weights not swept here yet (`python -m loadtest.bench.expert_layers --sweep`); the first row's tile is what
 others found best on an H200 for 128 experts of 768 at up to 16 tokens. Of MXFP4 best of 13 to 130 on an H200 for
 gpt-oss-20b, us of gate_up and down, beside _QUANTIZED's: 1 row 15.4, 10.7 (39.1, 32.8), 16 92.8, 55.7 (170, 98.6). For
-64 rows gate_up takes 108 by units (118 in blocks of 32), 129 in registers, 200 by _QUANTIZED's; down 78 in registers, by
-units it was not timed. For 256 rows registers took 266 and 164, and for 1,024 _QUANTIZED's 684 and 379; units were not
-swept there.
+64 rows gate_up takes 108 by units (118 in blocks of 32), 129 in registers, 200 by _QUANTIZED's; down 78 in registers,
+and was not timed by units. For 256 rows registers took 266 and 164, and for 1,024 _QUANTIZED's 684 and 379; units were
+not swept there.
 """
 
 _Table = tuple[tuple[float, GroupedConfig], ...]

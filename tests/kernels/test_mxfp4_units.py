@@ -91,7 +91,7 @@ def test_downs(num_tokens, features, size, has_bias, config, lane):
 
 
 @pytest.mark.parametrize("lane", [GPU])
-@pytest.mark.parametrize("num_tokens", [64, 128, 300, 1000])
+@pytest.mark.parametrize("num_tokens", [13, 24, 30])
 def test_what_the_table_chooses(num_tokens, lane):
     config = grouped_config(2 * num_tokens, 6, MXFP4)
     assert config.by_units
