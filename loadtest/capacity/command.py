@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_above_zero,
         default=ALL_REDUCE_S * 1e6,
         metavar="US",
-        help="of a short sum over T GPUs; `python -m loadtest.bench.all_reduce` measures it (%(default)g, assumed)",
+        help="of a short sum over T GPUs, and what divided products lose beside it (%(default)g, of two H200)",
     )
     parser.add_argument("--num-requests", type=_count, default=1000, metavar="N", help="that are simulated (1000)")
     parser.add_argument("--json", action="store_true", help="the same for programs")
@@ -131,7 +131,7 @@ def _page(args: argparse.Namespace, plans: Sequence[Plan], missed: dict[str, str
     if plans:
         lines += _table(plans)
         if not all(plan.capacity.lane.is_measured for plan in plans):
-            lines.append("* derived from one GPU, not measured; sums over GPUs by assumed figures (--all-reduce-us)")
+            lines.append("* derived from one GPU, not measured; sums and stages as on two H200 (--all-reduce-us)")
         best = fewest_gpus(plans)
         layout = best.capacity.lane.layout
         lines += [

@@ -14,12 +14,13 @@ from service.prediction.workload import Workload
 
 ALL_REDUCES_A_LAYER = 2
 """Behind attention and behind the MLP (Megatron-LM)."""
-ALL_REDUCE_S = 15e-6
-"""Of a message that is short. Assumed: `python -m loadtest.bench.all_reduce` measures it."""
-ALL_REDUCE_BYTES_PER_S = 300e9
-"""Of long messages, over NVLink. Assumed, as above."""
-STAGE_HOP_S = 30e-6
-"""From a stage to the next. Assumed."""
+ALL_REDUCE_S = 8e-6
+"""Of a message that is short, and what a divided product takes above its part. By decode steps of Llama-8B on two H200
+(loadtest/log/capacity.md); 3 us are the sum's own, which `python -m loadtest.bench.all_reduce` measures."""
+ALL_REDUCE_BYTES_PER_S = 330e9
+"""Of long messages, over NVLink, measured there."""
+STAGE_HOP_S = 0.9e-3
+"""From a stage to the next, with what was drawn on its way back to the first. Of the same steps in two stages."""
 _ELEMENT_BYTES = 2
 
 
@@ -41,8 +42,8 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """iteration_s: seconds of what it computes. room: of its KV cache. is_measured: else derived, with figures that are
-    assumed."""
+    """iteration_s: seconds of what it computes. room: of its KV cache. is_measured: else derived, with figures of two
+    H200."""
 
     layout: Layout
     iteration_s: Callable[[Workload], float]

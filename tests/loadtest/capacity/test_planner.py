@@ -65,8 +65,10 @@ def test_a_plan_meets_the_objectives_at_its_own_rate():
 
 
 def test_stages_are_lanes_of_a_replica():
-    one, two = (capacity(Objectives(0.95, 0.1, 0.006), Layout(1, stages)) for stages in (1, 2))
+    one, two = (capacity(Objectives(0.95, 0.1, 0.02), Layout(1, stages)) for stages in (1, 2))
     assert 1.5 < two.requests_per_s / one.requests_per_s <= 2
+    one, two = (capacity(Objectives(0.95, 0.1, 0.006), Layout(1, stages)) for stages in (1, 2))
+    assert two.requests_per_s < one.requests_per_s, "the way between stages is a part of each token's time"
 
 
 def test_the_fewest_gpus_are_chosen_and_of_as_many_the_more_replicas():
