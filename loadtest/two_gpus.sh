@@ -79,7 +79,7 @@ orca() { # figures 9 (equal batches), 10 (Poisson) and 11 (equal requests)
 for name in $parts; do
     [[ " tests sums one tensor stages both busy orca " == *" $name "* ]] || { echo "PARTS: there is no $name" >&2 && exit 2; }
 done
-[[ $parts == *tests* ]] && part tests "$python" -m pytest -q -p no:cacheprovider -m gpu -rs \
+[[ $parts == *tests* ]] && part tests "$python" -m pytest -vv -p no:cacheprovider -m gpu -rs \
     tests/kernels/test_one_shot_all_reduce.py tests/runner/test_stage_step.py tests/equivalence/test_tensor_parallel.py \
     tests/equivalence/test_transformers_ranks.py tests/equivalence/test_training_ranks.py \
     tests/e2e/test_tensor_parallel.py tests/e2e/test_pipeline_parallel.py tests/e2e/test_several_gpus.py \
