@@ -14,6 +14,7 @@ import argparse
 import io
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -211,6 +212,9 @@ def run_rank(rank: int, options: argparse.Namespace, meeting_point: str) -> None
     place = join_ranks(rank, ParallelConfig(tensor_size=options.ranks), store, device)
     with redirect_stdout(io.StringIO()) if rank else nullcontext():
         run(options, place.parallel)
+    place.parallel.least(0)  # all have done what the others wait for
+    sys.stdout.flush()
+    os._exit(0)  # communicators' threads may still run: taken apart under them, one run of a few crashes
 
 
 def run(options: argparse.Namespace, parallel: TensorParallel = ALONE) -> None:
