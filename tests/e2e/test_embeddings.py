@@ -18,6 +18,7 @@ from service.settings.quickstart import QUICKSTART_MODEL
 from service.text.tokenizer import Tokenizer
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.strict_client import strict_client
+from tests.e2e.test_tensor_parallel import needs_gpus
 
 TEXTS = ["What is paging?", "KV blocks are pages of the cache. " * 20, "x"]
 LINE = {"method": "POST", "url": "/v1/embeddings"}
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")]
+TWO_GPUS = [pytest.mark.gpu, needs_gpus(2)]
 RANKS = [
     pytest.param("--device cpu", id="one rank"),
     pytest.param("--device cpu --tensor-parallel-size 2", id="two ranks"),

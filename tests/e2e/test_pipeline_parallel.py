@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
 
 from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.distributed.test_rank_processes import is_running
@@ -150,7 +149,7 @@ def test_stages_on_gpus_answer_as_one_does(flags: str):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
+@needs_gpus(2)
 def test_stages_on_two_gpus_train(tmp_path: Path):
     flags = "--dtype float32 --kv-cache-memory 64MiB --pipeline-parallel-size 2 --enable-finetuning --data-dir"
     with ServerProcess(*flags.split(), str(tmp_path)) as server:

@@ -7,17 +7,13 @@ from functools import cache
 
 import httpx
 import pytest
-import torch
 
 from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.test_hasty_threads import whole
-from tests.e2e.test_tensor_parallel import GREEDY, PROMPTS
+from tests.e2e.test_tensor_parallel import GREEDY, PROMPTS, needs_gpus
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs"),
-]
+pytestmark = [pytest.mark.gpu, needs_gpus(2)]
 
 TWO = ["--tensor-parallel-size 2", "--pipeline-parallel-size 2"]
 SMALL = "--dtype float32 --max-num-seqs 16 --max-num-batched-tokens 64"

@@ -226,7 +226,7 @@ def check_several_gpus(several: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
+@needs_gpus(2)
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 @pytest.mark.parametrize("option", ["--tensor-parallel-size", "--pipeline-parallel-size"])
 def test_a_lost_gpu_ends_each_request_in_one_error_and_the_process_with_status_1_in_time(option: str, how: str):
