@@ -12,6 +12,7 @@ python=${PYTHON:-python3}
 port=${PORT:-8009}
 parts=${PARTS:-tests sums one tensor stages busy orca}
 out=${OUT:-$(mktemp -d)}
+mkdir -p "$out"
 model=${MODEL:-loadtest/shapes/llama-8b}
 orca_model=${ORCA_MODEL:-loadtest/shapes/llama-13b}
 num=${NUM:-1000}
