@@ -35,6 +35,11 @@ class ChatOutput:
         return self._splitter is not None and self._splitter.is_thinking
 
     @property
+    def is_in_call(self) -> bool:
+        """Whether a call has begun, and is not complete."""
+        return self._router is not None and self._router.is_in_call
+
+    @property
     def may_say(self) -> bool:
         """Whether what comes next may be content: not while it thinks, or writes a call."""
         return not self.is_thinking and not (self._router is not None and self._router.is_calling)

@@ -47,10 +47,14 @@ ToolDelta = TextDelta | CallDelta
 
 
 class ToolRouter(Protocol):
-    """Belongs to one choice. is_calling: what was read last is part of a call, or what surrounds it."""
+    """Belongs to one choice. is_calling: what was read last is part of a call, or what surrounds it. is_in_call: of one
+    whose name has come out, and which is not complete."""
 
     @property
     def is_calling(self) -> bool: ...
+
+    @property
+    def is_in_call(self) -> bool: ...
 
     def push(self, text: str) -> list[ToolDelta]: ...
 
@@ -94,6 +98,10 @@ def make_router(style: ToolStyle, names: Collection[str]) -> ToolRouter:
             return _LeadingCalls(lambda: PythonicCall(names), "<|python_start|>", "[", ",]")
 
 
+def _is_open(call: _Call | None) -> bool:
+    return call is not None and call.status is CallStatus.OPEN
+
+
 class _MarkedCalls:
     """Hermes: calls between markers, anywhere in the text."""
 
@@ -108,6 +116,10 @@ class _MarkedCalls:
     @property
     def is_calling(self) -> bool:
         return self._call is not None or self._in_block
+
+    @property
+    def is_in_call(self) -> bool:
+        return _is_open(self._call)
 
     def push(self, text: str) -> list[ToolDelta]:
         deltas: list[ToolDelta] = []
@@ -175,6 +187,10 @@ class _LeadingCalls:
     @property
     def is_calling(self) -> bool:
         return self._is_open and not self._is_text
+
+    @property
+    def is_in_call(self) -> bool:
+        return _is_open(self._call)
 
     def push(self, text: str) -> list[ToolDelta]:
         deltas: list[ToolDelta] = []

@@ -22,6 +22,16 @@ def test_reasoning_then_content_then_a_call() -> None:
     assert output.flush() == []
 
 
+def test_it_is_in_a_call_from_its_name_to_its_last_bracket() -> None:
+    output = hermes()
+    seen = []
+    for piece in ('a<tool_call>{"name"', ': "now",', ' "arguments": {}', "}", "</tool_call>b"):
+        output.push(piece)
+        seen.append(output.is_in_call)
+    assert seen == [False, True, True, False, False]
+    assert not ChatOutput(None, None).is_in_call
+
+
 def test_what_was_held_back_comes_out() -> None:
     output = hermes()
     assert output.push("<thi") == []

@@ -62,7 +62,7 @@ class ChatAnswer:
             frames.append(chunks.choice(piece.choice_index, b'"delta":' + delta, ids=ids, logprobs=logprobs))
             ids, logprobs = b"", b"null"
         if piece.finish_reason is not None:
-            end = chunks.end_of(piece, self._finish_reason(piece.finish_reason, piece.has_calls))
+            end = chunks.end_of(piece, self._finish_reason(piece, has_calls=piece.has_calls))
             frames.append(chunks.choice(piece.choice_index, b'"delta":{}', end, ids, logprobs))
         return b"".join(frames)
 
@@ -122,7 +122,7 @@ class ChatAnswer:
             index=choice.index,
             message=message,
             logprobs=logprobs,
-            finish_reason=self._finish_reason(choice.finish_reason, has_calls),
+            finish_reason=self._finish_reason(choice, has_calls=has_calls),
             stop_reason=choice.stop_reason,
             token_ids=choice.token_ids if self._call.checked.return_token_ids else None,
         )
@@ -135,9 +135,11 @@ class ChatAnswer:
         asked = self._call.checked.sampling.logprob_token_ids
         return chat_logprobs(self._names, scored, names_chosen=bool(asked))
 
-    def _finish_reason(self, reason: FinishReason, has_calls: bool) -> ChatFinishReason:
-        if not has_calls or reason is not FinishReason.STOP:
-            return reason.value
+    def _finish_reason(self, last: Piece | CollectedChoice, *, has_calls: bool) -> ChatFinishReason:
+        """Of a choice that has ended. A call that was cut could not be made."""
+        assert last.finish_reason is not None
+        if not has_calls or last.call_is_cut or last.finish_reason is not FinishReason.STOP:
+            return last.finish_reason.value
         return "function_call" if self._calls_functions else "tool_calls"
 
     def _delta_fields(self, piece: Piece) -> list[bytes]:

@@ -34,6 +34,7 @@ class Piece(NamedTuple):
     finish_reason: set on the choice's last piece. stop_reason: the client's stop string or stop id that ended the
     choice, if one did.
     deltas: of a chat choice, its news told apart; then `text` is empty. has_calls: it has called a tool.
+    call_is_cut: the client's own stop has ended the choice within a call.
     scored: the tokens of token_ids, if their logprobs were asked for.
     """
 
@@ -46,6 +47,7 @@ class Piece(NamedTuple):
     stop_reason: str | int | None = None
     deltas: Sequence[OutputDelta] = ()
     has_calls: bool = False
+    call_is_cut: bool = False
     scored: Sequence[ScoredToken] = ()
 
 
@@ -124,6 +126,7 @@ class ChoiceText:
             self.stop_reason,
             self._deltas,
             self._output is not None and self._output.has_calls,
+            self.call_is_cut,
             self._unsent_scored,
         )
         self._unsent, self._unsent_scored, self._deltas, self._is_first = [], [], [], False
@@ -133,6 +136,11 @@ class ChoiceText:
     def is_plain(self) -> bool:
         """Whether text is text, and nothing but an event can end it."""
         return self._has_only_text and self.finish_reason is None
+
+    @property
+    def call_is_cut(self) -> bool:
+        """Whether the client's own stop has ended it within a tool call."""
+        return self.stop_reason is not None and self._output is not None and self._output.is_in_call
 
     @property
     def has_no_piece_yet(self) -> bool:

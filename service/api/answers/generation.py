@@ -28,7 +28,7 @@ _IDS_ONLY = {int}
 
 @dataclass(frozen=True, slots=True)
 class CollectedChoice:
-    """One choice, complete."""
+    """One choice, complete. call_is_cut: as of a Piece."""
 
     index: int
     prompt_index: int
@@ -40,6 +40,7 @@ class CollectedChoice:
     deltas: Sequence[OutputDelta] = ()
     scored: Sequence[ScoredToken] = ()
     mean_logprob: float = 0.0
+    call_is_cut: bool = False
 
 
 class Generation:
@@ -282,4 +283,5 @@ def _collected(choice: ChoiceText, prompt_token_ids: list[int], pieces: Sequence
         [delta for piece in pieces for delta in piece.deltas],
         [token for piece in pieces for token in piece.scored],
         choice.sum_logprobs / max(1, choice.num_tokens),
+        choice.call_is_cut,
     )

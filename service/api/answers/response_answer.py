@@ -78,7 +78,7 @@ class ResponseAnswer:
         told = self._items.push(deltas, self._logprobs(piece.scored))
         if piece.finish_reason is not None:
             self._finish_reason = piece.finish_reason
-            told += self._items.finish(piece.finish_reason)
+            told += self._items.finish(piece.finish_reason, call_is_cut=piece.call_is_cut)
         return told
 
     def num_logprobs(self, piece: Piece) -> int:
@@ -99,7 +99,7 @@ class ResponseAnswer:
         self._items.push(
             [TextDelta(choice.text)] if choice.text else merged(choice.deltas), self._logprobs(choice.scored)
         )
-        self._items.finish(choice.finish_reason)
+        self._items.finish(choice.finish_reason, call_is_cut=choice.call_is_cut)
         self._finish_reason = choice.finish_reason
         return self._json(self._status()).decode()
 

@@ -55,10 +55,10 @@ class OutputItems:
         self._logprobs += logprobs
         return b"".join([self._push(delta) for delta in deltas])
 
-    def finish(self, reason: FinishReason) -> bytes:
+    def finish(self, reason: FinishReason, *, call_is_cut: bool = False) -> bytes:
         """Events of the end. A choice that says nothing at all is an empty message."""
         said = self._change_to("message") if self._item is None else b""
-        return said + self._end("incomplete" if reason is FinishReason.LENGTH else "completed")
+        return said + self._end("incomplete" if reason is FinishReason.LENGTH or call_is_cut else "completed")
 
     def _push(self, delta: OutputDelta) -> bytes:
         if isinstance(delta, CallDelta):

@@ -124,6 +124,16 @@ def test_arguments_are_streamed_as_they_come(able: RunningServer) -> None:
     assert len(fragments) > 5
 
 
+@pytest.mark.parametrize(("stop", "is_cut"), [("Pä", True), ("}}", True), ("</tool_call>", False)])
+def test_a_call_that_a_stop_string_has_cut_is_not_to_be_made(able: RunningServer, stop: str, is_cut: bool) -> None:
+    able.say(f"{WEATHER}!")
+    choice = whole(able, tools=TOOLS, stop=stop)["choices"][0]
+    (end,) = [c for event in streamed(able, tools=TOOLS, stop=stop) for c in event["choices"] if c["finish_reason"]]
+    assert choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == end["finish_reason"] == ("stop" if is_cut else "tool_calls")
+    assert choice["stop_reason"] == stop
+
+
 def test_without_tools_calls_are_text(able: RunningServer) -> None:
     able.say(NOW)
     assert whole(able)["choices"][0]["message"]["content"] == NOW

@@ -52,6 +52,13 @@ def written(pieces: Sequence[Sequence[OutputDelta]], reason: FinishReason) -> tu
     return events, orjson.loads(orjson.dumps(items.whole))
 
 
+def test_a_call_that_was_cut_is_not_complete() -> None:
+    items = OutputItems("resp_1", CALLED_AS, lambda: "call_0", ResponseEvents())
+    items.push([CallDelta(0, "rain", '{"city": ')])
+    items.finish(FinishReason.STOP, call_is_cut=True)
+    assert orjson.loads(orjson.dumps(items.whole))[0]["status"] == "incomplete"
+
+
 def put_together(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a client makes of the events: each must come where there is a place for it."""
     items: list[dict[str, Any]] = []
