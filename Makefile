@@ -7,7 +7,7 @@ SOAK_ARGS ?=
 FUZZ_ARGS ?=
 INSTALLING := Installing into $(VENV). The first time that takes minutes: torch is large.
 
-.PHONY: serve install test lint types unit interpret cpu-tests tests-behind-types clients deploy-test lock sbom soak fuzz format figures clean
+.PHONY: serve install test lint types unit interpret cpu-tests clients deploy-test lock sbom soak fuzz format figures clean
 
 serve: $(VENV)/.installed
 	$(BIN)/headrace serve --enable-finetuning $(SERVE_ARGS)
@@ -16,20 +16,17 @@ serve: $(VENV)/.installed
 # modules, and to compile all of them is two fifths of the installation.
 install: $(VENV)/.installed-dev
 
-# Triton's interpreter has a core for itself; on the other types are checked, and then the tests begin, which have all
-# cores in the end.
+# The CPU's tests wait for other processes for a fifth of the time. What only computes has the cores then: types, and
+# Triton's interpreter.
 test: lint
-	+$(MAKE) --jobs=2 interpret tests-behind-types
-
-tests-behind-types: types
-	+$(MAKE) cpu-tests
+	+$(MAKE) --jobs=3 BESIDE='nice -n 10' cpu-tests types interpret
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.installed-dev
-	$(BIN)/mypy
+	$(BESIDE) $(BIN)/mypy
 
 unit: interpret cpu-tests
 
@@ -42,7 +39,7 @@ cpu-tests: $(VENV)/.installed-dev
 		-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 interpret: $(VENV)/.installed-dev
-	TRITON_INTERPRET=1 $(BIN)/pytest -m 'interpret and not load' tests/kernels
+	TRITON_INTERPRET=1 $(BESIDE) $(BIN)/pytest -m 'interpret and not load' tests/kernels
 
 # The papers' figures in their CPU forms, minutes; figures/index.html shows them. loadtest/figures_on_gpu.sh: full forms.
 figures: $(VENV)/.installed-dev

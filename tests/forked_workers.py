@@ -1,8 +1,9 @@
 """`pytest --forked-workers N`: one process reads all tests and forks N, which run them, a file at a time.
 
 To read all tests takes 7 s of a core, and 20 to 30 in a fresh clone: here once, where each worker would else do it.
-Files go to the workers in their order, and stay whole, since their tests share servers and models. A worker that ends
-in a test fails it, and another one takes its place. Warnings are not gathered: here they are errors.
+Files go to the workers whole, since their tests share servers and models; long ones first, so that at the end no worker
+is alone. A worker that ends in a test fails it, and another one takes its place. Warnings are not gathered: here they
+are errors.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ from typing import NoReturn
 import pytest
 
 from tests import data_home
+
+LONG = ["e2e", "test_forked_workers.py", "loadtest", "equivalence", "kernels", "faults", "runner", "engine"]
+"""Files and folders of `tests/`: those in which most is waited for, and those of the longest tests."""
+
+_FOLDER = Path(__file__).parent
 
 _STOP_S = 30.0
 """For the end of a test that is interrupted, and of its fixtures."""
@@ -68,7 +74,8 @@ class _Workers:
         self._session = session
         self._hook = session.config.hook
         files = itertools.groupby(range(len(session.items)), lambda number: session.items[number].path)
-        self._files = deque(list(tests) for _, tests in files)
+        dealt = sorted((list(tests) for _, tests in files), key=lambda tests: place(session.items[tests[0]].path))
+        self._files = deque(dealt)
         self._workers: dict[Connection, _Worker] = {}
 
     def run(self, number: int) -> None:
@@ -131,6 +138,12 @@ class _Workers:
             self._files.appendleft(list(worker.tests))
         if self._files:
             self._fork()
+
+
+def place(path: Path) -> int:
+    """Where a file stands among others: first those of `LONG`, as they stand there."""
+    below = path.parts[len(_FOLDER.parts) :] if path.is_relative_to(_FOLDER) else ()
+    return LONG.index(below[0]) if below and below[0] in LONG else len(LONG)
 
 
 def _wait_or_kill(pid: int) -> None:

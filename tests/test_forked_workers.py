@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_workers import LONG, place
+
 ROOT = Path(__file__).parents[1]
 
 SHARED = """
@@ -54,6 +56,8 @@ def test_comes_behind(): pass
 """,
     "test_c.py": """
 import pytest
+
+from tests.forked_workers import LONG, place
 
 @pytest.fixture
 def broken():
@@ -143,3 +147,15 @@ def test_fails():
 def test_the_exit_status_is_pytests(tmp_path: Path, text: str, status: int):
     (tmp_path / "notes").touch()
     assert run(write(tmp_path, {"test_a.py": text}), "--forked-workers", "2")[0] == status
+
+
+def test_long_files_are_dealt_first():
+    folder = Path(__file__).parent
+    assert all((folder / name).exists() for name in LONG)
+    files = [
+        Path("elsewhere/e2e/test_b.py"),
+        folder / "text/test_c.py",
+        folder / "kernels/loops/test_d.py",
+        folder / "e2e/test_a.py",
+    ]
+    assert [file.name for file in sorted(files, key=place)] == ["test_a.py", "test_d.py", "test_b.py", "test_c.py"]

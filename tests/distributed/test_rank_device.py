@@ -75,24 +75,25 @@ import sys, torch
 from service.distributed.rank_device import rank_device
 from service.errors import ConfigError
 num_local = int(sys.argv[1])
-try:
-    devices = [rank_device(sys.argv[2], seat, num_local) for seat in range(num_local)]
-    print(*(str(torch.cuda.get_device_properties(d).uuid) if d.type == "cuda" else "cpu" for d in devices))
-except ConfigError as fault:
-    print(fault)
+for asked in sys.argv[2:]:
+    try:
+        devices = [rank_device(asked, seat, num_local) for seat in range(num_local)]
+        print(*(str(torch.cuda.get_device_properties(d).uuid) if d.type == "cuda" else "cpu" for d in devices))
+    except ConfigError as fault:
+        print(fault)
 """
 
 
-def devices(visible: str, num_local: int, asked: str = "auto") -> str:
-    """Of a process that may see these."""
+def devices(visible: str, num_local: int, *asked: str) -> str:
+    """Of a process that may see these, a line for each way to ask."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": visible}
-    command = [sys.executable, "-c", DEVICES, str(num_local), asked]
+    command = [sys.executable, "-c", DEVICES, str(num_local), *(asked or ("auto",))]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_an_empty_list_of_devices_has_none():
-    assert devices("", 2) == "cpu cpu"
-    assert devices("", 2, "cuda") == "device: cuda was asked for, but torch sees no CUDA device"
+    told = devices("", 2, "auto", "cuda").splitlines()
+    assert told == ["cpu cpu", "device: cuda was asked for, but torch sees no CUDA device"]
 
 
 @pytest.mark.gpu

@@ -1,8 +1,8 @@
 """Every short history on a tiny cache: what can go wrong at all mostly goes wrong in a small case too.
 
 Four blocks of two tokens, three requests that begin alike, and every order of nine operations (of ten with
-TEST_EXAMPLES=10): the next request arrives, the oldest leaves, an iteration. Then all run to their end. Each mode
-takes each history.
+TEST_EXAMPLES=10): the next request arrives, the oldest leaves, an iteration. Then all run to their end. Each history
+is taken by two modes of the six, other ones than the next history's; with TEST_EXAMPLES by each.
 """
 
 from __future__ import annotations
@@ -92,10 +92,16 @@ def modes() -> Iterator[tuple[str, type[Preemption], bool]]:
     yield "pqp", AlwaysSwap, False
 
 
-@pytest.mark.parametrize(("mix", "preemption", "overlap"), list(modes()))
+MODES = list(modes())
+TAKEN_BY = 2 if FACTOR <= 1 else len(MODES)
+
+
+@pytest.mark.parametrize(("mix", "preemption", "overlap"), MODES)
 def test_every_short_history_ends_as_it_should(mix: str, preemption: type[Preemption], overlap: bool):
-    num_preempted = 0
+    num_preempted, own = 0, MODES.index((mix, preemption, overlap))
     for number, history in enumerate(histories()):
+        if (own - number // len(MODES)) % len(MODES) >= TAKEN_BY:
+            continue
         harness = Harness(
             NUM_BLOCKS,
             2,
@@ -113,4 +119,4 @@ def test_every_short_history_ends_as_it_should(mix: str, preemption: type[Preemp
         except Exception as fault:
             raise AssertionError(f"history {history} of {mix}") from fault
         num_preempted += sum(stats.num_preemptions for stats, _, _ in harness.sink.requests)
-    assert num_preempted > 100
+    assert num_preempted > 100 * TAKEN_BY / len(MODES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,28 @@ class LaunchRecorder:
 
 @dataclass(frozen=True)
 class Compiled:
-    """shared_bytes: what a program takes. spills_in_loops: instructions of loops that go to memory for want of
-    registers. waits_for_units: instructions that wait for matrix units which compute by themselves."""
+    """shared_bytes: what a program takes. stack_bytes: what a thread has in memory, spilled registers too."""
 
     ptx: str
     registers: int
     shared_bytes: int
-    spills_in_loops: int
-    waits_for_units: int
+    stack_bytes: int
+    cubin: Path
+
+    @cached_property
+    def spills_in_loops(self) -> int:
+        """Instructions of loops that go to memory for want of registers."""
+        return _spills_in_loops(self._sass) if self.stack_bytes else 0
+
+    @property
+    def waits_for_units(self) -> int:
+        """Instructions that wait for matrix units which compute by themselves."""
+        return self._sass.count("WARPGROUP.DEPBAR")
+
+    @cached_property
+    def _sass(self) -> str:
+        """A third of a second."""
+        return _cuobjdump("-sass", self.cubin)
 
 
 def ptx_for_sm90(launch: Launch) -> str:
@@ -77,13 +92,12 @@ def layouts_of_assembly(launch: Launch) -> set[str]:
 def compile_for_sm90(launch: Launch, folder: Path) -> Compiled:
     """A kernel with matrix products."""
     compiled = _compile(launch)
-    cubin = folder / "kernel.cubin"
+    cubin = folder / f"{compiled.metadata.name}-{compiled.metadata.hash}.cubin"
     cubin.write_bytes(compiled.asm["cubin"])
-    registers = re.search(r"REG:(\d+)", _cuobjdump("-res-usage", cubin))
-    assert registers is not None
-    sass = _cuobjdump("-sass", cubin)
-    waits = sass.count("WARPGROUP.DEPBAR")
-    return Compiled(compiled.asm["ptx"], int(registers[1]), compiled.metadata.shared, _spills_in_loops(sass), waits)
+    usage = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", _cuobjdump("-res-usage", cubin))
+    assert usage is not None
+    registers, stack, local = map(int, usage.groups())
+    return Compiled(compiled.asm["ptx"], registers, compiled.metadata.shared, stack + local, cubin)
 
 
 def compile_to_ptx(launch: Launch) -> str:

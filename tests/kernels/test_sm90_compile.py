@@ -156,7 +156,7 @@ def test_ordered_attention(num_heads, num_kv_heads, head_dim, window, monkeypatc
     query, cache, out = tensors(1024, num_heads, num_kv_heads, head_dim)
     batch = prefill.prefill_batch(int32(0)[None], int32(0, 1024), int32(1024), 1024, 16, split_len=512)
     prefill.paged_attention_prefill_triton(query, cache, cache, batch, 0.1, out, window)
-    for count in (1, 16, 64, 1024):
+    for count in spread((1, 16, 64, 1024), 2):
         table, lens, arrivals = (
             int32(0).expand(count, 1),
             int32(*[16] * count),
