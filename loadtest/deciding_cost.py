@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from loadtest.baselines.iteration_log import IterationLog
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.engine.engine import Engine

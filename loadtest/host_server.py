@@ -15,8 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.main import serve
 from service.settings.reader import read_settings
 

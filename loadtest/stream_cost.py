@@ -34,7 +34,7 @@ from service.core.events import FinalEvent, Outcome, TokenEvent
 from service.core.request import FinishReason, Request
 from service.core.stats import EngineSnapshot, RequestStats
 from service.engine.async_engine import AsyncEngine
-from service.engine.request_stream import RequestStream
+from service.engine.streams import RequestStream
 from service.http.protocol import bounded_protocol
 from service.http.server import HttpServer
 from service.metrics.instruments import Instruments

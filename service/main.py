@@ -32,7 +32,7 @@ from service.core.stats import EngineSnapshot
 from service.core.version import distribution_version
 from service.engine.async_engine import STUCK_AFTER_S, AsyncEngine
 from service.engine.ports import Executor
-from service.engine.stream_pacing import FixedInterval, IntervalByLoad, StreamInterval
+from service.engine.streams import FixedInterval, IntervalByLoad, StreamInterval
 from service.errors import ConfigError, ServerError, Unavailable
 from service.finetune.job import JobStatus
 from service.finetune.job_runner import JobRunner

@@ -8,7 +8,7 @@ from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.planned_ends import END_TOKEN_ID, PlannedEnds
 from loadtest.offline.serving_system import Completion, IterationFacts, MemoryUse, OfflineRequest
 from service.core.events import FinalEvent, Outcome, one_by_one
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.request import Request
 from service.core.sampling_params import BeamParams, SamplingParams
 from service.core.sequence_group import SequenceGroup

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from loadtest.baselines.modelled_device import DRAWN_TOKEN_ID, SWAP_BYTES_PER_S, iteration_s
 from loadtest.offline.work_clock import WorkClock
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 
 _HOP_S = 20e-6
 _HIDDEN_BYTES = 4096 * 2

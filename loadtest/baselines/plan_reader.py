@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from service.core.iteration_plan import NO_DECODES, IterationPlan, ScheduledDecodes
+from service.core.iteration import NO_DECODES, IterationPlan, ScheduledDecodes
 from service.core.scheduled_sequence import PENDING_TOKEN_ID, Sample, ScheduledSequence
 
 

@@ -7,8 +7,7 @@ system a limit and lets the answer be shorter, which is where reserving the limi
 import dataclasses
 from collections.abc import Callable
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.engine.ports import Executor, PendingIteration
 
 END_TOKEN_ID = 1

@@ -8,8 +8,7 @@ from statistics import fmean
 from loadtest.baselines.engine_system import unfitted_cost
 from loadtest.baselines.kv_pool import KvPool
 from service.core.block_moves import Transfer
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.prediction.calibration import calibrate

@@ -22,8 +22,7 @@ from collections.abc import Iterator, Sequence
 from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, KnownLimit
 from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.plan_reader import PlanReader
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.core.sequence_group import SequenceGroup

@@ -29,7 +29,7 @@ import torch
 
 from loadtest.bench.kernel_profile import kernel_times, print_kernel_times, trace_events
 from service.config import CacheConfig, ModelSource, ParallelConfig
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.distributed.process_groups import join_ranks, open_store

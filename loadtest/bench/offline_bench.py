@@ -68,7 +68,7 @@ def _load_target(settings: Settings) -> BenchTarget:
     recorder, clock = Recorder(Instruments(CollectorRegistry())), MonotonicClock()
     parts = load_model_parts(settings, recorder, clock)
     engine, _ = make_engine(settings, parts, recorder, clock)
-    while engine.use_idle_time():
+    while engine.idle_work.do_some():
         pass
     loaded, block_size = parts.loaded, settings.block_size
     itemsize = 2 if loaded.dtype == "bfloat16" else 4

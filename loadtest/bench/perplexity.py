@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from service.config import CacheConfig, ModelSource
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.runner.load import LoadedModel, load_executor

@@ -37,8 +37,7 @@ from loadtest.random_streams import random_stream
 from loadtest.trace import TraceRequest, with_arrivals
 from loadtest.workload import named
 from service.config import CacheConfig, ModelSource
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.engine.ports import Executor, PendingIteration
 from service.errors import ConfigError, ModelLoadError
 from service.kvcache.attention_window import AttentionWindow

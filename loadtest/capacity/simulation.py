@@ -16,7 +16,7 @@ from loadtest.random_streams import random_stream
 from loadtest.trace import TraceRequest, with_arrivals
 from loadtest.workload import Workload as Traffic
 from loadtest.workload import draw
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.prediction.workload import Workload
 from service.scheduler.chunk_budget import ChunkBudget, FixedBudget, InPieces
 

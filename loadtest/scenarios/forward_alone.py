@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from loadtest.baselines.kv_pool import KvPool
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 

@@ -93,7 +93,7 @@ def staging_seconds(batch: int, context_len: int) -> float:
     """Seconds in which the runner turns a plan of so many decodes into arrays and tensors, on this CPU."""
     import torch
 
-    from service.core.iteration_plan import IterationPlan
+    from service.core.iteration import IterationPlan
     from service.core.sampling_params import SamplingParams
     from service.core.scheduled_sequence import Sample, ScheduledSequence
     from service.runner.device_copies import to_device

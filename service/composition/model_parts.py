@@ -15,8 +15,7 @@ from service.composition.scheduler_defaults import NUM_SEQS, default_budget, def
 from service.config import SchedulerConfig
 from service.core.clock import Clock
 from service.core.embedding import EmbedderConfig
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.distributed.rank_task import RankTask
 from service.engine.ports import Executor, TrainingExecutor
 from service.errors import ConfigError

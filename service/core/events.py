@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from service.core.embedding import Vector
-from service.core.iteration_result import TokenLogprobs
+from service.core.iteration import TokenLogprobs
 from service.core.request import FinishReason
 from service.core.stats import RequestStats
 from service.errors import RequestError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationResult
 
 
 class FailedLaunch:

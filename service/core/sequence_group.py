@@ -6,7 +6,7 @@ from collections import deque
 from enum import Enum, auto
 
 from service.core.embedding import Vector
-from service.core.iteration_result import TokenLogprobs
+from service.core.iteration import TokenLogprobs
 from service.core.request import Request
 from service.core.request_journal import RequestJournal
 from service.core.sequence import Sequence

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.core.iteration_plan import Int64Array, IterationPlan
+from service.core.iteration import Int64Array, IterationPlan
 from service.distributed.integers import IntegerReader, IntegerWriter
 
 NoteDrawn = Callable[[Int64Array, Int64Array], None]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.engine.ports import Executor, PendingIteration
 
 

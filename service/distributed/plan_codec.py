@@ -17,7 +17,7 @@ import numpy as np
 from service.core.adapter import AdapterLoad
 from service.core.block_moves import BlockCopy, Transfer
 from service.core.grammar import TokenMasks
-from service.core.iteration_plan import NO_DECODES, GrownTables, Int64Array, IterationPlan, ScheduledDecodes
+from service.core.iteration import NO_DECODES, GrownTables, Int64Array, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.core.training import Arena, TrainingShare

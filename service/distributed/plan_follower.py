@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from service.core.failed_launch import FailedLaunch
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.distributed.control_ring import Message, MessageKind, RingReader
 from service.distributed.drawn_messages import HeardDraws, NoteDrawn
 from service.distributed.integers import IntegerReader

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.training import Training, TrainingShare
 from service.distributed.adapter_lines import AdapterSharing
 from service.distributed.plan_follower import RankUseless

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.distributed.plan_follower import RankUseless
 from service.engine.ports import Executor, PendingIteration
 

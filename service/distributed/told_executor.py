@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import FinishedTransfer, IterationResult
+from service.core.iteration import FinishedTransfer, IterationPlan, IterationResult
 from service.distributed.control_ring import MessageKind, MessageWriter, ReaderStalled
 from service.distributed.drawn_messages import write_drawn
 from service.distributed.integers import IntegerWriter

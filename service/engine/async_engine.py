@@ -1,4 +1,4 @@
-"""The engine as the event loop sees it. The two threads cross in `engine_loop.py`, there, and `stream_pacing.py`, back,
+"""The engine as the event loop sees it. The two threads cross in `engine_loop.py`, there, and `streams.py`, back,
 and nowhere else."""
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from service.engine.commands import (
 from service.engine.engine import Engine
 from service.engine.engine_loop import EngineLoop
 from service.engine.live_requests import stats_of_lost
-from service.engine.request_stream import RequestStream
-from service.engine.stream_pacing import FixedInterval, StreamDelivery, StreamInterval, StreamPacing
+from service.engine.streams import FixedInterval, RequestStream, StreamDelivery, StreamInterval, StreamPacing
 from service.errors import (
     ContextLengthExceeded,
     InvalidRequest,

@@ -22,7 +22,7 @@ from dataclasses import replace
 from service.core.clock import Clock
 from service.core.failed_launch import FailedLaunch
 from service.core.grammar import TokenMasker
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.stats import EngineSnapshot
 from service.engine.engine_probe import probe
 from service.engine.engine_snapshots import EngineSnapshots
@@ -44,8 +44,8 @@ class Engine:
     """Launches iterations and has their results applied.
 
     overlap: whether an iteration is launched while another runs. The tokens are the same either way.
-    masker: computes what draws may be; needed by requests with grammars only. idle_work: for `use_idle_time`.
-    trainings: carries them on, if this engine may have any.
+    masker: computes what draws may be; needed by requests with grammars only. idle_work: what can wait for a pause
+    (idle_turns.py). trainings: carries them on, if this engine may have any.
 
     scheduler: who waits and runs. requests: those that have not ended; accepts, ends and tells of them. training: the
     one that is carried on, if any.
@@ -72,7 +72,7 @@ class Engine:
         self._executor = executor
         self._clock = clock
         self._masker = masker
-        self._idle_work = idle_work or NoIdleWork()
+        self.idle_work = idle_work or NoIdleWork()
         self._applier = ResultApplier(self.requests, scheduler, clock)
         self._record = StepRecord(scheduler.ledger, sink, clock, scheduler.predicted_s)
         self._launched: deque[Launched] = deque()
@@ -126,39 +126,25 @@ class Engine:
     def probe(self) -> bool | None:
         """Compute a prompt of the engine's own (engine_probe.py). If it gets a token, what failed before was what
         clients had asked for, and no iteration counts as failed any more."""
-        self._complete_all_but(0)
+        self.finish_launched()
         has_drawn = probe(self.scheduler, self._executor)
         if has_drawn:
             self.num_failed_in_a_row = 0
         return has_drawn
 
-    def use_idle_time(self, must_give_up: Callable[[], bool] | None = None) -> bool:
-        """Do a piece of the work that can wait for such a moment, or drop it once it must be given up; returns whether
-        there is more. Only without requests; a training waits for it."""
+    def finish_launched(self) -> None:
+        """Wait for all iterations that run, and apply them."""
         self._complete_all_but(0)
-        assert not self.has_requests
-        return self._idle_work.do_some(must_give_up)
-
-    def catch_up(self, before_work: Callable[[], None]) -> bool:
-        """Where there may never be idle time: if iterations miss a piece of the work that waits for it, do it once
-        those that run are applied. before_work: called in between. Whether the next piece is urgent, too."""
-        if not self._idle_work.is_missed():
-            return False
-        is_urgent = self._idle_work.is_urgent()
-        self._complete_all_but(0)
-        before_work()
-        self._idle_work.do_some()
-        return is_urgent
 
     def stop_training(self, training_id: int, *, wants_state: bool) -> None:
         """End this training in order, between two of its layer steps; nothing happens if it has ended. wants_state: its
         listener gets a snapshot before, from which it can go on."""
-        self._complete_all_but(0)
+        self.finish_launched()
         self.training.stop(training_id, wants_state=wants_state)
 
     def interrupt_training(self) -> None:
         """The engine stops in order: the training, if there is one, leaves a snapshot."""
-        self._complete_all_but(0)
+        self.finish_launched()
         self.training.interrupt(wants_state=True)
 
     def snapshot(self) -> EngineSnapshot:

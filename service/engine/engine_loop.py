@@ -13,22 +13,13 @@ from service.core.stats import EngineSnapshot
 from service.core.training import TrainingInterrupted
 from service.engine.commands import Command, StartTraining, Stop, Submit, carry_out
 from service.engine.engine import Engine
-from service.engine.engine_watch import MAX_FAILED_IN_A_ROW, PROBE_EVERY_S, STALLED_AFTER_S, EngineWatch
+from service.engine.engine_watch import MAX_FAILED_IN_A_ROW, STALLED_AFTER_S, EngineWatch
+from service.engine.idle_turns import IDLE_BEFORE_WORK_S, IdleTurns
 from service.engine.live_training import tell_end
 from service.engine.queued import Amount, Known, Queued
 from service.errors import RequestError, ServerError
 
 logger = logging.getLogger(__name__)
-
-IDLE_BEFORE_WORK_S = 0.01
-"""Without a command for so long, the engine does a piece of idle work: not in the pause between a client's calls."""
-
-CATCH_UP_EVERY_S = 2.0
-"""Without any pause for so long, what iterations miss is done between two of them (`Engine.catch_up`): it holds
-everybody up for about a tenth of a second, and makes their steps up to twice as short from then on."""
-
-URGENT_EVERY_S = 0.25
-"""The same while most iterations do without: the first that ask to be deterministic have no CUDA graph at all."""
 
 SNAPSHOT_EVERY_S = 0.5
 """While the same decodes go on: nothing but tokens comes or goes then."""
@@ -75,10 +66,8 @@ class EngineLoop:
         self._known = Known(engine.snapshot(), self._taken)
         self.busy_since_s: float | None = None
         self.watch = EngineWatch(engine, clock, lambda seconds: wait(self._wake, seconds), stalled_after_s)
+        self._idle = IdleTurns(engine, clock, self._wake.is_set)
         self._snapshot_due_s = 0.0
-        self._catch_up_due_s = clock.now_s() + CATCH_UP_EVERY_S
-        self._has_idle_work = True
-        self._had_requests_s = clock.now_s()
 
     def start(self) -> None:
         self._thread.start()
@@ -128,14 +117,12 @@ class EngineLoop:
     def _iterate(self) -> None:
         if not self._engine.has_work and not self._inbox:
             self._rest()
-            self._catch_up_due_s = self._clock.now_s() + CATCH_UP_EVERY_S
-        elif self._has_idle_work:
-            self._prepare_beside_training()
+        elif self._idle.has_more:
+            self._idle.use_training(has_commands=bool(self._inbox))
         self._wake.clear()
         self.busy_since_s = self._clock.now_s()
-        if self.busy_since_s >= self._catch_up_due_s:
-            is_urgent = self._engine.catch_up(self._hand_over)
-            self._catch_up_due_s = self._clock.now_s() + (URGENT_EVERY_S if is_urgent else CATCH_UP_EVERY_S)
+        if self.busy_since_s >= self._idle.catch_up_due_s:
+            self._idle.catch_up(self._hand_over)
         self._delay_launch()
         if self._inbox:
             started_s = self._clock.now_s()
@@ -172,26 +159,15 @@ class EngineLoop:
 
     def _rest(self) -> None:
         """Until a command comes, for which a piece of idle work is given up."""
-        has_more = True
-        while has_more:
-            self.busy_since_s = None
-            if self._wake.wait(IDLE_BEFORE_WORK_S):
-                return
+        self.busy_since_s, has_more = None, True
+        while not self._wake.wait(IDLE_BEFORE_WORK_S if has_more else self.watch.probe_in_s):
             self.busy_since_s = self._clock.now_s()
-            has_more = self._has_idle_work = self._engine.use_idle_time(self._wake.is_set)
-        self.busy_since_s = None
-        while not self._wake.wait(None if self.watch.failing is None else PROBE_EVERY_S):
-            self.busy_since_s = self._clock.now_s()
-            self._note_failures()
+            if has_more:
+                has_more = self._idle.use_pause()
+            else:
+                self._note_failures()
             self.busy_since_s = None
-
-    def _prepare_beside_training(self) -> None:
-        """A piece of idle work where there is never nothing to do, but a training may wait for it."""
-        now_s = self._clock.now_s()
-        if self._engine.has_requests or self._inbox:
-            self._had_requests_s = now_s
-        elif now_s - self._had_requests_s >= IDLE_BEFORE_WORK_S:
-            self._has_idle_work = self._engine.use_idle_time(self._wake.is_set)
+        self._idle.note_pause()
 
     def _end_trainings(self) -> None:
         """The thread ends: the listener of every training hears of it."""

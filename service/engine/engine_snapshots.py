@@ -29,8 +29,8 @@ class EngineSnapshots:
             waiting_tokens=pool.waiting_tokens.total,
             distinct_waiting_tokens=pool.waiting_tokens.distinct,
             batch_size=batch_size if pool.running else 0,
-            used_blocks=blocks.pool.num_used - blocks.arena.num_blocks,
-            arena_blocks=blocks.arena.num_blocks,
+            used_blocks=blocks.pool.num_used - blocks.arena.num_idle_blocks,
+            arena_blocks=blocks.arena.num_idle_blocks,
             total_blocks=blocks.pool.num_blocks,
             block_size=blocks.block_size,
             kv_tokens=self._kv_tokens,
@@ -61,5 +61,7 @@ class EngineSnapshots:
         if now_s >= self._kv_tokens_due_s or not self._scheduler.pool.running:
             blocks = self._scheduler.blocks
             self._kv_tokens = num_cached_tokens(blocks, self._scheduler.lanes)
-            self._kv_token_blocks = blocks.pool.num_used - blocks.arena.num_blocks - blocks.adapter_slots.num_blocks
+            self._kv_token_blocks = (
+                blocks.pool.num_used - blocks.arena.num_idle_blocks - blocks.adapter_slots.num_blocks
+            )
             self._kv_tokens_due_s = now_s + KV_TOKENS_EVERY_S

@@ -42,6 +42,11 @@ class EngineWatch:
         self._stall_told = False
         self._probe_due_s = clock.now_s()
 
+    @property
+    def probe_in_s(self) -> float | None:
+        """How long to wait for a command at most; None: as long as it takes."""
+        return None if self.failing is None else PROBE_EVERY_S
+
     def note_stall(self, *, goes_on: bool) -> None:
         """goes_on: whether the step had something to do."""
         if goes_on or not self._engine.has_work:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from service.core.grammar import Matcher, TokenMasker
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.scheduler.request_pool import RequestPool
 
 

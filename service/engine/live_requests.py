@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from service.core.clock import Clock
 from service.core.events import FinalEvent, Outbox, Outcome
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.request import FinishReason, Request
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from service.core.events import Outcome
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.request import FinishReason
 from service.core.stats import IterationStats, RequestStats, TrainingStats
 from service.core.training import Training

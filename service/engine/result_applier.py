@@ -10,8 +10,7 @@ from collections.abc import Iterable
 
 from service.core.clock import Clock
 from service.core.events import BatchTokens, FinalEvent, Outcome, TokenEvent
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.engine.live_requests import LiveRequests
 from service.engine.sequence_results import SequenceResults
 from service.engine.step_record import ProcessedTokens

@@ -13,8 +13,7 @@ from service.core.clock import Clock
 from service.core.embedding import Vector, pooled
 from service.core.events import Outcome, PooledEvent, PromptEvent, TokenEvent
 from service.core.grammar import Matcher
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult, TokenLogprobs
+from service.core.iteration import INVALID_TOKEN_ID, IterationPlan, IterationResult, TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.scheduled_sequence import ScheduledSequence
 from service.core.sequence import Sequence

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from service.core.clock import Clock
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.rare_warning import RareWarning
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup

@@ -96,7 +96,8 @@ class AdapterSlots:
             self._evict(next(iter(self._idle)))
 
     def free_blocks(self, num_blocks: int) -> None:
-        """So many blocks are free from now on. The caller has checked that there are as many free or of idle ones."""
+        """So many blocks are free from now on (see `Borrower`). The caller has checked that there are as many, free or
+        of idle adapters."""
         while self._pool.num_free < num_blocks:
             self._evict(next(iter(self._idle)))
 

@@ -14,8 +14,7 @@ from service.core.layer_groups import ALL_SEE_ALL
 from service.core.sequence import Sequence
 from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.attention_window import AttentionWindow
-from service.kvcache.block_pool import BlockPool
-from service.kvcache.block_supply import BlockSupply
+from service.kvcache.block_pool import BlockPool, BlockSupply
 from service.kvcache.block_table import HOLE, BlockTable, num_left_behind, without_holes
 from service.kvcache.cache_room import CacheRoom
 from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION, cheapest_run
@@ -71,7 +70,7 @@ class BlockManager:
         self.swap_space = SwapSpace(min(num_host_blocks, num_blocks), self.pool)
         self.adapter_slots = AdapterSlots(num_adapter_slots, self.pool)
         self.arena = TrainingArena(self.pool)
-        self.supply = BlockSupply(self.pool, prefix_cache.known, self.adapter_slots, self.arena)
+        self.supply = BlockSupply(self.pool, prefix_cache.known, (self.arena, self.adapter_slots))
         self._tables: dict[int, BlockTable] = {}
         self._holes_of_swapped: dict[int, int] = {}  # units with holes, of those that have any
         self._free_rows: list[int] = []

@@ -16,30 +16,35 @@ class TrainingArena:
     An iteration that runs may still compute in blocks that are given back: whatever is written there is written by a
     later plan, which the device carries out behind it.
 
-    lent: the blocks, while a training has them. num_blocks: as many as these are. num_lent, num_given_back: so many
-    times, ever.
+    lent: the blocks, while a training has them. num_idle_blocks: as many as these are. num_lent, num_given_back: so
+    many times, ever.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self.lent: Arena | None = None
-        self.num_blocks = 0
+        self.num_idle_blocks = 0
         self.num_lent = 0
         self.num_given_back = 0
 
     def held_blocks(self) -> range:
         return range(0) if self.lent is None else self.lent.block_ids
 
+    def free_blocks(self, num_blocks: int) -> None:
+        """See `Borrower`."""
+        if self._pool.num_free < num_blocks:
+            self.give_back()
+
     def lend(self, first_block: int, num_blocks: int) -> None:
         """These blocks, which the caller has taken, are the training's."""
         assert self.lent is None, "there is one arena"
         self.num_lent += 1
-        self.lent, self.num_blocks = Arena(self.num_lent, first_block, num_blocks), num_blocks
+        self.lent, self.num_idle_blocks = Arena(self.num_lent, first_block, num_blocks), num_blocks
 
     def give_back(self) -> None:
         """Its blocks are free, if there are any; nobody will look for anything in them."""
         block_ids = self.held_blocks()
-        self.lent, self.num_blocks = None, 0
+        self.lent, self.num_idle_blocks = None, 0
         if block_ids:
             self.num_given_back += 1
             self._pool.release_empty(block_ids)

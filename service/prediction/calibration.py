@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from service.core.clock import Clock
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.prediction.execution_time import ExecutionTime

@@ -9,8 +9,7 @@ import math
 from dataclasses import replace
 
 from service.core.block_moves import Transfer
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import FinishedTransfer
+from service.core.iteration import FinishedTransfer, IterationPlan
 from service.core.scheduled_sequence import ScheduledSequence
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup

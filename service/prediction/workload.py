@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 
 
 class Workload(NamedTuple):

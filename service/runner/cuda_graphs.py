@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.core.iteration_plan import ScheduledDecodes
+from service.core.iteration import ScheduledDecodes
 from service.runner.batch_columns import Array, Int64Array
 from service.runner.captured_sizes import CapturedSizes, GraphPlace
 from service.runner.captured_step import CapturedStep
@@ -29,8 +29,7 @@ from service.runner.graph_sizes import PaddedStep
 from service.runner.graph_step import GraphStep, StepOutputs
 from service.runner.selective_batching import FlatBatch, has_filters
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging import PendingTokenIds, StagingTurn
-from service.runner.step_ways import Outputs, Step
+from service.runner.step_ways import Outputs, PendingTokenIds, Step
 
 
 class StepGraphs:
@@ -38,7 +37,6 @@ class StepGraphs:
 
     num_adapters: that a step may have, of graphs of steps with adapters; 0: of steps without. num_lanes: of which the
     last decodes are known, to be replayed again (service/scheduler/lanes.py). sizes: of the graphs that there are.
-    turn: the iteration's, which hears when the step begins.
     """
 
     def __init__(
@@ -69,56 +67,55 @@ class StepGraphs:
 
     def replay(
         self,
+        step: Step,
         decodes: Mapping[str, Array],
-        turn: StagingTurn,
         version: int | None = None,
-        received: Tensor | None = None,
         order: Int64Array | None = None,
     ) -> StepOutputs:
         """Replay decodes that it `has_room_for`; the outputs are in their order. decodes: by `decode_columns`. version:
-        given if they are a plan's ScheduledDecodes, which may be replayed again. received: as Step has it. order:
-        their `flat_order`, on a stage."""
+        given if they are a plan's ScheduledDecodes, which may be replayed again. order: their `flat_order`, on a
+        stage."""
         num_seqs = len(decodes["decode_rows"])
         size = self.sizes.padded_size(num_seqs, num_seqs, 0)
         assert size is not None
-        step, padded = self.sizes.decodes[size], PaddedStep(num_seqs, num_seqs, 0, size)
+        captured, padded = self.sizes.decodes[size], PaddedStep(num_seqs, num_seqs, 0, size)
         self.sizes.recent_steps.append(padded)
         has_filters = self._has_filters(decodes)
         if order is not None:
             self._flat_order = to_device({"order": order}, self._table.tensor.device)["order"]
-        self._put_aside(step.inputs)
+        self._put_aside(captured.inputs)
         if version is not None:
-            self._last_decodes[version] = _LastDecodes(padded, step, self._flat_order, has_filters)
+            self._last_decodes[version] = _LastDecodes(padded, captured, self._flat_order, has_filters)
             if len(self._last_decodes) > self._num_lanes:
                 self._last_decodes.popitem(last=False)
-        step.inputs.fill_decodes(decodes, self._table.take_changes(step.inputs.most_changes), version)
-        return self._run(step, num_seqs, turn, received, self._flat_order, has_filters=has_filters)
+        captured.inputs.fill_decodes(decodes, self._table.take_changes(captured.inputs.most_changes), version)
+        return self._run(step, captured, num_seqs, self._flat_order, has_filters=has_filters)
 
     def can_replay_again(self, decodes: ScheduledDecodes) -> bool:
         """Whether the last decodes that were replayed, of some lane, are these, one token before."""
         last = self._last_decodes.get(decodes.version)
-        return last is not None and self._table.is_complete and last.step.inputs.can_advance(decodes, last.aside)
+        return last is not None and self._table.is_complete and last.captured.inputs.can_advance(decodes, last.aside)
 
-    def replay_again(self, decodes: ScheduledDecodes, turn: StagingTurn, received: Tensor | None = None) -> StepOutputs:
-        """Replay decodes for which it `can_replay_again`. received: as Step has it."""
+    def replay_again(self, step: Step) -> StepOutputs:
+        """Replay a step of decodes for which it `can_replay_again`."""
+        decodes = step.plan.decodes
         last = self._last_decodes[decodes.version]
         self._last_decodes.move_to_end(decodes.version)
-        step, self._flat_order = last.step, last.order
+        inputs, self._flat_order = last.captured.inputs, last.order
         self.sizes.recent_steps.append(last.padded)
         self._rows.grow_tables(decodes)
-        if step.inputs.version != decodes.version:
+        if inputs.version != decodes.version:
             assert last.aside is not None
-            self._put_aside(step.inputs)
-            step.inputs.bring_back(last.aside, decodes.version)
+            self._put_aside(inputs)
+            inputs.bring_back(last.aside, decodes.version)
             last.aside = None
-        changes = self._table.take_changes(step.inputs.most_changes)
-        step.inputs.advance(decodes, self._rows, self._block_size, changes)
-        return self._run(step, len(decodes), turn, received, self._flat_order, has_filters=last.has_filters)
+        inputs.advance(decodes, self._rows, self._block_size, self._table.take_changes(inputs.most_changes))
+        return self._run(step, last.captured, len(decodes), self._flat_order, has_filters=last.has_filters)
 
     def _put_aside(self, inputs: GraphInputs) -> None:
         """Other decodes take their place there: of another lane, whose turn comes again."""
         held = None if self._num_lanes == 1 or inputs.version is None else self._last_decodes.get(inputs.version)
-        if held is not None and held.step.inputs is inputs:
+        if held is not None and held.captured.inputs is inputs:
             held.aside = inputs.aside()
 
     def handed_over(self, outputs: StepOutputs) -> Tensor:
@@ -129,47 +126,42 @@ class StepGraphs:
 
     def can_replay_mixed(self, batch: FlatBatch) -> bool:
         """Whether some graph has room for the batch's decodes, prompts and draws, and not far too much."""
-        step = self.sizes.padded(batch)
-        self.sizes.recent_steps.append(step)
-        return self._table.is_complete and step.size is not None
+        padded = self.sizes.padded(batch)
+        self.sizes.recent_steps.append(padded)
+        return self._table.is_complete and padded.size is not None
 
-    def replay_mixed(self, batch: FlatBatch, turn: StagingTurn, received: Tensor | None = None) -> StepOutputs:
-        """Replay a batch that `can_replay_mixed`; the outputs have one row a draw, in the plan's order; where another
-        stage draws, one a token, in the batch's. received: as Step has it."""
+    def replay_mixed(self, step: Step) -> StepOutputs:
+        """Replay a step whose batch `can_replay_mixed`; the outputs have one row a draw, in the plan's order; where
+        another stage draws, one a token, in the batch's."""
+        batch = step.batch
         size = self.sizes.padded(batch).size
         assert size is not None
-        step = self.sizes.mixed[size]
-        step.inputs.fill(batch, self._table.take_changes(step.inputs.most_changes))
-        return self._run(step, batch.num_draws, turn, received, has_filters=self._has_filters(batch.draws))
+        captured = self.sizes.mixed[size]
+        captured.inputs.fill(batch, self._table.take_changes(captured.inputs.most_changes))
+        return self._run(step, captured, batch.num_draws, has_filters=self._has_filters(batch.draws))
 
     def _has_filters(self, draws: Mapping[str, Array]) -> bool:
         """Of these columns; asked where the draws are sharded alone."""
         return self._step.is_sharded and has_filters(draws)
 
     def _run(
-        self,
-        step: CapturedStep,
-        num_draws: int,
-        turn: StagingTurn,
-        received: Tensor | None = None,
-        order: Tensor | None = None,
-        *,
-        has_filters: bool,
+        self, step: Step, captured: CapturedStep, num_draws: int, order: Tensor | None = None, *, has_filters: bool
     ) -> StepOutputs:
         """has_filters: as `GraphStep.draw` takes it. num_draws: how many are wanted. Of what a graph draws nothing is
         cut off, as that would cost the host two more calls. order: of the places at which what was received belongs;
         None: as it lies."""
-        turn.begins()
-        there = step.inputs.step.received
+        if step.turn is not None:
+            step.turn.begins()
+        received, there = step.received, captured.inputs.step.received
         if received is not None and there is not None:
             if order is None:
                 there[: len(received)].copy_(received)
             else:
                 there.index_copy_(0, order, received)
-        outputs = step.replay(has_filters=has_filters)
+        outputs = captured.replay(has_filters=has_filters)
         if isinstance(outputs, StepOutputs):
             return outputs
-        return self._step.draw(outputs, step.inputs.step, num_draws, has_filters=has_filters)
+        return self._step.draw(outputs, captured.inputs.step, num_draws, has_filters=has_filters)
 
 
 @dataclass(slots=True)
@@ -178,7 +170,7 @@ class _LastDecodes:
     their columns, where the graph's inputs hold others by now."""
 
     padded: PaddedStep
-    step: CapturedStep
+    captured: CapturedStep
     order: Tensor | None
     has_filters: bool
     aside: Mapping[str, Array] | None = None
@@ -195,8 +187,7 @@ class SameDecodesAgain:
         return not plan.scheduled and plan.masks is None and self._graphs.can_replay_again(plan.decodes)
 
     def compute(self, step: Step) -> Outputs:
-        outputs = self._graphs.replay_again(step.plan.decodes, step.turn, step.received)
-        return drawn(outputs, len(step.plan.decodes), step)
+        return drawn(self._graphs.replay_again(step), len(step.plan.decodes), step)
 
 
 def drawn(outputs: StepOutputs, num_draws: int, step: Step) -> Outputs:

@@ -26,8 +26,7 @@ from service.runner.pooling import pool
 from service.runner.sampling_rows import SamplingRows
 from service.runner.selective_batching import FlatBatch, has_filters
 from service.runner.sequence_rows import DrawnIds, SequenceRows
-from service.runner.staging import PendingTokenIds
-from service.runner.step_ways import Outputs, Step
+from service.runner.step_ways import Outputs, PendingTokenIds, Step
 from service.sampling.sampler import SamplingBatch, sample
 from service.sampling.sampling_extras import Drawn, SamplingExtras, TokenBitmask, draw
 from service.sampling.vocab_shard import VocabShard
@@ -83,8 +82,7 @@ class EagerStep:
         is up to date."""
         batch = step.batch
         self._forward_pass.row_invariance.want(step.is_deterministic)
-        step.turn.begins()
-        tensors = to_device(batch.arrays(), self._device, step.turn)
+        tensors = step.begin(self._device)
         self._drawn.grow(self._rows.num_rows)
         if batch.has_pending:
             self._drawn.fill_in(tensors["token_ids"], tensors["rows"][: batch.num_decode])

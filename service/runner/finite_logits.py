@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import INVALID_TOKEN_ID
+from service.core.iteration import INVALID_TOKEN_ID, IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.runner.model_runner import ModelRunner

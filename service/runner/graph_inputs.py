@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.core.iteration_plan import ScheduledDecodes
+from service.core.iteration import ScheduledDecodes
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns
 from service.runner.device_copies import layout, part_of
 from service.runner.graph_sizes import GraphSize

@@ -41,7 +41,7 @@ class DecodeGraph:
         """version: of the decodes that may be replayed again."""
         columns = decode_columns(step.columns, self._rows, self._block_size)
         order = flat_order(step.columns) if self._graphs.is_stage else None
-        return self._graphs.replay(columns, step.turn, version, step.received, order)
+        return self._graphs.replay(step, columns, version, order)
 
 
 class MixedGraph:
@@ -57,7 +57,7 @@ class MixedGraph:
         return drawn(self.replay(step), step.batch.num_draws, step)
 
     def replay(self, step: Step) -> StepOutputs:
-        return self._graphs.replay_mixed(step.batch, step.turn, step.received)
+        return self._graphs.replay_mixed(step)
 
 
 class DecodeGraphLogits:

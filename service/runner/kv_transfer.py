@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from service.core.block_moves import Transfer
-from service.core.iteration_result import FinishedTransfer
+from service.core.iteration import FinishedTransfer
 from service.runner.host_blocks import Copy, HostBlocks
 from service.runner.kv_storage import KvStorage
 

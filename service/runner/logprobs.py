@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import kernels.token_logprobs as kernel
-from service.core.iteration_result import TokenLogprobs
+from service.core.iteration import TokenLogprobs
 from service.core.scheduled_sequence import ScheduledSequence
 from service.runner.device_copies import AsyncCopy, to_device
 from service.runner.selective_batching import FlatBatch

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.layers.pipeline_stage import is_last
 from service.models.causal_lm import CausalLM
 from service.runner.adapter_tables import AdapterTables
@@ -88,7 +87,7 @@ class ModelRunner:
             0 if adapters is None else adapters.num_slots,
             all_deterministic=all_deterministic,
         )
-        self._turns = StagingTurns(device)
+        self._turns = StagingTurns(device) if device.type == "cuda" else None
 
     @torch.inference_mode()
     def launch(self, plan: IterationPlan) -> LaunchedIteration | LaunchedShare:
@@ -117,8 +116,8 @@ class ModelRunner:
     def _compute(self, plan: IterationPlan) -> Outputs:
         # Before all that may fail (see HandOver).
         received = None if self._hand_over is None else self._hand_over.receive(plan.num_scheduled_tokens)
-        turn, is_all = self._turns.take(), self.all_deterministic
-        step = Step(plan, turn, self._rows, self._block_size, received, all_deterministic=is_all)
+        turn = None if self._turns is None else self._turns.take()
+        step = Step(plan, turn, self._rows, self._block_size, received, all_deterministic=self.all_deterministic)
         outputs = next(way for way in self.replays.ways if way.takes(step)).compute(step)
         return outputs if self._hand_over is None else replace(outputs, compute_s=self._hand_over.compute_s())
 

@@ -22,8 +22,7 @@ from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize
 from service.runner.selective_batching import decode_columns
 from service.runner.sequence_rows import DrawnIds, SequenceRows
-from service.runner.staging import PendingTokenIds
-from service.runner.step_ways import Outputs, Step
+from service.runner.step_ways import Outputs, PendingTokenIds, Step
 from service.sampling.sampler import SamplingBatch, sample
 
 

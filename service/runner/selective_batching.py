@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernels.lora_tiles import most_tiles, token_tiles
-from service.core.iteration_plan import IterationPlan, ScheduledDecodes
+from service.core.iteration import IterationPlan, ScheduledDecodes
 from service.core.scheduled_sequence import PENDING_TOKEN_ID, SAMPLES, TOKEN_IDS, Sample, ScheduledSequence
 from service.runner.batch_columns import Array, Int32Array, Int64Array, Per
 from service.runner.sequence_rows import SequenceRows

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.fill_pending_tokens import fill_pending_tokens
-from service.core.iteration_plan import ScheduledDecodes
+from service.core.iteration import ScheduledDecodes
 from service.core.scheduled_sequence import ScheduledSequence
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Int32Array, Int64Array, Per
 from service.runner.device_copies import to_device

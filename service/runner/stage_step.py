@@ -16,8 +16,7 @@ from service.runner.device_copies import to_device
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_ways import DecodeGraph, MixedGraph
 from service.runner.sequence_rows import DrawnIds, SequenceRows
-from service.runner.staging import PendingTokenIds
-from service.runner.step_ways import Outputs, Step, StepWay
+from service.runner.step_ways import Outputs, PendingTokenIds, Step, StepWay
 
 
 class HandOver:
@@ -91,8 +90,7 @@ class StageStep:
 
     def _computed(self, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
         self._forward_pass.row_invariance.want(step.is_deterministic)
-        step.turn.begins()
-        tensors = to_device(step.batch.arrays(), self._device, step.turn)
+        tensors = step.begin(self._device)
         if step.batch.has_pending:
             self._drawn.grow(self._rows.num_rows)
             self._drawn.fill_in(tensors["token_ids"], tensors["rows"][: step.batch.num_decode])
@@ -118,7 +116,7 @@ class StageGraph:
         plan = step.plan
         try:
             if self._is_again(step):
-                outputs = self._graphs.replay_again(plan.decodes, step.turn, step.received)
+                outputs = self._graphs.replay_again(step)
                 hidden = self._graphs.handed_over(outputs)
             elif self._decodes.has_room_for(step):
                 outputs = self._decodes.replay(step, None if plan.scheduled else plan.decodes.version)

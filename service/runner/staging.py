@@ -1,4 +1,4 @@
-"""Pinned memory for what an iteration sends to the device, and for the ids that come back; and how long it took.
+"""On a GPU: pinned memory for what an iteration sends to the device, and for the ids that come back; how long it took.
 
 A copy from or to pinned memory runs while the host computes. To allocate such memory in each iteration, and events,
 cost more than to use them (loadtest/LOG.md). So iterations use it in turns: one takes over what another has left whose
@@ -31,8 +31,7 @@ class StagingTurns:
 
 
 class StagingTurn:
-    """One iteration's, from `StagingTurns.take` until `collect`. On a CPU it has neither memory nor clock: nothing is
-    copied or timed there.
+    """One iteration's, from `StagingTurns.take` until `collect`.
 
     A step's seconds are the device's, because what the host does between two steps is no part of them: its preparation,
     or another process that kept it from launching, would make the same step 3 % longer or shorter each time (Llama-8B,
@@ -41,19 +40,17 @@ class StagingTurn:
 
     def __init__(self, device: torch.device, left: list[StagingTurn]) -> None:
         self._left = left
-        self._is_cuda = device.type == "cuda"
         self._inputs_taken = False
-        if self._is_cuda:
-            self._inputs = pinned(_FIRST_NUM_BYTES, torch.uint8)
-            self._ids = _PinnedIds()
-            self._stream = torch.cuda.current_stream(device)
-            self._began = torch.cuda.Event(enable_timing=True)
-            # A thread that waits for it sleeps; for the default kind of event it would spin.
-            self._done = torch.cuda.Event(enable_timing=True, blocking=True)
+        self._inputs = pinned(_FIRST_NUM_BYTES, torch.uint8)
+        self._ids = _PinnedIds()
+        self._stream = torch.cuda.current_stream(device)
+        self._began = torch.cuda.Event(enable_timing=True)
+        # A thread that waits for it sleeps; for the default kind of event it would spin.
+        self._done = torch.cuda.Event(enable_timing=True, blocking=True)
 
     def inputs(self, num_bytes: int) -> PinnedPart:
         """At least so much memory for copies to the device. Whoever asks again in the same iteration gets memory of its
-        own. On a GPU."""
+        own."""
         if self._inputs_taken:
             return pinned(num_bytes, torch.uint8)
         self._inputs_taken = True
@@ -63,11 +60,10 @@ class StagingTurn:
 
     def begins(self) -> None:
         """All that is launched from now on is the step's; a moment noted before counts no more."""
-        if self._is_cuda:
-            self._began.record(self._stream)
+        self._began.record(self._stream)
 
     def bring(self, token_ids: Tensor) -> None:
-        """[N] int64, perhaps none, begin to be copied to the host, behind the work that makes them. Once, on a GPU."""
+        """[N] int64, perhaps none, begin to be copied to the host, behind the work that makes them. Once."""
         if len(token_ids):
             self._ids.first(len(token_ids)).copy_(token_ids, non_blocking=True)
         self._done.record(self._stream)
@@ -124,30 +120,3 @@ class _PinnedIds:
 def _power_of_two(num: int) -> int:
     """The least that is not below `num`, which is positive."""
     return 1 << (num - 1).bit_length()
-
-
-class PendingTokenIds:
-    """[N] int64 ids that are copied to the host; the first `num` of them count. turn: the iteration's. compute_s: once
-    they are there, `StagingTurn.collect`'s seconds; None on a CPU."""
-
-    def __init__(self, token_ids: Tensor, num: int, turn: StagingTurn | None = None) -> None:
-        self.compute_s: float | None = None
-        self._num = num
-        self._turn: StagingTurn | None = None
-        self._token_ids: tuple[int, ...] | Tensor = token_ids
-        if turn is not None and token_ids.is_cuda:
-            turn.bring(token_ids if num else token_ids[:0])
-            self._turn = turn
-
-    def is_done(self) -> bool:
-        """Whether they are there."""
-        return self._turn is None or self._turn.is_done()
-
-    def wait(self) -> tuple[int, ...]:
-        """Idempotent."""
-        if self._turn is not None:
-            self._token_ids, self.compute_s = self._turn.collect(self._num)
-            self._turn = None
-        elif isinstance(self._token_ids, Tensor):
-            self._token_ids = tuple(self._token_ids[: self._num].tolist())
-        return self._token_ids

@@ -6,27 +6,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
+from service.runner.device_copies import to_device
 from service.runner.logprobs import DrawLogprobs, PromptLogprobs
 from service.runner.pooling import PooledStates
 from service.runner.selective_batching import FlatBatch, PlanColumns, flatten, plan_columns
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging import PendingTokenIds, StagingTurn
+from service.runner.staging import StagingTurn
 
 
 class Step:
     """A plan that computes something, and what it was turned into so far: ways that are asked share it.
 
-    turn: the iteration's. received: the hidden states of its tokens, from the stage before; None on the first one.
-    all_deterministic: every step is.
+    turn: the iteration's; None on a CPU, where nothing is copied or timed. received: the hidden states of its tokens,
+    from the stage before; None on the first one. all_deterministic: every step is.
     """
 
     def __init__(
         self,
         plan: IterationPlan,
-        turn: StagingTurn,
+        turn: StagingTurn | None,
         rows: SequenceRows,
         block_size: int,
         received: Tensor | None = None,
@@ -39,6 +41,12 @@ class Step:
         self._rows = rows
         self._block_size = block_size
         self._all_deterministic = all_deterministic
+
+    def begin(self, device: torch.device) -> dict[str, Tensor]:
+        """The batch's arrays, on the device; all that is launched from now on is the step's."""
+        if self.turn is not None:
+            self.turn.begins()
+        return to_device(self.batch.arrays(), device, self.turn)
 
     @cached_property
     def columns(self) -> PlanColumns:
@@ -68,6 +76,33 @@ class Step:
     def reads_prompts(self) -> bool:
         """Whether logprobs of a prompt are wanted, or hidden states."""
         return not self.batch.is_plain and any(item.targets or item.num_pooled for item in self.plan.scheduled)
+
+
+class PendingTokenIds:
+    """[N] int64 ids that are copied to the host; the first `num` of them count. turn: as Step has it. compute_s: once
+    they are there, `StagingTurn.collect`'s seconds; None on a CPU."""
+
+    def __init__(self, token_ids: Tensor, num: int, turn: StagingTurn | None = None) -> None:
+        self.compute_s: float | None = None
+        self._num = num
+        self._turn: StagingTurn | None = None
+        self._token_ids: tuple[int, ...] | Tensor = token_ids
+        if turn is not None:
+            turn.bring(token_ids if num else token_ids[:0])
+            self._turn = turn
+
+    def is_done(self) -> bool:
+        """Whether they are there."""
+        return self._turn is None or self._turn.is_done()
+
+    def wait(self) -> tuple[int, ...]:
+        """Idempotent."""
+        if self._turn is not None:
+            self._token_ids, self.compute_s = self._turn.collect(self._num)
+            self._turn = None
+        elif isinstance(self._token_ids, Tensor):
+            self._token_ids = tuple(self._token_ids[: self._num].tolist())
+        return self._token_ids
 
 
 @dataclass(frozen=True, slots=True)

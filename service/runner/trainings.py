@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationResult
 from service.core.training import Arena, Training, TrainingOutcome, TrainingShare
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from service.core.block_moves import BlockCopy
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.runner.graph_sizes import GraphSize

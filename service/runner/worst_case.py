@@ -10,7 +10,7 @@ import torch
 
 from kernels.compile_ahead import compile_ahead
 from service.config import CacheConfig
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.core.training import MOST_GRAPH_TOKENS

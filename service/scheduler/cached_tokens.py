@@ -23,5 +23,5 @@ def num_cached_tokens(blocks: BlockManager, lanes: Lanes) -> int:
                 unfilled += blocks.num_tokens_in(len(table.block_ids)) - sequence.num_computed_tokens
                 last_blocks.add(table.block_ids[-1])
     num_used = blocks.pool.num_used - blocks.swap_space.num_departing - blocks.adapter_slots.num_blocks
-    num_used -= blocks.arena.num_blocks
+    num_used -= blocks.arena.num_idle_blocks
     return max(0, num_used * blocks.block_size - unfilled * blocks.num_groups)

@@ -20,8 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from service.core.iteration_plan import NOTHING_GROWN, GrownTables, Int64Array, ScheduledDecodes
-from service.core.iteration_result import INVALID_TOKEN_ID
+from service.core.iteration import INVALID_TOKEN_ID, NOTHING_GROWN, GrownTables, Int64Array, ScheduledDecodes
 from service.core.scheduled_sequence import PENDING_TOKEN_ID
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager

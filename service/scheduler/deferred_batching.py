@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 
 
 class TrainingPolicy(Protocol):

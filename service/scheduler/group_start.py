@@ -118,7 +118,7 @@ class GroupStart:
         return (
             f"{len(pool.waiting)} requests wait and {len(pool.running)} run; {of_first}; of {blocks.num_blocks} KV"
             f" blocks {blocks.num_free} are free, adapters have {slots.num_blocks}, and those that run need"
-            f" {slots.num_pinned_blocks} of these; a training has {self._blocks.arena.num_blocks};"
+            f" {slots.num_pinned_blocks} of these; a training has {self._blocks.arena.num_idle_blocks};"
             f" on the host {host.num_free} are and {host.num_used} are not;"
             f" {self._max_num_seqs} sequences may run"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.prediction.iteration_time import IterationTime
 from service.prediction.workload import Workload
 

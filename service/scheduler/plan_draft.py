@@ -7,7 +7,7 @@ from typing import NamedTuple
 from service.core.adapter import AdapterLoad
 from service.core.block_moves import BlockCopy, Transfer
 from service.core.embedding import Pooling
-from service.core.iteration_plan import NO_DECODES, IterationPlan
+from service.core.iteration import NO_DECODES, IterationPlan
 from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from service.core.clock import Clock
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.group_start import GroupStart
 from service.scheduler.lanes import Lanes, LaunchedGroups, LaunchedIterations

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from service.core.block_moves import BlockCopy
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.stats import Deferral, Prediction
 from service.core.training import TrainingOutcome, TrainingShare
 from service.prediction.layer_step_time import LayerStepTime

@@ -11,8 +11,7 @@ import numpy as np
 
 from service.core.adapter import AdapterLoad
 from service.core.embedding import Vector
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult, TokenLogprobs
+from service.core.iteration import IterationPlan, IterationResult, TokenLogprobs
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import ScheduledSequence
 from tests.engine.late_executor import LateExecutor

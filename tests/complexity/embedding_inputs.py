@@ -22,7 +22,7 @@ from service.core.events import FinalEvent, Outcome, PooledEvent
 from service.core.request import Request
 from service.engine.async_engine import AsyncEngine
 from service.engine.live_requests import stats_of_lost
-from service.engine.request_stream import RequestStream
+from service.engine.streams import RequestStream
 from service.errors import InvalidRequest
 from service.protocol.embeddings import EmbeddingRequest
 from service.text.tokenizer import Tokenizer

@@ -8,8 +8,7 @@ from service.composition.engine_assembly import make_engine
 from service.composition.model_parts import ModelParts
 from service.core.clock import MonotonicClock
 from service.core.events import FinalEvent, TokenEvent, one_by_one
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.layer_groups import LayerGroups
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams

@@ -11,7 +11,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.distributed.rank_task import Inherited, RankModel, RankTask
 from service.distributed.worker import main
 from service.errors import ConfigError

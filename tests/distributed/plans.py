@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from service.core.adapter import AdapterLoad
 from service.core.block_moves import BlockCopy, Transfer
-from service.core.iteration_plan import NO_DECODES, GrownTables, IterationPlan, ScheduledDecodes
+from service.core.iteration import NO_DECODES, GrownTables, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import BeamParams, SamplingParams
 from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.core.training import Arena, TrainingShare

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.distributed.control_ring import RingPlace, RingReader, RingWriter
 from service.distributed.drawn_messages import NoteDrawn
 from service.distributed.plan_follower import PlanFollower

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from service.core.iteration_plan import NOTHING_GROWN, IterationPlan, ScheduledDecodes
+from service.core.iteration import NOTHING_GROWN, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.distributed.plan_codec import BATCHES_REMEMBERED, PlanDecoder, PlanEncoder

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from service.config import CacheConfig, ModelSource
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.distributed.control_ring import MessageKind
 from service.distributed.plan_codec import PlanEncoder
 from service.distributed.rank_processes import RankProcesses
@@ -144,7 +144,7 @@ LOGS_MUCH = """
 import time
 from service.distributed.control_ring import MessageKind
 from service.distributed.plan_codec import PlanEncoder
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.distributed.rank_status import Fact
 from tests.distributed.test_rank_processes import comes_true, started
 

@@ -9,8 +9,7 @@ from typing import BinaryIO
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.training import TrainingOutcome, TrainingShare
 from service.distributed.plan_follower import RankUseless
 from service.distributed.rank_trainings import RankTrainings, SharedTrainings, StagedTrainings

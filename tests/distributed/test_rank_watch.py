@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.distributed import rank_watch
 from service.distributed.rank_loss import RankLoss
 from service.distributed.rank_processes import RankProcesses

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.core.iteration_plan import NO_DECODES, NOTHING_GROWN, IterationPlan
+from service.core.iteration import NO_DECODES, NOTHING_GROWN, IterationPlan
 from service.distributed import plan_codec
 from service.distributed.plan_codec import PlanDecoder, PlanEncoder
 from tests.distributed.test_told_executor import play

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.distributed import settled_failures
 from service.distributed.plan_follower import RankUseless
 from service.distributed.settled_failures import SettledFailures

@@ -10,8 +10,7 @@ from random import Random
 import pytest
 
 from service.core.events import Outcome
-from service.core.iteration_plan import Int64Array, IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import Int64Array, IterationPlan, IterationResult
 from service.distributed.control_ring import MessageKind, RingWriter
 from service.distributed.late_launch import LateLaunch
 from service.distributed.rank_status import Fact

@@ -7,8 +7,7 @@ import pytest
 
 from service.core.block_moves import Transfer
 from service.core.events import Outcome
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import FinishedTransfer, IterationResult
+from service.core.iteration import FinishedTransfer, IterationPlan, IterationResult
 from service.distributed.rank_status import Fact
 from service.errors import ServerError
 from tests.distributed.plans import Masks, is_same

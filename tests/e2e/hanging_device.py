@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.main import serve
 from service.settings.reader import read_settings
 

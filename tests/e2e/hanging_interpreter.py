@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.main import serve
 from service.settings.reader import read_settings
 from tests.e2e.hanging_device import NUM_GOOD_ITERATIONS, HangingExecutor, LastIteration

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.main import serve
 from service.settings.reader import read_settings
 

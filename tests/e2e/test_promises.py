@@ -17,8 +17,7 @@ import httpx
 import pytest
 
 from service.config import SchedulerConfig
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.engine.async_engine import AsyncEngine
 from service.text.chat_template import ChatTemplate
 from service.text.tokenizer import Tokenizer

@@ -3,8 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
+from service.core.iteration import INVALID_TOKEN_ID, IterationPlan, IterationResult
 from service.core.layer_groups import TableGroups
 from tests.engine.harness import VOCABULARY
 from tests.engine.late_executor import LateIteration

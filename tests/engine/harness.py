@@ -20,8 +20,7 @@ from service.core.events import (
     one_by_one,
 )
 from service.core.grammar import TokenMasker
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import TokenLogprobs
+from service.core.iteration import IterationPlan, TokenLogprobs
 from service.core.layer_groups import TableGroups, one_group
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import BeamParams, SamplingParams
@@ -303,7 +302,7 @@ class Harness:
         assert 0 <= pool.waiting_tokens.distinct <= pool.waiting_tokens.total
         arrivals = [g.arrival_order for g in ordered]
         assert arrivals == sorted(arrivals), "order of arrival"
-        num_used = self.blocks.pool.num_used - self.blocks.adapter_slots.num_blocks - self.blocks.arena.num_blocks
+        num_used = self.blocks.pool.num_used - self.blocks.adapter_slots.num_blocks - self.blocks.arena.num_idle_blocks
         assert 0 <= num_cached_tokens(self.blocks, self.scheduler.lanes) <= num_used * self.blocks.block_size
         held: set[int] = set()
         running_plans = [launched.plan for launched in self.engine._launched]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.core.clock import Clock
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.training import (
     StepReport,
     Training,

@@ -12,8 +12,7 @@ from typing import Literal
 import pytest
 
 from service.core.events import FinalEvent, News, Outcome, one_by_one
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
+from service.core.iteration import INVALID_TOKEN_ID, IterationPlan, IterationResult
 from service.core.request import Request
 from service.core.sequence_group import SequenceGroup
 from service.engine.ailment import Ailment, ailment_of

@@ -10,13 +10,12 @@ import pytest
 from service.config import SchedulerConfig
 from service.core.clock import Clock, MonotonicClock
 from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.engine.async_engine import AsyncEngine
 from service.engine.commands import Stop
 from service.engine.engine_watch import MAX_FAILED_IN_A_ROW
 from service.engine.ports import TrainingExecutor
-from service.engine.request_stream import RequestStream
+from service.engine.streams import RequestStream
 from service.errors import ContextLengthExceeded, InvalidRequest, Overloaded, ServerError, Unavailable
 from service.scheduler.waiting_tokens import CHUNK_TOKENS
 from tests.engine.harness import VOCABULARY, Harness, as_token_event

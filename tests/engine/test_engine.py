@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.events import Outcome
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.sequence_group import SequenceGroup
 from service.errors import ServerError
 from service.kvcache.prefix_cache import ChainedPrefixCache

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.grammar import Grammar
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import INVALID_TOKEN_ID, IterationResult
+from service.core.iteration import INVALID_TOKEN_ID, IterationPlan, IterationResult
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import SamplingParams
 from service.errors import InvalidRequest, ServerError

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service.core.events import Outcome
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.layer_groups import TableGroups
 from service.core.request import Request
 from service.errors import ServerError

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from service.core.events import FinalEvent, Outcome, TokenEvent, one_by_one
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult, TokenLogprobs
+from service.core.iteration import IterationPlan, IterationResult, TokenLogprobs
 from service.core.request import FinishReason
 from service.core.sequence import Sequence
 from service.kvcache.prefix_cache import ChainedPrefixCache

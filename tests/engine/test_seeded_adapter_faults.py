@@ -9,7 +9,7 @@ import pytest
 
 from service.core.adapter import Adapter, AdapterLoad
 from service.core.events import Outcome
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.request import Request
 from service.engine.live_requests import LiveRequests
 from service.kvcache.adapter_slots import AdapterSlots

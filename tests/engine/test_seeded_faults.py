@@ -9,10 +9,8 @@ import pytest
 from service.core.block_moves import Transfer
 from service.kvcache import prefix_cache
 from service.kvcache.block_manager import BlockManager
-from service.kvcache.block_pool import BlockPool
-from service.kvcache.block_supply import BlockSupply
+from service.kvcache.block_pool import BlockPool, BlockSupply, KnownBlocks
 from service.kvcache.block_table import BlockTable
-from service.kvcache.known_blocks import KnownBlocks
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.kvcache.swap_space import SwapSpace
 from service.scheduler.block_growth import BlockGrowth

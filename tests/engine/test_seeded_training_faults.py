@@ -9,12 +9,12 @@ import pytest
 
 from service.core.block_moves import BlockCopy
 from service.core.events import Outcome
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.training import Arena
 from service.engine.live_requests import LiveRequests
 from service.kvcache.block_manager import BlockManager
+from service.kvcache.block_pool import KnownBlocks
 from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION
-from service.kvcache.known_blocks import KnownBlocks
 from service.kvcache.training_arena import TrainingArena
 from service.scheduler import arena_lending
 from service.scheduler.arena_lending import ArenaLending

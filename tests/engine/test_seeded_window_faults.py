@@ -12,7 +12,7 @@ from service.core.sequence_group import SequenceGroup
 from service.kvcache import prefix_cache
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager
-from service.kvcache.block_supply import BlockSupply
+from service.kvcache.block_pool import BlockSupply
 from service.kvcache.block_table import HOLE, BlockTable
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.scheduler.decision_tally import DecisionTally

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.sequence import Sequence
 from service.core.stats import IterationStats
 from service.engine.step_record import Launched, ProcessedTokens, StepRecord

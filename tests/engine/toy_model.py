@@ -14,8 +14,7 @@ import numpy as np
 from service.core.adapter import AdapterLoad
 from service.core.block_moves import Transfer
 from service.core.embedding import Vector
-from service.core.iteration_plan import IterationPlan, ScheduledDecodes
-from service.core.iteration_result import FinishedTransfer, IterationResult, TokenLogprobs
+from service.core.iteration import FinishedTransfer, IterationPlan, IterationResult, ScheduledDecodes, TokenLogprobs
 from service.core.layer_groups import TableGroups, one_group
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import PENDING_TOKEN_ID, ScheduledSequence
@@ -264,7 +263,7 @@ class ToyExecutor(LateExecutor):
         assert (before.num_computed_tokens + before.num_new_tokens == decodes.num_computed_tokens).all()
 
     def _check_transfers(self, plan: IterationPlan) -> None:
-        """What moves is not written before it has finished, nor read where it arrives (core/iteration_plan.py)."""
+        """What moves is not written before it has finished, nor read where it arrives (core/iteration.py)."""
         moving = [transfer for _, transfer in self._in_flight]
         for transfer in plan.transfers:
             for other in moving:

@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from kernels.one_shot_all_reduce import one_shot_all_reduce_reference
 from service.config import CacheConfig, LoraConfig
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import TokenLogprobs
+from service.core.iteration import IterationPlan, TokenLogprobs
 from service.engine.ports import Executor, PendingIteration
 from service.layers.group_parallel import GroupParallel, memory_of_gpus
 from service.layers.tensor_parallel import TensorParallel

@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 
 from service.config import CacheConfig, LoraConfig, ParallelConfig
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.sequence import Sequence
 from service.distributed.drawn_messages import HeardDraws, write_drawn
 from service.distributed.process_groups import place_of

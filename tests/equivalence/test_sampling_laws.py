@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from service.config import CacheConfig, ModelSource
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.kvcache.prefix_cache import NoPrefixCache

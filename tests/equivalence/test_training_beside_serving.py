@@ -12,7 +12,7 @@ import torch
 
 from service.config import LoraConfig
 from service.core.clock import MonotonicClock
-from service.core.iteration_result import TokenLogprobs
+from service.core.iteration import TokenLogprobs
 from service.core.request import Request
 from service.core.training import StepReport
 from service.finetune.hyperparameters import Hyperparameters

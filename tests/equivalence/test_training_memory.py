@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.finetune.hyperparameters import Hyperparameters
 from service.finetune.lora_training import LoraTraining
 from service.finetune.training_state import TrainingState

@@ -76,9 +76,9 @@ ON_EVERY_TOKEN = (
 
 THE_END_OF_A_SERVER = (
     FaultSite("outbox", f"{_ENGINE}.engine_loop:EngineLoop._hand_over", Reach.PROCESS, MemoryError, _BEFORE),
-    FaultSite("deliver", f"{_ENGINE}.stream_pacing:StreamDelivery.deliver", Reach.PROCESS, MemoryError, _BEFORE),
-    FaultSite("pacing", f"{_ENGINE}.stream_pacing:StreamPacing.deliver", Reach.PROCESS, MemoryError, _BEFORE),
-    FaultSite("reader", f"{_ENGINE}.request_stream:RequestStream.wake", Reach.PROCESS, MemoryError, _BEFORE),
+    FaultSite("deliver", f"{_ENGINE}.streams:StreamDelivery.deliver", Reach.PROCESS, MemoryError, _BEFORE),
+    FaultSite("pacing", f"{_ENGINE}.streams:StreamPacing.deliver", Reach.PROCESS, MemoryError, _BEFORE),
+    FaultSite("reader", f"{_ENGINE}.streams:RequestStream.wake", Reach.PROCESS, MemoryError, _BEFORE),
 )
 """Each run takes a fresh one, so two calls have to do."""
 

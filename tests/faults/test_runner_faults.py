@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.runner.model_runner import ModelRunner
 from tests.faults.anomaly_loop import check_every_call
 from tests.faults.engine_scene import BLOCK_SIZE, MAX_NUM_SEQS, VOCAB_SIZE, EngineScene, quiet

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.distributed.adapter_lines import AdapterLines, AdapterTaker
 from service.distributed.control_ring import MessageKind
 from service.distributed.plan_codec import PlanEncoder

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.distributed.control_ring import MessageKind
 from service.distributed.plan_codec import PlanEncoder
 from service.distributed.rank_status import Fact

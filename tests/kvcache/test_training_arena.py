@@ -12,8 +12,8 @@ from service.core.block_moves import BlockCopy, Transfer
 from service.core.sequence import Sequence
 from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.block_manager import BlockManager, Fit
+from service.kvcache.block_pool import KnownBlocks
 from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION
-from service.kvcache.known_blocks import KnownBlocks
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.kvcache.training_arena import TrainingArena
 from tests.examples import examples
@@ -319,9 +319,9 @@ def test_who_needs_the_blocks_has_them_at_once_and_before_an_idle_adapter_goes()
     assert blocks.lend_arena(6) == []
     assert blocks.fit(10) is Fit.OK and blocks.fit(11) is Fit.NEVER
     blocks.allocate(0, 4, [])
-    assert blocks.arena.num_blocks == 6, "two were free"
+    assert blocks.arena.num_idle_blocks == 6, "two were free"
     blocks.supply.append_each([blocks.table(0)])
-    assert blocks.arena.num_blocks == 0 and blocks.adapter_slots.is_resident(adapter)
+    assert blocks.arena.num_idle_blocks == 0 and blocks.adapter_slots.is_resident(adapter)
     assert (blocks.arena.num_lent, blocks.arena.num_given_back) == (1, 1)
     blocks.check_invariants()
 

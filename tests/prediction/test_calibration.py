@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.prediction.calibration import calibrate
 from service.prediction.iteration_time import IterationTime
 from service.prediction.workload import Workload, num_attended_pairs

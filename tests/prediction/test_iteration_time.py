@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.core.iteration_plan import GrownTables, IterationPlan, ScheduledDecodes
+from service.core.iteration import GrownTables, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import ScheduledSequence
 from service.prediction.device_heat import slowed_s

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.engine.commands import Abort, Command, Submit
 from service.engine.engine_loop import LOOK_EVERY_S, EngineLoop
 from service.prediction.iteration_time import IterationTime

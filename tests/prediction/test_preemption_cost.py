@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.prediction.iteration_time import IterationTime
 from service.prediction.preemption_cost import PreemptionCost, Recovery, RecoveryCosts
 from service.prediction.swap_time import Copies, SwapTime

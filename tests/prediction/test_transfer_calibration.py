@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from service.core.clock import MonotonicClock
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import FinishedTransfer, IterationResult
+from service.core.iteration import FinishedTransfer, IterationPlan, IterationResult
 from service.prediction.swap_time import Copies, SwapTime
 from service.prediction.transfer_calibration import calibrate_transfers
 from tests.manual_clock import ManualClock

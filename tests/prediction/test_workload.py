@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import ScheduledSequence
 from service.prediction.workload import Workload, num_attended_pairs

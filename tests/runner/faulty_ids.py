@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from service.runner.staging import PendingTokenIds
+from service.runner.step_ways import PendingTokenIds
 
 
 class FaultyIds(PendingTokenIds):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from service.core.iteration_plan import NO_DECODES, IterationPlan
+from service.core.iteration import NO_DECODES, IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.runner.model_runner import ModelRunner

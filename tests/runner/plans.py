@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from service.core.iteration_plan import GrownTables, IterationPlan, ScheduledDecodes
+from service.core.iteration import GrownTables, IterationPlan, ScheduledDecodes
 from service.core.scheduled_sequence import ScheduledSequence
 from service.runner.selective_batching import FlatBatch, PlanColumns, flatten, plan_columns
 from service.runner.sequence_rows import SequenceRows

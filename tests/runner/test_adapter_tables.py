@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from service.config import LoraConfig
 from service.core.adapter import AdapterLoad
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.runner.graph_sizes import GraphSize
 from service.runner.recorded_steps import RecordedSteps
 from tests.examples import examples

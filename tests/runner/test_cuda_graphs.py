@@ -14,7 +14,7 @@ import torch
 
 from service.config import CacheConfig
 from service.core.block_moves import BlockCopy
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.runner import graph_sizes as sizes_module
@@ -213,15 +213,15 @@ def compare_with_twins(runner, monkeypatch):
     """Every replay from now on must give its eager twin's results bit for bit. Returns the replayed inputs."""
     run, replayed = runner.replays._graphs._run, []
 
-    def compared(step, num_draws, turn, *received, has_filters):
-        outputs = run(step, num_draws, turn, *received, has_filters=has_filters)
+    def compared(step, captured, num_draws, order=None, *, has_filters):
+        outputs = run(step, captured, num_draws, order, has_filters=has_filters)
         logits, ids = outputs.logits[:num_draws].clone(), outputs.token_ids[:num_draws].clone()
-        parts, inputs = runner.replays._graph_step, step.inputs.step
-        num_drawn = len(inputs.draw_rows) if isinstance(step.outputs, StepOutputs) else num_draws
+        parts, inputs = runner.replays._graph_step, captured.inputs.step
+        num_drawn = len(inputs.draw_rows) if isinstance(captured.outputs, StepOutputs) else num_draws
         twin = parts.draw(parts.hidden(inputs), inputs, num_drawn)
         assert torch.equal(twin.logits[:num_draws], logits)
         assert torch.equal(twin.token_ids[:num_draws], ids)
-        replayed.append(step.inputs)
+        replayed.append(captured.inputs)
         return outputs
 
     monkeypatch.setattr(runner.replays._graphs, "_run", compared)

@@ -7,7 +7,6 @@ import torch
 from service.runner.device_copies import layout, part_of, to_device
 from service.runner.staging import StagingTurns
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ARRAYS = {
     "odd": np.arange(5, dtype=np.int32),
     "empty": np.zeros(0, dtype=np.int64),
@@ -17,8 +16,10 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("with_turn", [False, True])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("device", "with_turn"),
+    [("cpu", False), *(pytest.param("cuda", turn, marks=pytest.mark.gpu) for turn in (False, True))],
+)
 def test_values_shapes_and_types_arrive(device, with_turn):
     turn = StagingTurns(torch.device(device)).take() if with_turn else None
     tensors = to_device(ARRAYS, torch.device(device), turn)

@@ -5,7 +5,7 @@ import torch
 
 from kernels.greedy_tokens import greedy_tokens
 from kernels.sample_tokens import sample_tokens
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.runner import eager_step

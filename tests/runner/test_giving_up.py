@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.runner.giving_up import GivenUpError
 from tests.models.checkpoints import gpt2, llama, opt, random_prompts
 from tests.runner.loading import load

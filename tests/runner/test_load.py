@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from service.config import CacheConfig, LoraConfig
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.errors import ConfigError, ModelLoadError

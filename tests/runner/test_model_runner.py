@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from service.core.block_moves import BlockCopy, Transfer
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.runner import eager_step

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from service.core.iteration_plan import NO_DECODES, IterationPlan
+from service.core.iteration import NO_DECODES, IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.runner import sampling_rows

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import PENDING_TOKEN_ID, Sample, ScheduledSequence
 from service.runner.graph_inputs import advance, can_advance

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from service.config import CacheConfig
-from service.core.iteration_plan import NO_DECODES, IterationPlan, ScheduledDecodes
-from service.core.iteration_result import INVALID_TOKEN_ID
+from service.core.iteration import INVALID_TOKEN_ID, NO_DECODES, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.distributed.drawn_messages import HeardDraws, write_drawn

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
-import torch
-
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.runner.sequence_rows import SequenceRows
-from service.runner.staging import StagingTurns
 from service.runner.step_ways import Step
 from tests.structured.masks import FixedMasks
 
 
 def step(*scheduled, masks=None):
-    turn = StagingTurns(torch.device("cpu")).take()
-    return Step(IterationPlan(scheduled, masks=masks), turn, SequenceRows(4, 8), 4)
+    return Step(IterationPlan(scheduled, masks=masks), None, SequenceRows(4, 8), 4)
 
 
 def item(row, targets=(), num_pooled=0, **sampling):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from service.core.block_moves import BlockCopy
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.training import Arena, StepReport, TrainingNews, TrainingOutcome, TrainingShare
 from service.runner.host_blocks import PlainHostBlocks
 from service.runner.kv_storage import KvLayout, KvStorage

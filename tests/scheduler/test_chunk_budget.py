@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.prediction.iteration_time import IterationTime
 from service.prediction.workload import Workload

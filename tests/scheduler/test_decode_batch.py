@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.events import BatchTokens
-from service.core.iteration_plan import ScheduledDecodes
+from service.core.iteration import ScheduledDecodes
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import PENDING_TOKEN_ID

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.scheduler.deferred_batching import DeferredBatching
 from service.scheduler.training_turns import PIECE_S
 from tests.examples import examples

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.prediction.device_heat import DeviceHeat

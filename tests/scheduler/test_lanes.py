@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.sequence import Sequence
 from service.engine.engine import Engine
 from service.kvcache.block_manager import BlockManager

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from service.core.events import TokenEvent
-from service.core.iteration_result import TokenLogprobs
+from service.core.iteration import TokenLogprobs
 from service.core.request import FinishReason
 from service.text.chat_output import ChatOutput, OutputDelta
 from service.text.detokenizer import Detokenizer

@@ -20,7 +20,7 @@ from service.core.embedding import Vector
 from service.core.events import FinalEvent, Outcome, PooledEvent
 from service.core.request import Request
 from service.engine.async_engine import AsyncEngine
-from service.engine.request_stream import RequestStream
+from service.engine.streams import RequestStream
 from service.errors import Overloaded, Unavailable
 
 _MOST_TRACED = 128

@@ -14,7 +14,7 @@ from service.api.answers.choice_text import ChoiceText, Piece
 from service.api.answers.generation import Generation
 from service.api.context import ApiContext
 from service.api.error_responses import internal_error
-from service.engine.request_stream import RequestStream
+from service.engine.streams import RequestStream
 
 _logger = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 from service.api.answers.choice_text import ChoiceText, Piece, ScoredToken
 from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
-from service.core.iteration_result import TokenLogprobs
+from service.core.iteration import TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.stats import RequestStats
 from service.engine.async_engine import AsyncEngine
-from service.engine.request_stream import RequestStream
+from service.engine.streams import RequestStream
 from service.errors import RequestError, Unavailable
 from service.protocol.usage import Usage
 from service.text.chat_output import ChatOutput, OutputDelta

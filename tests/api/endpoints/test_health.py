@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from service.api.serving_state import Phase
-from service.core.iteration_result import INVALID_TOKEN_ID
+from service.core.iteration import INVALID_TOKEN_ID
 from service.kvcache.block_manager import Fit
 from service.scheduler.admission import OnDemandAdmission
 from tests.api.running_server import END_ID, Scene, running

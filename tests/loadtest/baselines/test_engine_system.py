@@ -14,7 +14,7 @@ from loadtest.baselines.engine_system import (
 )
 from loadtest.offline.figures_of_merit import mean_batch_size, memory_shares, num_preemptions
 from loadtest.offline.replay import replay
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.engine.ports import Executor, PendingIteration
 from tests.loadtest.baselines.pools import pool, request
 

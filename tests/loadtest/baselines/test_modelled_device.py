@@ -2,7 +2,7 @@ import pytest
 
 from loadtest.baselines.modelled_device import ModelledDevice, iteration_s, swap_s
 from service.core.block_moves import Transfer
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 

@@ -7,7 +7,7 @@ from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.modelled_device import iteration_s
 from loadtest.baselines.modelled_pipeline import ModelledPipeline
 from loadtest.offline.replay import replay
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from tests.examples import examples
 from tests.loadtest.baselines.pools import request
 from tests.loadtest.baselines.test_modelled_device import plan

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from loadtest.baselines.plan_reader import PlanReader
-from service.core.iteration_plan import GrownTables, IterationPlan, ScheduledDecodes
+from service.core.iteration import GrownTables, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import PENDING_TOKEN_ID, Sample, ScheduledSequence
 

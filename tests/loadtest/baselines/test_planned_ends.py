@@ -1,7 +1,6 @@
 from loadtest.baselines.modelled_device import ModelledDevice
 from loadtest.baselines.planned_ends import END_TOKEN_ID, PlannedEnds
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 

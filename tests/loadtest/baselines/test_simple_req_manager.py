@@ -4,8 +4,7 @@ from loadtest.baselines.engine_system import constant_limit
 from loadtest.baselines.modelled_device import ModelledDevice
 from loadtest.baselines.simple_req_manager import PaddedBatch, rectangle_tokens, simple_req_manager
 from loadtest.offline.replay import replay
-from service.core.iteration_plan import IterationPlan
-from service.core.iteration_result import IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest.bench.offline_run import OfflineRun, greedy_requests, run_at_once
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.errors import ServerError
 from tests.engine.harness import Harness
 

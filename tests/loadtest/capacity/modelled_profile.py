@@ -12,7 +12,7 @@ from loadtest.offline.replay import offline_requests, replay
 from loadtest.offline.serving_system import ReplayOutcome
 from loadtest.trace import TraceRequest
 from loadtest.workload import draw, named
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from service.prediction.workload import Workload
 
 KV_TOKENS, MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 49_152, 2048, 128, 1024

@@ -6,7 +6,7 @@ from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.modelled_device import ModelledDevice, iteration_s
 from loadtest.scenarios import forward_alone
 from loadtest.scenarios.forward_alone import forward_seconds
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 from tests.loadtest.baselines.pools import pool
 
 

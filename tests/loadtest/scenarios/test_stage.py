@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from loadtest.scenarios.stage import FULL, SMALL, Stage
-from service.core.iteration_plan import IterationPlan
+from service.core.iteration import IterationPlan
 
 
 def test_the_same_trace_at_any_rate() -> None:

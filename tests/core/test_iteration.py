@@ -5,7 +5,7 @@ import pytest
 
 from service.core.adapter import AdapterLoad
 from service.core.block_moves import BlockCopy, Transfer
-from service.core.iteration_plan import GrownTables, IterationPlan, ScheduledDecodes
+from service.core.iteration import GrownTables, IterationPlan, ScheduledDecodes
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.core.training import Arena, TrainingShare
