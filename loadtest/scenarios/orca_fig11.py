@@ -18,7 +18,7 @@ def run(stage: Stage) -> Figure:
     """The figure."""
     sizes = SIZES if stage.form.models_policies else FULL_SIZES
     pool = stage.pool(MAX_NUM_SEQS * 192)
-    # Equal requests end in lockstep, in ORCA's batch too: fewer batches would tell a rate that is off by a batch.
+    # Equal requests end together, in ORCA's batch too: fewer batches would tell a rate that is off by a batch.
     sweeps = sweep_by_size(stage, pool, WORKLOAD, sizes, num_batches=8)
     return Figure(
         NAME,

@@ -20,7 +20,7 @@ class Transfer(NamedTuple):
     """Blocks that move between device and host beside the computation: device_blocks[i] <-> host_blocks[i].
 
     It starts after everything that earlier plans compute. Until the executor says that it has finished, no plan writes
-    its blocks on either side, nor reads those that it fills. Blocks that are on their way to the host may be read, and
+    its blocks on either side, nor reads those that it fills. Blocks that are being swapped out may be read, and
     moved once more: sequences that share a prefix may leave one after another.
     """
 

@@ -186,8 +186,8 @@ NO_ADAPTERS = AdapterUse()
 class EngineSnapshot(NamedTuple):
     """The engine's state after an iteration; replaced whole, so any thread may read the latest.
 
-    num_running, num_waiting: requests. num_swapped: waiting requests whose blocks are on the host, or on their way
-    there. batch_size: sequences in the last iteration, 0 when idle.
+    num_running, num_waiting: requests. num_swapped: waiting requests whose blocks are on the host, or being swapped
+    out. batch_size: sequences in the last iteration, 0 when idle.
     waiting_tokens: tokens that the waiting requests still have to compute. distinct_waiting_tokens: those of a
     beginning that several of their prompts share counted once.
     kv_tokens: tokens that the used blocks hold; a shared block's tokens count once. kv_token_blocks: how many blocks

@@ -29,7 +29,7 @@ def leave_signals_to_parent() -> None:
 
 
 class LifeSigns:
-    """A thread: signs of life for rank 0, until the lifeline is let go of; then it ends the process, whatever the
+    """A thread: signs of life for rank 0, until the lifeline is closed; then it ends the process, whatever the
     others do, as soon as `last_words` has returned."""
 
     def __init__(
@@ -44,12 +44,12 @@ class LifeSigns:
         threading.Thread(target=self._run, name="life signs", daemon=True).start()
 
     def _run(self) -> None:
-        while not self._is_let_go():
+        while not self._is_released():
             self._statuses.add(self._rank, Fact.HEARTBEAT, 1)
         self._last_words()
         os._exit(0)
 
-    def _is_let_go(self) -> bool:
+    def _is_released(self) -> bool:
         """After a while; rank 0 says nothing more."""
         try:
             return self._lifeline.poll(_SIGN_EVERY_S)

@@ -2,7 +2,7 @@
 than rank 0's, who stands there for it.
 
 None outlives who started it, however that ends. Each has asked the kernel to be killed with its parent, and sees its
-lifeline, a socket that only the parent holds, come to its end. To end them in order is to let go of it.
+lifeline, a socket that only the parent holds, come to its end. To end them in order is to close it.
 """
 
 from __future__ import annotations

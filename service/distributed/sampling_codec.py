@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from service.core.embedding import Pooling
@@ -57,31 +57,22 @@ _POOLINGS: tuple[Pooling, ...] = ("last", "mean")
 
 _INTEGER = _Field(IntegerWriter.one, IntegerReader.one)
 _REAL = _Field(IntegerWriter.real, IntegerReader.real)
+_BOOLEAN = _Field(IntegerWriter.one, lambda source: bool(source.one()))
 
-FIELDS = {
-    "max_tokens": _INTEGER,
-    "n": _INTEGER,
-    "temperature": _REAL,
-    "top_p": _REAL,
-    "top_k": _INTEGER,
-    "seed": _INTEGER,
+_BY_TYPE = {"int": _INTEGER, "int | None": _INTEGER, "float": _REAL, "bool": _BOOLEAN}
+BY_NAME = {
     "stop_token_ids": _Field(lambda to, ids: to.many(sorted(ids)), lambda source: frozenset(source.many())),
-    "min_p": _REAL,
-    "presence_penalty": _REAL,
-    "frequency_penalty": _REAL,
-    "repetition_penalty": _REAL,
     "logit_bias": _Field(_write_pairs, _read_pairs),
     "allowed_token_ids": _Field(IntegerWriter.many, IntegerReader.many),
     "bad_words": _Field(_write_rows, _read_rows),
-    "min_tokens": _INTEGER,
-    "num_logprobs": _INTEGER,
-    "num_prompt_logprobs": _INTEGER,
     "logprob_token_ids": _Field(IntegerWriter.many, IntegerReader.many),
     "beam": _Field(_write_beam, _read_beam),
     "pooling": _Field(lambda to, pooling: to.one(_POOLINGS.index(pooling)), lambda source: _POOLINGS[source.one()]),
-    "deterministic": _Field(IntegerWriter.one, lambda source: bool(source.one())),
 }
-"""Every field of SamplingParams, in an order that both sides share. None is a default, so it needs no sign."""
+
+FIELDS = {field.name: BY_NAME.get(field.name) or _BY_TYPE[str(field.type)] for field in fields(SamplingParams)}
+"""Every field of SamplingParams, numbers by their type, in an order that both sides share. None is a default, so it
+needs no sign."""
 
 _DEFAULTS = SamplingParams(max_tokens=0)
 

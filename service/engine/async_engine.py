@@ -1,5 +1,4 @@
-"""The engine as the event loop sees it. The two threads cross in `engine_loop.py`, there, and `streams.py`, back,
-and nowhere else."""
+"""The engine as the event loop sees it. The two threads cross in `engine_loop.py`, there, and in `streams.py`, back."""
 
 from __future__ import annotations
 
@@ -202,7 +201,7 @@ class AsyncEngine:
             self._loop.send(Abort(request_id))
 
     def stop_choice(self, request_id: str, choice_index: int) -> None:
-        """End one choice whose text is complete; tokens of it that are on their way are to be ignored."""
+        """End one choice whose text is complete; tokens of it that still come are to be ignored."""
         if request_id in self._streams:
             self._loop.send(StopChoice(request_id, choice_index))
 

@@ -125,13 +125,13 @@ class LiveRequests:
         copied: an iteration may have been launched for them since. What others hold was not touched."""
         error = ServerError("an iteration that held this request failed")
         blocks, pool = self._scheduler.blocks, self._scheduler.pool
-        moving = [pool.member(sequence_id) for sequence_id in blocks.swap_space.moving_sequence_ids()]
+        moving = [pool.member(sequence_id) for sequence_id in blocks.swap_space.swapping_sequence_ids()]
         adapter_ids = {load.adapter_id for load in plan.adapter_loads}
         misled = [g for g in pool.running if g.request.adapter and g.request.adapter.adapter_id in adapter_ids]
         copied = [pool.member(sequence_id) for sequence_id in blocks.lose({c.destination for c in plan.copies})]
         for group in [*groups, *(member[0] for member in (*moving, *copied) if member is not None), *misled]:
             self.fail(group.request.request_id, error)
-        # What was on the move has nowhere to go, and its owners have ended.
+        # Whoever was being swapped has ended.
         blocks.swap_space.finish_all()
         self._scheduler.ledger.lost_transfers()
         for adapter_id in adapter_ids:

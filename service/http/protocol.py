@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 from service.config import UPLOAD_STEP_BYTES, ConnectionLimits
 from service.core.rare_warning import RareWarning
 from service.http.chunked_body import ChunkedBody
-from service.http.request_cycle import let_go, take_over
+from service.http.request_cycle import release, take_over
 
 _logger = logging.getLogger("headrace")
 _GRACE_S = 1.0
@@ -90,7 +90,7 @@ class BoundedProtocol(HttpToolsProtocol):
         for cycle in self._unanswered:  # uvicorn tells the newest request only
             cycle.disconnected = True
             cycle.message_event.set()
-            let_go(cycle)
+            release(cycle)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn does it only without a fault
         self._unanswered.clear()
@@ -201,7 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        let_go(self._unanswered.popleft())
+        release(self._unanswered.popleft())
         super().on_response_complete()
         if self.transport.is_closing() or self._is_lingering:
             self._expect_output()
@@ -260,7 +260,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _drop_newest(self) -> None:
         """The newest request, which waits behind others, can never be whole."""
         self.pipeline.popleft()
-        let_go(self._unanswered.pop())
+        release(self._unanswered.pop())
         self.cycle = self._unanswered[-1]
         self._in_message = False
 

@@ -23,7 +23,7 @@ def take_over(cycle: RequestResponseCycle, close: Callable[[], None]) -> None:
     cycle.scope["state"]["abort_connection"] = partial(_abort, cycle)
 
 
-def let_go(cycle: RequestResponseCycle) -> None:
+def release(cycle: RequestResponseCycle) -> None:
     """The request's `state` no longer holds its connection, which holds the request. A reference cycle would live
     until a garbage collection, which then stops everything to look through thousands of dead connections."""
     state = cycle.scope["state"]

@@ -272,7 +272,7 @@ class BlockManager:
             self._holes_of_swapped.pop(sequence_id, None)
             return
         block_ids = self._take_table(sequence_id).held
-        if self.swap_space.is_moving(sequence_id):
+        if self.swap_space.is_swapping(sequence_id):
             self.swap_space.keep_until_arrival(sequence_id, block_ids)
             return
         self.pool.release_many(reversed(block_ids))
@@ -294,7 +294,7 @@ class BlockManager:
         """Move the sequences' blocks to the host. The caller has checked `swap_space.num_free`."""
         tables = {i: self._take_table(i) for i in sequence_ids}
         self._holes_of_swapped |= {i: table.first for i, table in tables.items() if table.first}
-        return self.swap_space.move_out({i: table.held for i, table in tables.items()})
+        return self.swap_space.swap_out({i: table.held for i, table in tables.items()})
 
     def swap_in(self, sequence_ids: list[int]) -> Transfer:
         """Move them back, into new blocks, shared as they were. The caller has checked `fit`."""
@@ -308,7 +308,7 @@ class BlockManager:
                     device_of[host_block] = self.supply.take_one()
                 held.append(device_of[host_block])
             self._add_table(sequence_id, self._with_holes(held, self._holes_of_swapped.pop(sequence_id, 0)))
-        return self.swap_space.move_in(sequence_ids, device_of)
+        return self.swap_space.swap_in(sequence_ids, device_of)
 
     def lose(self, block_ids: set[int]) -> list[int]:
         """What they hold is not what it should be: it is found no more. Returns the sequences that have any of them."""
@@ -377,7 +377,7 @@ class BlockManager:
         costs = [most if is_used else 0 for is_used in self.pool.is_used()]
         for block_id in self._prefix_cache.known.block_ids():
             costs[block_id] = costs[block_id] or 1
-        tables = [self._tables[i].held for i in self.swap_space.moving_sequence_ids() if i in self._tables]
+        tables = [self._tables[i].held for i in self.swap_space.swapping_sequence_ids() if i in self._tables]
         for block_ids in (*tables, self.swap_space.held_device_blocks(), self.adapter_slots.pinned_blocks()):
             for block_id in block_ids:
                 costs[block_id] = OUT_OF_THE_QUESTION

@@ -53,22 +53,22 @@ class SwapSpace:
         return bool(self._in_flight)
 
     def holds(self, sequence_id: int) -> bool:
-        """Whether the sequence is here, or on its way here."""
+        """Whether the sequence is here, or being swapped out."""
         return sequence_id in self._tables
 
-    def is_moving(self, sequence_id: int) -> bool:
-        """Whether the sequence is on its way, here or back."""
+    def is_swapping(self, sequence_id: int) -> bool:
+        """Whether the sequence is being swapped out or in."""
         return sequence_id in self._transfer_of
 
-    def moving_sequence_ids(self) -> list[int]:
-        """Of all that are on their way, here or back."""
+    def swapping_sequence_ids(self) -> list[int]:
+        """Of all that are being swapped out or in."""
         return list(self._transfer_of)
 
     def num_blocks_of(self, sequence_ids: list[int]) -> int:
         """Distinct host blocks of sequences that are here."""
         return len({block for sequence_id in sequence_ids for block in self._tables[sequence_id]})
 
-    def move_out(self, tables: dict[int, list[int]]) -> Transfer:
+    def swap_out(self, tables: dict[int, list[int]]) -> Transfer:
         """Take device tables over, with their references. The caller has checked `num_free`."""
         assert self._host is not None
         host_of: dict[int, int] = {}
@@ -82,7 +82,7 @@ class SwapSpace:
         flight = _InFlight(list(tables), device_blocks=[b for block_ids in tables.values() for b in block_ids])
         return Transfer(self._begin(flight), True, tuple(host_of), tuple(host_of.values()))
 
-    def move_in(self, sequence_ids: list[int], device_of: dict[int, int]) -> Transfer:
+    def swap_in(self, sequence_ids: list[int], device_of: dict[int, int]) -> Transfer:
         """The sequences leave; `device_of` says which device block takes each host block's contents."""
         flight = _InFlight(sequence_ids)
         for sequence_id in sequence_ids:
@@ -105,7 +105,7 @@ class SwapSpace:
                 self._host.release(block_id)
 
     def keep_until_arrival(self, sequence_id: int, device_blocks: list[int]) -> None:
-        """The sequence has ended on its way in; its device blocks go once nothing is copied into them."""
+        """The sequence has ended while it was swapped in; its device blocks go once nothing is copied into them."""
         self._in_flight[self._transfer_of.pop(sequence_id)].device_blocks += device_blocks
 
     def finish(self, transfer_id: int) -> None:

@@ -7,23 +7,20 @@ from dataclasses import replace
 import torch
 
 from service.core.iteration import IterationPlan, IterationResult
-from service.layers.pipeline_stage import is_last
 from service.models.causal_lm import CausalLM
 from service.runner.adapter_tables import AdapterTables
 from service.runner.batch_columns import ADAPTER_COLUMNS, BATCH_COLUMNS, Int64Array
-from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
 from service.runner.host_blocks import HostBlocks, PlainHostBlocks
 from service.runner.kv_storage import KvStorage
 from service.runner.kv_transfer import KvTransfer
 from service.runner.replays import Replays
 from service.runner.sampling_rows import SamplingRows
-from service.runner.sequence_rows import DrawnIds, SequenceRows
-from service.runner.stage_step import HandOver, StageStep
+from service.runner.sequence_rows import SequenceRows
+from service.runner.stage_step import HandOver
 from service.runner.staging import StagingTurns
 from service.runner.step_ways import Outputs, Step
 from service.runner.trainings import LaunchedShare, Trainings
-from service.sampling.vocab_shard import VocabShard
 
 
 class ModelRunner:
@@ -65,24 +62,17 @@ class ModelRunner:
         if adapters is not None:
             adapters.install(self._forward_pass.adapter_step)
         self._sampling_rows = SamplingRows(self._rows, vocab_size, device)
-        drawn = DrawnIds(self._rows.num_rows, device)
-        shard = _vocab_shard(model)
-        eager = EagerStep(model, self._forward_pass, self._rows, self._sampling_rows, drawn, vocab_size, device, shard)
-        self._stage_step: StageStep | None = None
         self._hand_over: HandOver | None = None
         if model.stage.size > 1:
             self._hand_over = HandOver(model.stage, model.hidden_size, model.dtype, device)
-        if self._hand_over is not None and not is_last(model.stage):
-            self._stage_step = StageStep(self._forward_pass, self._rows, drawn, self._hand_over, device)
         self.replays = Replays(
             model,
             storage,
             self._forward_pass,
             self._rows,
-            drawn,
-            eager,
-            self._stage_step,
-            shard,
+            self._sampling_rows,
+            self._hand_over,
+            vocab_size,
             device,
             0 if adapters is None else adapters.num_slots,
             all_deterministic=all_deterministic,
@@ -129,8 +119,8 @@ class ModelRunner:
 
     def note_drawn(self, rows: Int64Array, token_ids: Int64Array) -> None:
         """The last stage has drawn these ids for these rows, which the next plans compute. On a stage before it."""
-        assert self._stage_step is not None
-        self._stage_step.note_drawn(rows, token_ids)
+        assert self.replays.stage_step is not None
+        self.replays.stage_step.note_drawn(rows, token_ids)
 
 
 class LaunchedIteration:
@@ -164,11 +154,3 @@ class LaunchedIteration:
         except BaseException:
             self._transfer.abandon()
             raise
-
-
-def _vocab_shard(model: CausalLM) -> VocabShard | None:
-    """None if one rank has all logits, or this one has none."""
-    parallel = model.parallel
-    if parallel.size == 1 or not is_last(model.stage):
-        return None
-    return VocabShard(model.head.ids, model.head.vocab_size, parallel.all_gather)

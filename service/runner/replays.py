@@ -1,4 +1,4 @@
-"""Steps that are replayed instead of computed kernel by kernel, and the ways of computing a step that come of it."""
+"""The ways of computing a step that there are: kernel by kernel, and by what can be replayed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from kernels.cpu_loops import loops_for
+from service.layers.pipeline_stage import is_last
 from service.models.causal_lm import CausalLM
 from service.runner.captured_sizes import GraphPlace
 from service.runner.cuda_graphs import SameDecodesAgain, StepGraphs
@@ -18,8 +19,9 @@ from service.runner.graph_step import GraphStep
 from service.runner.graph_ways import DecodeGraph, DecodeGraphLogits, MixedGraph
 from service.runner.kv_storage import KvStorage
 from service.runner.recorded_steps import RecordedDecodesAgain, RecordedSteps
+from service.runner.sampling_rows import SamplingRows
 from service.runner.sequence_rows import DeviceBlockTable, DrawnIds, SequenceRows
-from service.runner.stage_step import StageStep
+from service.runner.stage_step import HandOver, StageStep
 from service.runner.step_ways import StepWay
 from service.sampling.vocab_shard import VocabShard
 
@@ -28,10 +30,11 @@ class Replays:
     """CUDA graphs of three kinds: of steps without adapters, of those with, and of those that somebody asks to be
     deterministic; on a CPU, recordings. Engine thread only.
 
-    num_adapters: that a step may have. stage_step: computes a step of a stage that does not draw; None on the last one.
-    all_deterministic: as of ModelRunner.
+    num_adapters: that a step may have. hand_over: of a stage; None where there is one. all_deterministic: as of
+    ModelRunner.
 
-    ways: the first that takes a step is the one that computes it; the last takes any.
+    ways: the first that takes a step is the one that computes it; the last takes any. stage_step: computes a step of a
+    stage that does not draw; None on the last one.
     """
 
     def __init__(
@@ -40,10 +43,9 @@ class Replays:
         storage: KvStorage,
         forward_pass: ForwardPass,
         rows: SequenceRows,
-        drawn: DrawnIds,
-        eager: EagerStep,
-        stage_step: StageStep | None,
-        shard: VocabShard | None,
+        sampling_rows: SamplingRows,
+        hand_over: HandOver | None,
+        vocab_size: int,
         device: torch.device,
         num_adapters: int,
         *,
@@ -54,18 +56,21 @@ class Replays:
         self._block_size = storage.layout.block_size
         self._forward_pass = forward_pass
         self._rows = rows
-        self._drawn = drawn
-        self._eager = eager
-        self._stage_step = stage_step
         self._device = device
         self._num_adapters = num_adapters
         self._all_deterministic = all_deterministic
+        self._drawn = drawn = DrawnIds(rows.num_rows, device)
+        shard = _vocab_shard(model)
+        self._eager = EagerStep(model, forward_pass, rows, sampling_rows, drawn, vocab_size, device, shard)
+        self.stage_step: StageStep | None = None
+        if hand_over is not None and not is_last(model.stage):
+            self.stage_step = StageStep(forward_pass, rows, drawn, hand_over, device)
         self._graph_step = GraphStep(model, forward_pass, drawn, shard, deterministic=all_deterministic)
         self._asked_step = GraphStep(model, forward_pass, drawn, shard, deterministic=True)
         self._graphs: StepGraphs | None = None
         self._adapter_graphs: StepGraphs | None = None
         self._asked_graphs: StepGraphs | None = None
-        self._unreplayed: StepWay = stage_step or eager
+        self._unreplayed: StepWay = self.stage_step or self._eager
         self.ways: Sequence[StepWay] = (self._unreplayed,)
 
     @property
@@ -152,7 +157,15 @@ class Replays:
         return [*(again for again, *_ in by_graphs), *(way for _, *rest in by_graphs for way in rest)]
 
     def _ways_of(self, graphs: StepGraphs) -> tuple[StepWay, ...]:
-        if self._stage_step is not None:
-            return self._stage_step.graph_ways(graphs, self._block_size)
+        if self.stage_step is not None:
+            return self.stage_step.graph_ways(graphs, self._block_size)
         decodes = DecodeGraph(graphs, self._rows, self._block_size)
         return SameDecodesAgain(graphs), decodes, MixedGraph(graphs), DecodeGraphLogits(decodes, self._eager)
+
+
+def _vocab_shard(model: CausalLM) -> VocabShard | None:
+    """None if one rank has all logits, or this one has none."""
+    parallel = model.parallel
+    if parallel.size == 1 or not is_last(model.stage):
+        return None
+    return VocabShard(model.head.ids, model.head.vocab_size, parallel.all_gather)

@@ -59,10 +59,10 @@ class BlockGrowth:
             live = group.live
             if len(live) == 1:
                 room = blocks.num_tokens_in(len(blocks.table(live[0].sequence_id).block_ids))
-                if _next_end(live[0]) > room and not self.is_moving(group):
+                if _next_end(live[0]) > room and not self.is_swapping(group):
                     self._forget_unseen(live[0])
                     shortage.unbatched.append((group, blocks.num_groups))
-            elif not self.is_moving(group):
+            elif not self.is_swapping(group):
                 shortage.unbatched.append((group, blocks.num_blocks_to_append(self._appends(group))))
         return shortage
 
@@ -105,10 +105,10 @@ class BlockGrowth:
             blocks.append(sequence.sequence_id, with_more, self._write_from(group, sequence))
         return blocks.num_tokens_in(len(table.block_ids))
 
-    def is_moving(self, group: SequenceGroup) -> bool:
-        """Whether the group's blocks are on their way out or in."""
+    def is_swapping(self, group: SequenceGroup) -> bool:
+        """Whether the group's blocks are being swapped out or in."""
         swap_space = self._blocks.swap_space
-        return swap_space.has_transfers and swap_space.is_moving(group.leader.sequence_id)
+        return swap_space.has_transfers and swap_space.is_swapping(group.leader.sequence_id)
 
     def _forget_unseen(self, sequence: Sequence) -> None:
         """Of a decode; a prompt's blocks are offered to others when its chunk's result comes, and given back then."""

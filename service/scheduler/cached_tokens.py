@@ -10,7 +10,7 @@ def num_cached_tokens(blocks: BlockManager, lanes: Lanes) -> int:
     """Tokens that the device's used blocks hold, those of a shared block counted once. Adapters' blocks hold none.
     A token that several groups of layers keep counts for each of them, as their blocks do.
 
-    Blocks on their way to the host count as empty.
+    Blocks that are being swapped out count as empty.
     """
     unfilled = sum(batch.num_unfilled() for batch in lanes)
     for group in (group for batch in lanes for group in batch.unbatched.values()):

@@ -12,8 +12,8 @@ class FirstComeFirstServed:
     """Keeps ORCA's iteration-level property: who arrived earlier has run in at least as many iterations.
 
     But for those who sit iterations out, and so may fall behind: where iterations overlap, requests whose drawn ids the
-    host must know first, by one iteration; and those whose blocks are on their way to the host or back, by as many as
-    the copies take. And `max_preemptions` outranks it.
+    host must know first, by one iteration; and those whose blocks are being swapped out or in, by as many as the copies
+    take. And `max_preemptions` outranks it.
     """
 
     def begins_to_wait(self, group: SequenceGroup) -> None:

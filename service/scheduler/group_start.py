@@ -136,7 +136,7 @@ class GroupStart:
             return [], "tokens"
         if len(group.live) > seats:
             return [], "sequences"
-        if self._growth.is_moving(group):
+        if self._growth.is_swapping(group):
             return [], "transfer"
         adapter, slots = group.request.adapter, self._blocks.adapter_slots
         if adapter is not None and not slots.has_slot_for(adapter):

@@ -106,7 +106,7 @@ class LaneScheduling:
             shortage = growth.shortage()
         while not growth.will_have_room(shortage):
             victim = self._preemption.victim(pool.running)
-            if growth.is_moving(victim):
+            if growth.is_swapping(victim):
                 break  # it cannot be taken before it is there, and nobody gives way in its stead
             self._preempt(victim, draft)
             shortage = growth.shortage()
@@ -114,7 +114,7 @@ class LaneScheduling:
         if self.background_is_in_the_way and not has_preempted:
             self._lanes.dissolve(pool.running)
             victim = self._preemption.victim(pool.running)
-            if not growth.is_moving(victim):
+            if not growth.is_swapping(victim):
                 self._preempt(victim, draft)
             shortage = growth.shortage()
         growth.grow(shortage, draft)
@@ -134,7 +134,7 @@ class LaneScheduling:
         blocks = self._blocks
         prefilling: list[tuple[SequenceGroup, Sequence]] = []
         for group in self._lanes.batch.unbatched.values():
-            if group.arrival_order in draft.sitting_out or self._growth.is_moving(group):
+            if group.arrival_order in draft.sitting_out or self._growth.is_swapping(group):
                 continue
             for sequence in group.computing:
                 num_tokens = sequence.num_tokens_to_compute

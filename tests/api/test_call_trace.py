@@ -73,7 +73,7 @@ def test_the_worst_outcome_is_the_calls() -> None:
     assert trace.show().outcome == "failed"
 
 
-def test_a_failed_calls_error_and_with_it_what_the_call_has_held_is_let_go() -> None:
+def test_a_failed_calls_error_and_with_it_what_the_call_has_held_is_freed() -> None:
     """A thousand traces are kept; the prompts of a thousand failed calls would be too much."""
     trace, error = CallTrace(HEAD, "m", REQUESTS), ServerError("x")
     trace.note_end(0, FinalEvent(Outcome.FAILED, STATS, error))

@@ -11,6 +11,8 @@ FORBIDDEN_WORDS = {
     r"\bpage_(table|size|id)s?\b": "block_table, block_size, block_id",
     r"\bKVCacheManager\b": "the noun it manages",
     r"\bglobal [a-z]": "pass it as an argument",
+    r"(?i)lockstep|talkative|\blet_?go\b|let_go": "the terms that vLLM's or SGLang's readers know",
+    r"\b(move_(out|in)|moving_sequence_ids)\b": "swap_out, swap_in",
 }
 
 

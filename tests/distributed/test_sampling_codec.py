@@ -6,12 +6,16 @@ from hypothesis import given
 
 from service.core.sampling_params import SamplingParams
 from service.distributed.integers import IntegerReader, IntegerWriter
-from service.distributed.sampling_codec import FIELDS, read_sampling, write_sampling
+from service.distributed.sampling_codec import BY_NAME, FIELDS, read_sampling, write_sampling
 from tests.distributed.plans import SAMPLING
 
 
-def test_every_field_is_known():
-    assert list(FIELDS) == [field.name for field in fields(SamplingParams)]
+def test_every_field_is_known_and_a_number_needs_no_line_of_its_own():
+    defaults = {field.name: field.default for field in fields(SamplingParams)}
+    assert list(FIELDS) == list(defaults)
+    numbers = {name for name, default in defaults.items() if isinstance(default, int | float)}
+    assert {"top_k", "min_p", "deterministic"} < numbers
+    assert numbers.isdisjoint(BY_NAME)
 
 
 @given(SAMPLING)

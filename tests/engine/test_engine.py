@@ -292,7 +292,7 @@ def test_a_fault_reaches_only_the_requests_that_were_in_the_iteration_or_on_the_
         num_host_blocks=num_blocks,
         masker=ToyMasker(VOCABULARY),
     )
-    executor.moving = harness.blocks.swap_space.moving_sequence_ids
+    executor.moving = harness.blocks.swap_space.swapping_sequence_ids
     touched: set[tuple[str, int]] = set()
     members: dict[str, set[int]] = {}
     for operation in operations:

@@ -96,7 +96,7 @@ class History:
             window=window,
             groups=groups,
         )
-        self.executor.moving = self.harness.blocks.swap_space.moving_sequence_ids
+        self.executor.moving = self.harness.blocks.swap_space.swapping_sequence_ids
         self.executor.users = self.harness.running_with
         self.executor.holders = self.harness.sequences_with
         digests = [None, None, "twins"]

@@ -50,7 +50,7 @@ def adapter_scenario(overlap: bool) -> None:
         overlap=overlap,
     )
     executor.users = harness.running_with
-    executor.moving = harness.blocks.swap_space.moving_sequence_ids
+    executor.moving = harness.blocks.swap_space.swapping_sequence_ids
     adapters = [None, *(harness.adapter(2, digest) for digest in ("a", "b", "twins", "twins"))]
     groups = []
     for number in (4, 2, 2, 4, 0, 3, 1, 0, 1, 0, 2, 3, 1):

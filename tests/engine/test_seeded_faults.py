@@ -386,41 +386,41 @@ def test_without_a_fault_the_scenario_of_swaps_passes(overlap: bool):
 
 
 def blocks_freed_before_their_copy_ends(patch: Patch) -> None:
-    move_out = SwapSpace.move_out
+    swap_out = SwapSpace.swap_out
 
     def free_at_once(self: SwapSpace, tables: dict[int, list[int]]) -> Transfer:
-        transfer = move_out(self, tables)
+        transfer = swap_out(self, tables)
         flight = self._in_flight[transfer.transfer_id]
         freed, flight.device_blocks = flight.device_blocks, []
         for block_id in freed:
             self._device.release(block_id)
         return transfer
 
-    patch.setattr(SwapSpace, "move_out", free_at_once)
+    patch.setattr(SwapSpace, "swap_out", free_at_once)
 
 
 def a_block_left_behind(patch: Patch) -> None:
-    move_out = SwapSpace.move_out
+    swap_out = SwapSpace.swap_out
 
     def but_one(self: SwapSpace, tables: dict[int, list[int]]) -> Transfer:
-        transfer = move_out(self, tables)
+        transfer = swap_out(self, tables)
         return transfer._replace(device_blocks=transfer.device_blocks[:-1], host_blocks=transfer.host_blocks[:-1])
 
-    patch.setattr(SwapSpace, "move_out", but_one)
+    patch.setattr(SwapSpace, "swap_out", but_one)
 
 
 def host_blocks_of_two_mixed_up(patch: Patch) -> None:
-    move_in = SwapSpace.move_in
+    swap_in = SwapSpace.swap_in
 
     def reversed_in(self: SwapSpace, sequence_ids: list[int], device_of: dict[int, int]) -> Transfer:
-        transfer = move_in(self, sequence_ids, device_of)
+        transfer = swap_in(self, sequence_ids, device_of)
         return transfer._replace(host_blocks=transfer.host_blocks[::-1])
 
-    patch.setattr(SwapSpace, "move_in", reversed_in)
+    patch.setattr(SwapSpace, "swap_in", reversed_in)
 
 
 def who_is_on_the_way_runs(patch: Patch) -> None:
-    patch.setattr(BlockGrowth, "is_moving", lambda self, group: False)
+    patch.setattr(BlockGrowth, "is_swapping", lambda self, group: False)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

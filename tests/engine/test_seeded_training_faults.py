@@ -74,7 +74,7 @@ def training_scenario(overlap: bool, patch: Patch) -> None:
         training=SomeSlack(),
     )
     executor.users, executor.holders = harness.running_with, harness.sequences_with
-    executor.moving = harness.blocks.swap_space.moving_sequence_ids
+    executor.moving = harness.blocks.swap_space.swapping_sequence_ids
     adapters = [None, None, harness.adapter(2), harness.adapter(2)]
     training, listener = ToyTraining(0, NUM_ITERATIONS, STEPS_EACH, ARENA), ToyListener()
 

@@ -268,10 +268,10 @@ def test_what_an_iteration_tells_one_stream_comes_together():
     play(2, scenario)
 
 
-def test_in_lockstep_or_one_by_one_the_same_comes_at_the_same_moments():
+def test_as_a_batch_or_one_by_one_the_same_comes_at_the_same_moments():
     """Random iterations of many streams, some of which start and end meanwhile, told both ways."""
 
-    async def scenario(readers: Readers, *, in_lockstep: bool) -> tuple[list[list[int]], list[list[StreamEvent]]]:
+    async def scenario(readers: Readers, *, as_batch: bool) -> tuple[list[list[int]], list[list[StreamEvent]]]:
         chance, read = random.Random(len(readers.streams)), [list[StreamEvent]() for _ in readers.streams]
         for index, stream in enumerate(readers.streams):
             stream.read_by(partial(note, readers, read, index))
@@ -284,7 +284,7 @@ def test_in_lockstep_or_one_by_one_the_same_comes_at_the_same_moments():
                 news.insert(chance.randint(0, 1), (chance.choice(names), TokenEvent(0, 5, None)))
             if chance.random() < 0.02 and len(names) > 1:
                 news.append((names[0], END))
-            ended = readers.pacing.deliver(news if in_lockstep else list(one_by_one(news)), readers.clock.now_s())
+            ended = readers.pacing.deliver(news if as_batch else list(one_by_one(news)), readers.clock.now_s())
             if ended:
                 del readers.open[ended[0]]
                 names = names[1:]
@@ -297,9 +297,7 @@ def test_in_lockstep_or_one_by_one_the_same_comes_at_the_same_moments():
         read[index] += events
 
     for count, interval_s in ((MANY, INTERVAL_S), (3 * MANY, INTERVAL_S), (MANY, 0.0)):
-        told = [
-            asyncio.run(scenario(Readers(count, interval_s), in_lockstep=in_lockstep)) for in_lockstep in (True, False)
-        ]
+        told = [asyncio.run(scenario(Readers(count, interval_s), as_batch=as_batch)) for as_batch in (True, False)]
         assert told[0] == told[1]
 
 

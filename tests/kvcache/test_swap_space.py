@@ -17,7 +17,7 @@ def test_blocks_are_given_back_only_when_the_copy_has_finished():
     assert transfer.to_host
     assert len(transfer.device_blocks) == len(transfer.host_blocks) == 3, "a shared block moves once"
     assert blocks.pool.num_used == 3
-    assert blocks.swap_space.is_moving(0)
+    assert blocks.swap_space.is_swapping(0)
     blocks.swap_space.finish(transfer.transfer_id)
     assert blocks.pool.num_used == 0
     assert blocks.swap_space.num_used == 3

@@ -119,7 +119,7 @@ class World:
 
     def swap_in(self) -> None:
         space = self.blocks.swap_space
-        there = [i for i in self.sequences if space.holds(i) and not space.is_moving(i)]
+        there = [i for i in self.sequences if space.holds(i) and not space.is_swapping(i)]
         if there and self.blocks.fit(space.num_blocks_of(there)) is Fit.OK:
             self.transfers.append(self.blocks.swap_in(there))
             self.moving.update(there)
@@ -129,7 +129,7 @@ class World:
             transfer = self.transfers.pop(0)
             self.memory.carry(transfer)
             self.blocks.swap_space.finish(transfer.transfer_id)
-            self.moving = {i for i in self.moving if self.blocks.swap_space.is_moving(i)}
+            self.moving = {i for i in self.moving if self.blocks.swap_space.is_swapping(i)}
 
     def start_adapter(self) -> None:
         adapter, slots = self.chance.choice(self.adapters), self.blocks.adapter_slots

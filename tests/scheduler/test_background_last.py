@@ -57,9 +57,9 @@ def is_chat(group: SequenceGroup) -> bool:
     return not group.request.is_background
 
 
-def is_moving(harness: Harness, group: SequenceGroup) -> bool:
+def is_swapping(harness: Harness, group: SequenceGroup) -> bool:
     """Its blocks are on their way out or in."""
-    return harness.blocks.swap_space.is_moving(group.leader.sequence_id)
+    return harness.blocks.swap_space.is_swapping(group.leader.sequence_id)
 
 
 def check_turns(harness: Harness, chance: random.Random, most_iterations_a_line: int) -> None:
@@ -87,7 +87,7 @@ def check_turns(harness: Harness, chance: random.Random, most_iterations_a_line:
                 chats.append(pool.groups()[-1])
                 starts_by[request.request_id] = step + 3 + most_iterations_a_line * len(pool.running)
         times = {id(group): group.num_preemptions for group in pool.groups()}
-        before, moving = list(pool.running), {id(group) for group in pool.groups() if is_moving(harness, group)}
+        before, moving = list(pool.running), {id(group) for group in pool.groups() if is_swapping(harness, group)}
         harness.step()
         assert all(group.num_preemptions == times.get(id(group), 0) for group in pool.running), "out and in at once"
         if any(not is_chat(group) for group in pool.running if group not in before):

@@ -20,7 +20,7 @@ def make_host(num_used: int, *sequence_ids: int) -> SwapSpace:
     device = BlockPool(16)
     swap_space = SwapSpace(16, device)
     for sequence_id in sequence_ids:
-        swap_space.move_out({sequence_id: [device.allocate() for _ in range(num_used)]})
+        swap_space.swap_out({sequence_id: [device.allocate() for _ in range(num_used)]})
     return swap_space
 
 

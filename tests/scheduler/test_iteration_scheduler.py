@@ -172,7 +172,7 @@ def test_who_is_on_its_way_back_is_not_taken_again():
     sat_out = 0
     while harness.engine.has_work:
         swap_space, running = harness.blocks.swap_space, harness.scheduler.pool.running
-        returning = [g for g in running if swap_space.is_moving(g.leader.sequence_id)]
+        returning = [g for g in running if swap_space.is_swapping(g.leader.sequence_id)]
         harness.step()
         sat_out += bool(returning) and not harness.toy.plans[-1].scheduled
         num_cached = num_cached_tokens(harness.blocks, harness.scheduler.lanes)

@@ -83,7 +83,7 @@ class Batches:
                 f"{MAX_FOLLOWED} batches are being followed, which is the limit; look at the batch instead"
             )
         self._num_followed += 1
-        return EventStreamResponse(self._followed(batch, wants_lines), self._context, self._let_go)
+        return EventStreamResponse(self._followed(batch, wants_lines), self._context, self._note_end)
 
     async def cancel(self, http: Request) -> Response:
         return _answer(await self._jobs.cancel(http.path_params["batch_id"], client_of(http.scope)))
@@ -101,7 +101,7 @@ class Batches:
     def _is_ending(self) -> bool:
         return self._context.state.phase is Phase.DRAINING
 
-    def _let_go(self) -> None:
+    def _note_end(self) -> None:
         self._num_followed -= 1
 
 

@@ -110,9 +110,9 @@ class FineTuningRoutes:
         if self._num_followed >= MAX_FOLLOWED:
             raise Overloaded(f"{MAX_FOLLOWED} jobs are being followed, which is the limit; ask without a stream")
         self._num_followed += 1
-        return EventStreamResponse(_stream(jobs, job), self._context, self._let_go)
+        return EventStreamResponse(_stream(jobs, job), self._context, self._note_end)
 
-    def _let_go(self) -> None:
+    def _note_end(self) -> None:
         self._num_followed -= 1
 
 

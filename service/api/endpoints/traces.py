@@ -41,9 +41,9 @@ class Traces:
         if self._num_followed >= MAX_FOLLOWED:
             raise Overloaded(f"{MAX_FOLLOWED} traces are being followed, which is the limit; ask without follow")
         self._num_followed += 1
-        return EventStreamResponse(_events(trace, engine), self._context, self._let_go)
+        return EventStreamResponse(_events(trace, engine), self._context, self._note_end)
 
-    def _let_go(self) -> None:
+    def _note_end(self) -> None:
         self._num_followed -= 1
 
 
