@@ -16,9 +16,9 @@ from service.core.iteration import ScheduledDecodes
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns
 from service.runner.device_copies import layout, part_of
 from service.runner.graph_sizes import GraphSize
-from service.runner.selective_batching import FlatBatch, adapter_columns
+from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows, TableChanges
-from service.runner.step_inputs import column_lengths, step_inputs
+from service.runner.step_inputs import adapter_values, column_lengths, mixed_values, step_inputs
 
 
 class GraphInputs:
@@ -103,30 +103,11 @@ class GraphInputs:
 
     def fill(self, batch: FlatBatch, changes: TableChanges = NO_CHANGES) -> None:
         """A batch that there is room for (`GraphSize.takes`), that has a prompt, and that `is_plain`."""
-        border = batch.num_decode
-        query_starts = np.full(self._size.most_prompts + 1, batch.query_starts[-1])
-        query_starts[: batch.num_seqs - border + 1] = batch.query_starts[border:]
-        values = {
-            **batch.tokens,
-            **{f"decode_{name}": column[:border] for name, column in batch.sequences.items()},
-            **{f"prompt_{name}": column[border:] for name, column in batch.sequences.items()},
-            **batch.draws,
-            "logit_rows": np.repeat(batch.logit_rows, batch.samples_per_row),
-            "logit_lens": np.repeat(batch.logit_lens, batch.samples_per_row),
-            "draw_rows": batch.draw_rows,
-            "query_starts": query_starts,
-        }
+        values = mixed_values(batch, self._size)
         self._write({**values, **self._adapters(values)}, changes)
 
     def _adapters(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Whose adapter each place has, with the padding behind them. values: all others."""
-        if self.step.adapters is None:
-            return {}
-        read = np.zeros(self._size.most_draws, np.int64)
-        if self._size.is_mixed:
-            read[: len(values["logit_rows"])] = values["logit_rows"]
-        columns = adapter_columns(values, read, self._size.num_tokens, self._num_adapters)
-        return columns if self._size.is_mixed else {"adapter_tiles": columns["adapter_tiles"]}
+        return {} if self.step.adapters is None else adapter_values(values, self._size, self._num_adapters)
 
     def _write(self, values: Mapping[str, Array], changes: TableChanges) -> None:
         self._fixed.write({**values, "table_places": changes.places, "table_values": changes.values})

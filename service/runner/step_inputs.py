@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,9 +15,10 @@ from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots
 from service.layers.adapter_method import AdapterInputs
 from service.layers.attention import AttentionInputs
-from service.runner.batch_columns import BatchColumns, Column, Per
+from service.runner.batch_columns import Array, BatchColumns, Column, Per
 from service.runner.forward_pass import prompts_of_one_token, token_slots
 from service.runner.graph_sizes import GraphSize
+from service.runner.selective_batching import FlatBatch, adapter_columns
 from service.sampling.sampler import SamplingBatch
 
 
@@ -79,6 +81,32 @@ def column_lengths(size: GraphSize, columns: BatchColumns, num_adapters: int) ->
         num_read = size.most_draws
         lengths |= {_READ_SLOTS: num_read, _READ_TILES: _length_of_tiles(num_read, num_adapters)}
     return lengths
+
+
+def mixed_values(batch: FlatBatch, size: GraphSize) -> dict[str, Array]:
+    """The columns of a batch that such a step has room for, but for those of adapters."""
+    border = batch.num_decode
+    query_starts = np.full(size.most_prompts + 1, batch.query_starts[-1])
+    query_starts[: batch.num_seqs - border + 1] = batch.query_starts[border:]
+    return {
+        **batch.tokens,
+        **{f"decode_{name}": column[:border] for name, column in batch.sequences.items()},
+        **{f"prompt_{name}": column[border:] for name, column in batch.sequences.items()},
+        **batch.draws,
+        "logit_rows": np.repeat(batch.logit_rows, batch.samples_per_row),
+        "logit_lens": np.repeat(batch.logit_lens, batch.samples_per_row),
+        "draw_rows": batch.draw_rows,
+        "query_starts": query_starts,
+    }
+
+
+def adapter_values(values: Mapping[str, Array], size: GraphSize, num_adapters: int) -> dict[str, Array]:
+    """Whose adapter each place has, with the padding behind them. values: all other columns."""
+    read = np.zeros(size.most_draws, np.int64)
+    if size.is_mixed:
+        read[: len(values["logit_rows"])] = values["logit_rows"]
+    columns = adapter_columns(values, read, size.num_tokens, num_adapters)
+    return columns if size.is_mixed else {"adapter_tiles": columns["adapter_tiles"]}
 
 
 def step_inputs(

@@ -62,6 +62,7 @@ WITHOUT_A_TWIN = {
     "service/core/log_fields.py": "a name only",
     "service/core/failed_launch.py": "tests/engine/test_engine.py, tests/distributed/test_told_executor.py",
     "service/api/answers/answer_form.py": "a Protocol only",
+    "service/api/answers/piece_frames.py": "tests/api/answers/test_frame_stream.py",
     "service/api/calls/chat_batch_call.py": "tests/api/endpoints/test_chat_batch.py",
     "service/api/calls/chat_call.py": "tests/api/endpoints/test_chat_completions.py",
     "service/api/calls/response_history.py": "tests/api/endpoints/test_stored_responses.py",

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.answers.answer_form import AnswerForm
-from service.api.answers.frame_stream import CHARACTERS_OF_A_LOGPROB, FrameStream
+from service.api.answers.frame_stream import FrameStream
 from service.api.answers.generation import Generation
+from service.api.answers.piece_frames import CHARACTERS_OF_A_LOGPROB
 from service.api.answers.sse import TokenStreamResponse
 from service.api.call_trace import CallTrace
 from service.api.calls.prepared_call import PreparedCall, build_requests

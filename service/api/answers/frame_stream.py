@@ -1,27 +1,22 @@
-"""What a stream is sent: a generation's pieces as frames."""
+"""What a stream is sent: a generation's tokens as frames."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import orjson
 
 from service.api.answers.answer_form import AnswerForm
-from service.api.answers.choice_text import ChoiceText, Piece
+from service.api.answers.choice_text import ChoiceText
 from service.api.answers.generation import Generation
+from service.api.answers.piece_frames import PieceFrames
 from service.api.context import ApiContext
 from service.api.error_responses import internal_error
 from service.engine.streams import RequestStream
 
 _logger = logging.getLogger(__name__)
-
-CHARACTERS_OF_A_LOGPROB = 8
-"""Writing one takes as long as tokenizing so many characters."""
-_LOGPROBS_AT_ONCE = 512
-"""More of them would hold up the event loop."""
 
 
 class FrameStream:
@@ -30,7 +25,7 @@ class FrameStream:
 
     A plain stream has one choice, of which nothing but its text is told. Nearly all frames are in the middle of one,
     where only the text changes: they are made in few steps, of its ids. Its first frame, its last, and all frames of
-    any other stream are made of pieces: that is the plain twin.
+    any other stream are made of pieces (piece_frames.py): that is the plain twin.
     """
 
     def __init__(self, context: ApiContext, generation: Generation, form: AnswerForm) -> None:
@@ -40,7 +35,7 @@ class FrameStream:
         self._form = form
         self._before, self._after = form.around_text or (b"", b"")
         self._plain: _PlainText | None = None
-        self._writing: asyncio.Future[bytes] | None = None
+        self._pieces = PieceFrames(context, generation, form, self._on_written)
         self._reader: Callable[[], None] | None = None
         self._has_begun = False
         self.is_done = False
@@ -50,7 +45,7 @@ class FrameStream:
         self._generation.read_by(reader)
 
     def take(self) -> bytes:
-        if self.is_done or (self._writing is not None and not self._writing.done()):
+        if self.is_done or self._pieces.is_writing:
             return b""
         try:
             if not self._has_begun:
@@ -66,8 +61,7 @@ class FrameStream:
     def close(self, reason: str) -> None:
         self.is_done, self._reader = True, None  # a generation that is aborted here has not come to its end
         self._leave_plain()
-        if self._writing is not None:
-            self._writing.cancel()
+        self._pieces.close()
         self._times.detokenize += self._generation.text_s
         if self._generation.close():
             self._context.recorder.record_abort(reason)
@@ -98,35 +92,13 @@ class FrameStream:
 
     def _take_pieces(self) -> bytes:
         self._leave_plain()
-        generation, written = self._generation, b""
-        if self._writing is not None:
-            written, self._writing = self._writing.result(), None
-        pieces = generation.take_pieces()
-        began_s = time.perf_counter()
-        num_logprobs = sum(map(self._form.num_logprobs, pieces)) if self._form.writes_logprobs else 0
-        if num_logprobs > _LOGPROBS_AT_ONCE:
-            self._write_elsewhere(pieces, num_logprobs)
-            return written
-        written += self._write(pieces)
-        self._times.sse += time.perf_counter() - began_s
-        if generation.error is not None or generation.is_done:
-            self.is_done = True
-            written += self._form.end(generation.error)
-        return written
+        frames = self._pieces.take()
+        self.is_done = self._pieces.is_done
+        return frames
 
-    def _write_elsewhere(self, pieces: Sequence[Piece], num_logprobs: int) -> None:
-        """In a thread, and with the time that `texts` notes; until it is done, nothing is taken."""
-        work = self._context.texts.run(num_logprobs * CHARACTERS_OF_A_LOGPROB, lambda: self._write(pieces))
-        self._writing = asyncio.ensure_future(work)
-        self._writing.add_done_callback(self._on_written)
-
-    def _on_written(self, _: object) -> None:
+    def _on_written(self) -> None:
         if self._reader is not None:
             self._reader()
-
-    def _write(self, pieces: Sequence[Piece]) -> bytes:
-        """Perhaps in a thread of the pool."""
-        return b"".join([self._form.frame(piece) for piece in pieces])
 
 
 class _PlainText:

@@ -1,0 +1,72 @@
+"""A generation's pieces as frames, whatever the stream tells."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from service.api.answers.answer_form import AnswerForm
+from service.api.answers.choice_text import Piece
+from service.api.answers.generation import Generation
+from service.api.context import ApiContext
+
+CHARACTERS_OF_A_LOGPROB = 8
+"""Writing one takes as long as tokenizing so many characters."""
+_LOGPROBS_AT_ONCE = 512
+"""More of them would hold up the event loop."""
+
+
+class PieceFrames:
+    """On the event loop; but frames of many log probabilities are written in a thread.
+
+    is_writing: until that is done nothing is to be taken; then `on_written` is called. is_done: the end was taken.
+    """
+
+    def __init__(
+        self, context: ApiContext, generation: Generation, form: AnswerForm, on_written: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._generation = generation
+        self._form = form
+        self._tell_written = on_written
+        self._writing: asyncio.Future[bytes] | None = None
+        self.is_writing = False
+        self.is_done = False
+
+    def take(self) -> bytes:
+        """All that is ready, the last ones with the end."""
+        generation, written = self._generation, b""
+        if self._writing is not None:
+            written, self._writing = self._writing.result(), None
+        pieces = generation.take_pieces()
+        began_s = time.perf_counter()
+        num_logprobs = sum(map(self._form.num_logprobs, pieces)) if self._form.writes_logprobs else 0
+        if num_logprobs > _LOGPROBS_AT_ONCE:
+            self._write_elsewhere(pieces, num_logprobs)
+            return written
+        written += self._write(pieces)
+        self._context.recorder.times.sse += time.perf_counter() - began_s
+        if generation.error is not None or generation.is_done:
+            self.is_done = True
+            written += self._form.end(generation.error)
+        return written
+
+    def close(self) -> None:
+        """Nothing is taken any more."""
+        if self._writing is not None:
+            self._writing.cancel()
+
+    def _write_elsewhere(self, pieces: Sequence[Piece], num_logprobs: int) -> None:
+        """In a thread, and with the time that `texts` notes."""
+        work = self._context.texts.run(num_logprobs * CHARACTERS_OF_A_LOGPROB, lambda: self._write(pieces))
+        self._writing, self.is_writing = asyncio.ensure_future(work), True
+        self._writing.add_done_callback(self._on_written)
+
+    def _on_written(self, _: object) -> None:
+        self.is_writing = False
+        self._tell_written()
+
+    def _write(self, pieces: Sequence[Piece]) -> bytes:
+        """Perhaps in a thread of the pool."""
+        return b"".join([self._form.frame(piece) for piece in pieces])
