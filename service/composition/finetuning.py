@@ -58,6 +58,7 @@ def make_fine_tuning(
         enforce_eager=settings.enforce_eager,
         moments_on_host=parts.loaded.memory.has_moments_on_host,
         share=None if parts.trainings is None else parts.trainings.share,
+        is_serving=lambda: engine.num_live > 0,
     )
     folders = JobFolders(storage.folder / "jobs", storage.budget)
     tools = JobTools(jobs, storage.files, models, folders, work, engine, base, in_thread, recorder.record_training_step)

@@ -22,6 +22,7 @@ from service.finetune.hyperparameters import Hyperparameters
 from service.finetune.job import Job, ValidatedData
 from service.finetune.job_faults import JobFault
 from service.finetune.lora_parameters import first_state, state_of_adapter
+from service.finetune.reading_pace import ReadingPace
 from service.finetune.served_base import ServedBase
 from service.finetune.shared_training import TrainingTask
 from service.finetune.trainable_model import check_trainable, parameter_layout
@@ -45,7 +46,8 @@ class LoraJobWork:
 
     model: the one that serves, its plain weights kept. text: how it reads. find_adapter: the folder of an adapter that
     is served under this name. enforce_eager: no CUDA graphs. moments_on_host: see `AdamW`. share: has the other ranks
-    prepare a training, where several divide the model.
+    prepare a training, where several divide the model. is_serving: whether requests run, beside which files are read
+    slowly.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class LoraJobWork:
         enforce_eager: bool = False,
         moments_on_host: bool = False,
         share: Callable[[Training, TrainingTask], None] | None = None,
+        is_serving: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_serving = is_serving
         self._share = share
         self._moments_on_host = moments_on_host
         self._model = model
@@ -128,9 +132,10 @@ class LoraJobWork:
         if validation_file is not None:
             files.append(("validation_file", validation_file))
         found: list[Dataset] = []
+        pace = ReadingPace(self._is_serving, check)
         for param, path in files:
             try:
-                found.append(read_dataset(path, self._text, most_tokens, check))
+                found.append(read_dataset(path, self._text, most_tokens, pace))
             except DatasetError as fault:
                 raise JobFault(f"invalid_{param}", str(fault), param) from fault
         return found[0], found[1] if len(found) > 1 else Dataset((), 0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -209,10 +210,16 @@ def test_limits_of_a_whole_file_are_told(tmp_path: Path):
     for limits, reason in [
         (DatasetLimits(max_lines=2), "more than 2 lines"),
         (DatasetLimits(max_tokens=100), "line 2: .* more than 100 tokens"),
-        (DatasetLimits(max_s=-1), "line 1: .* within -1 s"),
+        (DatasetLimits(max_s=-1), "line 1: .* more than -1 s"),
     ]:
         with pytest.raises(DatasetError, match=reason):
             read_dataset(file, SMOL, 512, limits=limits)
+
+
+def test_rests_do_not_count_for_the_time_that_a_file_may_take(tmp_path: Path):
+    file = write(tmp_path, *[chat("a", "b")] * 3)
+    data = read_dataset(file, SMOL, 512, check=lambda: time.sleep(0.3), limits=DatasetLimits(max_s=0.5))
+    assert len(data.examples) == 3
 
 
 def test_a_file_of_one_endless_line_is_refused_before_it_is_read(tmp_path: Path):
