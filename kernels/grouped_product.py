@@ -126,19 +126,20 @@ _MXFP4 = (
         ),
     ),
     (4, GroupedConfig(8, 32, 256, num_warps=4, num_stages=1, warp_tiles=1, k_warps=2)),
+    (10, GroupedConfig(16, 128, 128, num_warps=4, num_stages=3, by_units=True)),
+    (20, GroupedConfig(32, 128, 128, num_warps=4, num_stages=3, by_units=True)),
     (
-        10,
+        48,
         GroupedConfig(
-            16,
+            64,
             128,
             128,
-            num_warps=4,
+            num_warps=8,
             num_stages=3,
             by_units=True,
-            down=GroupedConfig(16, 128, 128, num_warps=4, num_stages=2, warp_tiles=2),
+            down=GroupedConfig(64, 128, 128, num_warps=4, num_stages=3, by_units=True),
         ),
     ),
-    (48, GroupedConfig(16, 128, 128, num_warps=4, num_stages=1, warp_tiles=2)),
     (_MORE, _PLAIN[2][1]),
 )
 """Up to so many pairs of an expert on average. While the weights' bytes decide, a block has room for all pairs of
@@ -149,9 +150,9 @@ four or eight bits are widened in registers: 128 rows of x beside them would not
 Of plain weights not swept here yet (`python -m loadtest.bench.expert_layers --sweep`); the first row's tile is what
 others found best on an H200 for 128 experts of 768 at up to 16 tokens. Of MXFP4 best of 13 to 130 on an H200 for
 gpt-oss-20b, us of gate_up and down, beside _QUANTIZED's: 1 row 15.4, 10.7 (39.1, 32.8), 16 92.8, 55.7 (170, 98.6). For
-64 rows gate_up takes 108 by units (118 in blocks of 32), 129 in registers, 200 by _QUANTIZED's; down 78 in registers,
-and was not timed by units. For 256 rows registers took 266 and 164, and for 1,024 _QUANTIZED's 684 and 379; units were
-not swept there.
+64 rows by units 106 and 62.7 (in blocks of 32 118 and 67.7), in registers 129 and 78, by _QUANTIZED's 200 and 110; for
+256 by units 165 and 91.5 (in blocks of 32 167 and 96.8), in registers 266 and 164. For 1,024 _QUANTIZED's take 684 and
+379; units were not swept there.
 """
 
 _Table = tuple[tuple[float, GroupedConfig], ...]
