@@ -42,8 +42,8 @@ def test_downs_have_the_same_blocks(num_pairs):
 
 
 def test_few_rows_of_mxfp4_in_bf16_are_multiplied_in_registers_or_by_units():
-    assert all(grouped_config(n, 32, MXFP4).warp_tiles for n in (4, 64, 128, 512, 1024))
-    assert grouped_config(256, 32, MXFP4).by_units
+    assert all(grouped_config(n, 32, MXFP4).warp_tiles for n in (4, 64, 128))
+    assert all(grouped_config(n, 32, MXFP4).by_units for n in (256, 512, 1024))
     for form, dtype in ((MXFP4, torch.float32), (FP8, torch.bfloat16)):
         for num_pairs in (4, 1024):
             config = grouped_config(num_pairs, 32, form, dtype)
