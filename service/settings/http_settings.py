@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +12,6 @@ from service.config import UPLOAD_PATH, ConnectionLimits, ListenAddress
 from service.errors import ConfigError
 from service.settings.api_key_file import read_api_keys
 from service.settings.lists import HostNames, Keys, Names
-from service.settings.loopback import is_loopback
 
 MOST_LOGPROBS = 128
 """Most probable tokens that the executor tells at one place (service/sampling/logprobs.py)."""
@@ -140,3 +140,11 @@ class HttpSettings(BaseModel):
         paths = dict.fromkeys((UPLOAD_PATH, f"{self.root_path or ''}{UPLOAD_PATH}"))
         most = int(self.max_body_bytes)
         return ConnectionLimits(max_connections=self.max_connections, max_body_bytes=most, upload_paths=tuple(paths))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody beyond this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -29,7 +29,6 @@ WITHOUT_A_TWIN = {
     "service/layers/group_stage.py": "tests/equivalence/test_pipeline_parallel.py",
     "service/models/rank_division.py": "tests/models/test_registry.py",
     "service/settings/adapter_settings.py": "tests/settings/test_settings.py, by the whole",
-    "service/settings/http_settings.py": "tests/settings/test_settings.py, by the whole",
     "service/settings/model_settings.py": "tests/settings/test_settings.py, by the whole",
     "service/settings/operation_settings.py": "tests/settings/test_settings.py, by the whole",
     "service/settings/scheduler_settings.py": "tests/settings/test_settings.py, by the whole",

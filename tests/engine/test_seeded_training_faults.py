@@ -171,6 +171,10 @@ def a_block_of_the_arena_given_to_a_sequence(patch: Patch) -> None:
     patch.setattr(BlockManager, "check_invariants", lambda self: None)
 
 
+def an_arena_that_keeps_what_is_needed(patch: Patch) -> None:
+    patch.setattr(TrainingArena, "free_blocks", lambda self, num_blocks: None)
+
+
 def blocks_on_the_way_are_moved(patch: Patch) -> None:
     costs = BlockManager._costs_of_blocks
     patch.setattr(BlockManager, "_costs_of_blocks", lambda self: [cost % OUT_OF_THE_QUESTION for cost in costs(self)])
@@ -195,6 +199,7 @@ def lost_moves_believed_made(patch: Patch) -> None:
         an_overwritten_prefix_still_known,
         an_arena_that_is_kept_in_use_when_it_is_taken_back,
         a_block_of_the_arena_given_to_a_sequence,
+        an_arena_that_keeps_what_is_needed,
         blocks_on_the_way_are_moved,
         an_arena_that_outlives_its_training,
         lost_moves_believed_made,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.settings.loopback import is_loopback
+from service.settings.http_settings import is_loopback
 
 
 @pytest.mark.parametrize(
