@@ -23,6 +23,7 @@ from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.metrics.recorder import Recorder
 from service.prediction.recovery_ledger import RecoveryLedger
+from service.scheduler.background_chunks import ON_CPU, ON_GPU
 from service.scheduler.background_last import BackgroundLast
 from service.scheduler.history import History
 from service.scheduler.iteration_scheduler import IterationScheduler
@@ -65,6 +66,7 @@ def make_engine(
         ),
         make_training_policy(settings, parts.cost.iteration_time),
         make_speculation(settings, config),
+        background_chunk=ON_CPU if loaded.device == "cpu" else ON_GPU,
     )
     scheduler = IterationScheduler(
         blocks,

@@ -10,6 +10,7 @@ from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager, Fit
 from service.prediction.recovery_ledger import RecoveryLedger
+from service.scheduler.background_chunks import BackgroundChunks
 from service.scheduler.block_growth import BlockGrowth
 from service.scheduler.forking import share_prompt
 from service.scheduler.lanes import Lanes
@@ -33,6 +34,7 @@ class GroupStart:
         lanes: Lanes,
         growth: BlockGrowth,
         policies: SchedulerPolicies,
+        background_chunks: BackgroundChunks,
         ledger: RecoveryLedger,
         clock: Clock,
         max_num_seqs: int,
@@ -43,6 +45,7 @@ class GroupStart:
         self._growth = growth
         self._admission = policies.admission
         self._policy = policies.scheduling
+        self._background_chunks = background_chunks
         self._ledger = ledger
         self._clock = clock
         self._max_num_seqs = max_num_seqs
@@ -70,6 +73,8 @@ class GroupStart:
         for group in self._policy.order(self._pool.waiting, now_s):
             if without_background and group.request.is_background:
                 return
+            if group.request.is_background:
+                draft.leave_to_background(self._background_chunks.most(draft.now_s))
             if left_of_share <= 0 < draft.budget:
                 self.let_wait("sequences")
                 return

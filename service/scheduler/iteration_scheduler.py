@@ -10,6 +10,7 @@ from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.prediction.recovery_ledger import RecoveryLedger
 from service.scheduler.arena_lending import ArenaLending
+from service.scheduler.background_chunks import BackgroundChunks
 from service.scheduler.block_growth import BlockGrowth, Shortage
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.decode_batch import DecodeBatch
@@ -72,10 +73,11 @@ class IterationScheduler:
         preemption = GroupPreemption(
             blocks, policies.scheduling, policies.preemption, ledger, self._launched, max_preemptions
         )
+        background_chunks = BackgroundChunks(self.pool, policies.background_chunk)
         speculation = policies.speculation
         self._drafts = None if speculation is None else DraftChoice(speculation, ledger)
         self.group_start = GroupStart(
-            blocks, self.pool, self.lanes, self._growth, policies, ledger, clock, max_num_seqs
+            blocks, self.pool, self.lanes, self._growth, policies, background_chunks, ledger, clock, max_num_seqs
         )
         self.group_end = GroupEnd(blocks, self.pool, self.lanes, self._launched, self._drafts, ledger, history)
         self._training_plans = TrainingPlans(
@@ -90,6 +92,7 @@ class IterationScheduler:
             preemption,
             self.group_start,
             policies.chunk_budget,
+            background_chunks,
             self._drafts,
         )
 

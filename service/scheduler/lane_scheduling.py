@@ -7,6 +7,7 @@ from service.core.scheduled_sequence import PENDING_TOKEN_ID
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
+from service.scheduler.background_chunks import BackgroundChunks
 from service.scheduler.block_growth import BlockGrowth, Shortage
 from service.scheduler.chunk_budget import ChunkBudget
 from service.scheduler.forking import share_prompt
@@ -23,7 +24,8 @@ class LaneScheduling:
 
     Each iteration: running sequences that decode get their one token; then the chunk budget's tokens go to
     prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
-    while budget, seats and memory last. If the running groups cannot all grow, the policy's victim is preempted,
+    while budget, seats and memory last. Prompts in the background come last, and while there are others they get few
+    tokens. If the running groups cannot all grow, the policy's victim is preempted,
     whole; it returns from host memory or is recomputed (PagedAttention, section 4.5). So is one in the background, if
     another request has no seat or memory. Adapters that nobody runs with go before. Blocks being copied to the host
     are not free yet, and a group being copied back cannot be preempted: groups that need their blocks sit out. The
@@ -42,6 +44,7 @@ class LaneScheduling:
         preemption: GroupPreemption,
         start: GroupStart,
         chunk_budget: ChunkBudget,
+        background_chunks: BackgroundChunks,
         drafts: DraftChoice | None,
     ) -> None:
         self._blocks = blocks
@@ -52,6 +55,7 @@ class LaneScheduling:
         self._preemption = preemption
         self._start = start
         self._chunk_budget = chunk_budget
+        self._background_chunks = background_chunks
         self._drafts = drafts
 
     def decide(self, draft: PlanDraft, shortage: Shortage) -> bool:
@@ -171,6 +175,8 @@ class LaneScheduling:
     def _add_chunks(self, prefilling: list[tuple[SequenceGroup, Sequence]], draft: PlanDraft) -> None:
         """As far as the budget goes, and the memory. Each has room for one token at least."""
         for group, sequence in prefilling:
+            if group.request.is_background:
+                draft.leave_to_background(self._background_chunks.most(draft.now_s))
             if draft.budget > 0:
                 end = min(sequence.num_computed_tokens + draft.budget, sequence.num_tokens)
                 room = self._growth.room_for_chunk(group, sequence, end)

@@ -30,14 +30,15 @@ class Advance(NamedTuple):
 class PlanDraft:
     """The plan of iteration `number`, decided at `now_s`; what is done for it is counted in `tally`.
 
-    budget: prompt tokens left to schedule. members, decodes: of the decode batch, already counted as computed; no
-    members if it has none. scheduled, advances: the other sequences, one entry in each, not counted yet. has_drafts:
-    some of these are drafts. sitting_out: groups, by order of arrival, for which there are no blocks before transfers
-    have finished.
+    budget: prompt tokens left to schedule; first those of others, then those in the background. members, decodes: of
+    the decode batch, already counted as computed; no members if it has none. scheduled, advances: the other sequences,
+    one entry in each, not counted yet. has_drafts: some of these are drafts. sitting_out: groups, by order of arrival,
+    for which there are no blocks before transfers have finished.
     """
 
     __slots__ = (
         "_adapter_slots",
+        "_is_in_background",
         "adapter_loads",
         "advances",
         "budget",
@@ -68,6 +69,7 @@ class PlanDraft:
         self.adapter_loads: list[AdapterLoad] = []
         self.has_drafts = False
         self.sitting_out: set[int] = set()
+        self._is_in_background = False
 
     @property
     def computes(self) -> bool:
@@ -83,6 +85,12 @@ class PlanDraft:
         """Tokens that these attend to."""
         of_others = sum(item.num_computed_tokens + 1 for item in self.scheduled)
         return int(self.decodes.num_computed_tokens.sum()) + len(self.decodes) + of_others
+
+    def leave_to_background(self, most: int | None) -> None:
+        """What is left of the budget, and no more than so much, is for prompts in the background. Said before each."""
+        if not self._is_in_background and most is not None:
+            self.budget = min(self.budget, most)
+        self._is_in_background = True
 
     def add(self, group: SequenceGroup, sequence: Sequence, end: int, table: BlockTable) -> None:
         """The sequence computes its tokens before position `end`, and draws if those are all. table: its own."""

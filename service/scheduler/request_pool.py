@@ -19,7 +19,7 @@ class RequestPool:
 
     waiting_tokens: what they have to compute; tokens_per_prefix_entry: of the prefix cache. num_waiting_by_adapter,
     num_running_by_adapter: of the groups with one, by its name. num_background_waiting, num_background_running: of the
-    groups in the background.
+    groups in the background. num_others_ended: of those that were not, ever.
     """
 
     def __init__(self, policy: SchedulingPolicy, tokens_per_prefix_entry: int, adapter_slots: AdapterSlots) -> None:
@@ -35,6 +35,7 @@ class RequestPool:
         self.num_running_by_adapter = Counter[str]()
         self.num_background_waiting = 0
         self.num_background_running = 0
+        self.num_others_ended = 0
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -51,6 +52,11 @@ class RequestPool:
     def has_others_waiting(self) -> bool:
         """Than those in the background."""
         return len(self.waiting) > self.num_background_waiting
+
+    @property
+    def has_others(self) -> bool:
+        """Waiting or running."""
+        return len(self._groups) > self.num_background_waiting + self.num_background_running
 
     @property
     def preempted(self) -> Collection[SequenceGroup]:
@@ -100,6 +106,7 @@ class RequestPool:
         else:
             self._stop_waiting(group)
         group.status = GroupStatus.ENDED
+        self.num_others_ended += not group.request.is_background
         del self._groups[group.request.request_id]
 
     def _stop_running(self, group: SequenceGroup) -> None:

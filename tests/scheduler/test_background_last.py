@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import get_args
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.sequence_group import SequenceGroup
+from service.scheduler.background_chunks import ON_CPU, QUIET_S
 from service.scheduler.preemption import AlwaysSwap
 from service.settings.settings import Settings
 from tests.engine.harness import Harness
@@ -48,6 +50,44 @@ def test_prompts_of_others_are_computed_before_those_of_the_background():
     harness.add(harness.request((1, 2, 3), 1))
     harness.run()
     assert list(harness.finals) == ["request-1", "request-0"]
+
+
+def chunks(harness: Harness, request_id: str) -> list[int]:
+    """Prompt tokens of each iteration that computed some of this request's, the last one's left out."""
+    group = harness.scheduler.pool.get(request_id)
+    assert group is not None
+    computed = [0]
+    while group.leader.num_tokens_to_compute > 1:
+        harness.step()
+        computed.append(group.leader.num_computed_tokens)
+    return [after - before for before, after in pairwise(computed)][:-1]
+
+
+def test_beside_others_a_prompt_in_the_background_takes_few_tokens_of_an_iteration():
+    harness = Harness(max_num_seqs=4, max_num_batched_tokens=64, num_blocks=64)
+    harness.add(harness.request((1, 2, 3), 60))
+    harness.step()
+    for _ in range(2):
+        harness.add(harness.request(tuple(range(1, 91)), 2, is_background=True))
+    assert set(chunks(harness, "request-1")) == {ON_CPU}
+    assert "request-0" not in harness.finals
+    harness.run()
+    for request_id in harness.requests:
+        harness.check_against_oracle(request_id)
+
+
+def test_alone_and_a_while_after_the_last_of_the_others_it_takes_all():
+    harness = Harness(max_num_seqs=4, max_num_batched_tokens=64, num_blocks=64)
+    harness.add(harness.request((1, 2, 3), 1))
+    harness.run()
+    harness.add(harness.request(tuple(range(1, 91)), 2, is_background=True))
+    harness.step()
+    harness.step()
+    (group,) = harness.scheduler.pool.groups()
+    assert group.leader.num_computed_tokens == 2 * ON_CPU, "others may come again"
+    harness.clock.advance(QUIET_S)
+    harness.step()
+    assert group.leader.num_computed_tokens == 2 * ON_CPU + 64
 
 
 MOST_CHATS, LONGEST_PROMPT, LONGEST_ANSWER = 2, 24, 12
