@@ -195,7 +195,7 @@ def run(recipe: Recipe, folder: Path) -> list[Score]:
     pairs = questions_and_answers(corpus, recipe.pairs, random.Random(recipe.seed))
     tokenizer = train_tokenizer(tokenizer_texts(corpus, recipe.pairs // 3, random.Random(recipe.seed)), VOCABULARY)
     model = LlamaForCausalLM(model_config(tokenizer))
-    model.to(device)  # type: ignore[arg-type]  # transformers' signature of it
+    model.to(device)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{len(corpus.topics)} topics, {len(pairs)} questions, {parameters} parameters on {device}",

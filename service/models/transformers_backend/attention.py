@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers.modeling_utils import AttentionInterface
 
 from kernels.reshape_and_cache import reshape_and_cache
 from service.layers.attention import AttentionInputs, LayerCache, paged_attention

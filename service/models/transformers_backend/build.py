@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 
 from service.errors import ModelLoadError
 from service.models.config_fields import read_json, token_ids

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
@@ -21,6 +20,7 @@ from transformers.core_model_loading import (
     dot_natural_key,
     rename_source_key,
 )
+from transformers.modeling_utils import PreTrainedModel
 
 from service.errors import ModelLoadError
 from service.layers.shard import Shard, local

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers.configuration_utils import PreTrainedConfig
 
 from service.layers.gated_mlp import GatedMlp
 from service.layers.linear import Linear, NamedLinear

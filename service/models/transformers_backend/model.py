@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers.modeling_utils import PreTrainedModel
 
 from kernels.grouped_product import tokens_of_each_config
 from service.errors import ConfigError, ModelLoadError

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 
 from service.errors import ModelLoadError
 from service.models.transformers_backend.attention import AttentionCall

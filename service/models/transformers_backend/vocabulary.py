@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers.modeling_utils import PreTrainedModel
 
 from service.layers.embedding import OutputHead
 from service.layers.tensor_parallel import TensorParallel
