@@ -39,10 +39,12 @@ _NUM_DESCRIPTORS = 4
 
 
 class Order(NamedTuple):
-    """`python -m MODULE ARGUMENTS`, and what its descriptors 0, 1 and 2 are."""
+    """`python -m MODULE ARGUMENTS`, what of its environment is not this process's, and what its descriptors 0, 1 and 2
+    are."""
 
     module: str
     arguments: list[str]
+    environment: dict[str, str]
     streams: list[int]
 
 
@@ -88,8 +90,8 @@ def _receive(control: socket.socket) -> tuple[Order, socket.socket] | None:
     if not message:
         return None
     descriptors = array.array("i", ancillary[0][2])
-    module, *arguments = json.loads(message)
-    return Order(module, arguments, list(descriptors[:3])), socket.socket(fileno=descriptors[3])
+    (module, *arguments), environment = json.loads(message)
+    return Order(module, arguments, environment, list(descriptors[:3])), socket.socket(fileno=descriptors[3])
 
 
 def _tell(asker: socket.socket, number: int) -> None:
@@ -103,6 +105,7 @@ def carry_out(order: Order) -> int:
         os.dup2(stream, number)
     for stream in order.streams:
         os.close(stream)
+    os.environ.update(order.environment)
     sys.argv[1:] = order.arguments
     sys.orig_argv[1:] = ["-m", order.module, *order.arguments]
     spares = SpareProcesses(num_ranks_elsewhere(order.arguments))

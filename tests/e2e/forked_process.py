@@ -18,8 +18,12 @@ from pathlib import Path
 from typing import TextIO
 
 from tests.e2e.fork_server import NUMBER
+from tests.made_once import made_once
 
 ROOT = Path(__file__).parents[2]
+
+_OWN = ["XDG_DATA_HOME"]
+"""What differs between the environments of processes that share a server: each worker of the tests has its own."""
 
 
 class ForkedProcess:
@@ -77,18 +81,24 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process that forks; it ends with this one. What it starts has the environment that it has."""
+    """The process that forks; it ends when nobody can ask it any more. Who was forked from this process can, too.
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.e2e.fork_server", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdout=subprocess.DEVNULL,
-                env=dict(environment),
-                cwd=ROOT,
-            )
+    What it starts has the environment that it was begun with, and of who asks what `_OWN` names.
+    """
+
+    def __init__(self) -> None:
+        self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self, environment: Mapping[str, str]) -> ForkServer:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.fork_server", str(self._theirs.fileno())],
+            pass_fds=[self._theirs.fileno()],
+            stdout=subprocess.DEVNULL,
+            env=dict(environment),
+            cwd=ROOT,
+        )
+        return self
 
     def start(self, command: Sequence[str]) -> ForkedProcess:
         """command: a module and its arguments. What it writes to standard error is read from the process's `stderr`."""
@@ -103,22 +113,36 @@ class ForkServer:
 
     def _ordered(self, command: Sequence[str], streams: Sequence[int]) -> tuple[list[str], socket.socket]:
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own = {name: os.environ[name] for name in _OWN if name in os.environ}
         with theirs:
-            socket.send_fds(self._control, [json.dumps(command).encode()], [*streams, theirs.fileno()])
+            socket.send_fds(self._control, [json.dumps([command, own]).encode()], [*streams, theirs.fileno()])
         return [sys.executable, "-m", *command], status
 
     def close(self) -> None:
+        self._theirs.close()
         self._control.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
+
+
+_SHARED = ForkServer()
+"""Of all processes that are forked from the one which has read the tests: who needs it first begins it, and none waits
+for its end, which comes when the last of them has ended."""
 
 
 @cache
 def _fork_server(environment: tuple[tuple[str, str], ...]) -> ForkServer:
-    server = ForkServer(dict(environment))
+    def begin() -> tuple[tuple[str, str], ...]:
+        _SHARED.begin(dict(environment))
+        return environment
+
+    if made_once("fork server", begin) == environment:
+        return _SHARED
+    server = ForkServer().begin(dict(environment))
     atexit.register(server.close)
     return server
 
 
 def fork_server(environment: Mapping[str, str]) -> ForkServer:
-    """One for all the tests of this process that give their processes this environment."""
-    return _fork_server(tuple(sorted(environment.items())))
+    """One for all the tests that give their processes this environment, whatever has the names of `_OWN`."""
+    return _fork_server(tuple(sorted((name, "" if name in _OWN else value) for name, value in environment.items())))

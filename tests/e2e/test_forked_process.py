@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -84,8 +85,21 @@ def test_a_server_has_spares_for_its_hosts_other_ranks(arguments: str, number: i
     assert num_ranks_elsewhere(arguments.split()) == number
 
 
+def test_who_was_forked_from_this_process_has_the_same_server_with_data_of_its_own(server: ForkServer, tmp_path: Path):
+    told = tmp_path / "told"
+    child = os.fork()
+    if not child:
+        os.environ["XDG_DATA_HOME"] = "its own"
+        asked = fork_server(environment()) is server
+        begun, _ = ended(server.start(["tests.e2e.shown_process", "return"]))
+        told.write_text(json.dumps([asked, begun["environment"]["XDG_DATA_HOME"]]))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert json.loads(told.read_text()) == [True, "its own"]
+
+
 def test_the_server_ends_with_who_asks():
-    server = ForkServer(environment())
+    server = ForkServer().begin(environment())
     began_s = time.monotonic()
     server.close()
     assert time.monotonic() - began_s < 60
