@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +14,24 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
+from kernels import ordered_linear
 from kernels.cpu_loops import cpu_loops
 from service.config import CacheConfig, LoraConfig, ModelSource
 from service.core.request import Request
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.layers.packed_weight import WeightForm
+from service.models.registry import ARCHITECTURES
 from service.runner.choices import weight_forms
 from service.runner.load import LoadedModel, load_executor
 from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Preemption
+from service.scheduler.speculation import Speculation
 from service.settings.quickstart import QUICKSTART_MODEL
 from tests.engine.harness import Harness, ListSink
 from tests.equivalence.random_adapters import save_random_adapters
 from tests.equivalence.rank_work import Asked, alone_and_among
+from tests.equivalence.stage_work import Remembered
 from tests.models import checkpoints
 from tests.models.quantized_checkpoints import quantized
 from tests.ranks import Ranks
@@ -33,8 +39,17 @@ from tests.ranks import Ranks
 BLOCK_SIZE = 16
 MAX_TOKENS = 6
 AT_ONCE = {"llama": checkpoints.llama, "qwen3": checkpoints.qwen3, "mistral": checkpoints.mistral}
-WITH_EXPERTS = {"mixtral": checkpoints.mixtral, "qwen2-moe": checkpoints.qwen2_moe, "gpt-oss": checkpoints.gpt_oss}
-ONE_BY_ONE = {"gpt2": checkpoints.gpt2, "opt": checkpoints.opt, **WITH_EXPERTS}
+WITH_EXPERTS = {
+    "mixtral": checkpoints.mixtral, "qwen2-moe": checkpoints.qwen2_moe, "qwen3-moe": checkpoints.qwen3_moe,
+    "gpt-oss": checkpoints.gpt_oss, "olmoe": checkpoints.olmoe,
+}  # fmt: skip
+WITHOUT_LOOPS = {
+    "gpt2": checkpoints.gpt2, "opt": checkpoints.opt, "gemma": checkpoints.gemma, "gemma2": checkpoints.gemma2,
+    "gemma3": checkpoints.gemma3,
+}  # fmt: skip
+"""Of which a CPU has not all operations as compiled loops."""
+ONE_BY_ONE = {**WITHOUT_LOOPS, **WITH_EXPERTS}
+CPU_FAMILIES = {"phi3": checkpoints.phi3, "qwen2": checkpoints.qwen2}
 WIDTHS: Mapping[str, Any] = {"head_dim": 32, "vocab_size": 320}
 """As the compiled loops of a CPU want them."""
 GPU_WIDTHS: Mapping[str, Any] = {"head_dim": 64, "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128}
@@ -70,11 +85,14 @@ def widths(device: str) -> Mapping[str, Any]:
 
 def load(
     folder: Path, dtype: str = "bfloat16", max_num_seqs: int = 64, lora: LoraConfig | None = None,
-    choices_file: Path | None = None, cache_dtype: Literal["auto", "fp8"] = "auto", **changes: Any,
+    choices_file: Path | None = None, cache_dtype: Literal["auto", "fp8"] = "auto", enforce_eager: bool = False,
+    **changes: Any,
 ) -> LoadedModel:  # fmt: skip
     source = replace(ModelSource(str(folder), None, None, None, "auto", dtype, "cpu", None, 0), **changes)
     cache = CacheConfig(BLOCK_SIZE, 0.5, 16 << 20, 1 << 24, dtype=cache_dtype)
-    return load_executor(source, folder, cache, max_num_seqs, 256, lora=lora, choices_file=choices_file)
+    return load_executor(
+        source, folder, cache, max_num_seqs, 256, enforce_eager=enforce_eager, lora=lora, choices_file=choices_file
+    )
 
 
 @pytest.fixture(scope="module", params=[*((name, "cpu") for name in (*AT_ONCE, "quickstart")), *ON_A_GPU], ids=str)
@@ -126,20 +144,27 @@ def asking(harness: Harness) -> list[Request]:
 
 
 def others(harness: Harness, count: int) -> list[Request]:
-    """Some ask, most do not."""
+    """Some ask, most do not; of every kind."""
     chance = random.Random(count)
-    return [
-        harness.request(
-            prompt_of(100 + i, chance.choice((1, 2, 17, 60))),
-            chance.randint(1, 6),
+
+    def other(i: int) -> Request:
+        prompt, max_tokens = prompt_of(100 + i, chance.choice((1, 2, 17, 60))), chance.randint(1, 6)
+        if i % 16 == 7:
+            return harness.beam_request(prompt, max_tokens, width=2)
+        return harness.request(
+            prompt,
+            max_tokens,
             n=chance.choice((1, 1, 2)),
             seed=i,
             temperature=chance.choice((0.0, 1.0)),
+            top_p=chance.choice((1.0, 0.9)),
+            presence_penalty=chance.choice((0.0, 0.0, 0.5)),
             num_logprobs=chance.choice((None, 2)),
+            num_prompt_logprobs=chance.choice((None, None, 1)),
             deterministic=i % 5 == 0,
         )
-        for i in range(count)
-    ]
+
+    return [other(i) for i in range(count)]
 
 
 def run(harness: Harness, requests: Iterable[Request], steps_between: Callable[[], int] = lambda: 0) -> None:
@@ -188,8 +213,9 @@ def among(loaded: LoadedModel, count: int, *, caches: bool = False, **changes: A
     return bits_of(harness, wanted)
 
 
-def test_among_others(loaded: LoadedModel, expected: Bits):
-    assert among(loaded, 12) == expected
+@pytest.mark.parametrize("count", [8, 64])
+def test_among_others(loaded: LoadedModel, expected: Bits, count: int):
+    assert among(loaded, count) == expected
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -247,6 +273,15 @@ def test_overlapped(loaded: LoadedModel, expected: Bits):
     assert among(loaded, 7, overlap=True) == expected
 
 
+def test_with_drafts(loaded: LoadedModel, expected: Bits):
+    """A draft is a row more of a step, and right ones are several tokens at once."""
+    known = {prompt_of(0, 70): list(expected["0", 0][0]), prompt_of(1, 33): list(expected["1", 0][0])}
+    sink = ListSink()
+    drafts = Speculation(3, 200, lambda: Remembered(defaultdict(list, known)))
+    assert among(loaded, 3, speculation=drafts, sink=sink) == expected
+    assert sum(right for stats in sink.iterations for _, right in stats.drafts) > 0
+
+
 @pytest.mark.each_once
 @pytest.mark.parametrize("preemption", [AlwaysRecompute(), AlwaysSwap()], ids=["recomputed", "swapped"])
 def test_preempted(loaded: LoadedModel, expected: Bits, preemption: Preemption):
@@ -295,6 +330,24 @@ def test_one_token_after_the_other_where_operations_are_not_our_own(tmp_path: Pa
     assert among(loaded, 4, max_num_batched_tokens=50) == alone(loaded)
 
 
+@pytest.mark.parametrize("name", CPU_FAMILIES)
+def test_other_families_of_a_cpu_are_batched(tmp_path: Path, name: str):
+    loaded = load(CPU_FAMILIES[name](tmp_path, hidden_size=128, **{**WIDTHS, "num_attention_heads": 4}))
+    assert loaded.batches_deterministic is (cpu_loops() is not None)
+    assert among(loaded, 9, max_num_batched_tokens=50) == among(loaded, 12, caches=True) == alone(loaded)
+
+
+def test_no_family_is_left_out():
+    """On a CPU, nor on a GPU."""
+
+    def plain(architecture: str) -> str:
+        return architecture.lower().removesuffix("forcausallm").removesuffix("lmheadmodel")
+
+    known = {plain(architecture) for architecture in ARCHITECTURES}
+    for there in ({**AT_ONCE, **CPU_FAMILIES, **ONE_BY_ONE}, {**AT_ONCE, **GPU_FAMILIES, **WITH_EXPERTS}):
+        assert {name.replace("-", "") for name in there} == known
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", GPU_FAMILIES)
 def test_other_families_of_a_gpu_are_batched(tmp_path: Path, name: str):
@@ -307,12 +360,13 @@ def test_other_families_of_a_gpu_are_batched(tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["wide", "fp8 cache", "fp8 weights"])
+@pytest.mark.parametrize("kind", ["wide", "fp8 cache", "fp8 weights", "transformers' modules"])
 def test_what_has_no_batched_way_is_computed_token_by_token(tmp_path: Path, kind: str, device: str):
     changes: Mapping[str, Any] = {
         "wide": {"dtype": "float32"},
         "fp8 cache": {"cache_dtype": "fp8"},
         "fp8 weights": {"quantization": "fp8"},
+        "transformers' modules": {"implementation": "transformers"},
     }[kind]
     loaded = load(checkpoints.llama(tmp_path, **widths(device)), device=device, **changes)
     assert device == "cpu" or not loaded.batches_deterministic
@@ -334,6 +388,41 @@ def test_after_a_restart_with_the_same_choices(tmp_path: Path, device: str):
     first = alone(load(folder, choices_file=choices, device=device))
     again = load(folder, choices_file=choices, device=device)
     assert choices.exists() and among(again, 9) == first
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_by_graphs_or_kernel_by_kernel(tmp_path: Path, device: str):
+    """On a CPU by recorded steps or operation by operation."""
+    folder = checkpoints.llama(tmp_path, **widths(device))
+    by_graphs, eager = load(folder, device=device), load(folder, device=device, enforce_eager=True)
+    if device == "cuda":
+        by_graphs.runner.replays.capture(by_graphs.choices.graphs, asked=True)
+        assert not eager.choices.graphs
+    assert among(by_graphs, 9) == among(eager, 9) == alone(eager)
+
+
+@pytest.mark.gpu
+def test_products_that_cublas_multiplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of few rows, as of a prompt in small pieces, it multiplies none."""
+    asked = set()
+
+    def watch(name: str) -> None:
+        multiply = getattr(ordered_linear, name)
+        monkeypatch.setattr(ordered_linear, name, lambda *args, **how: (asked.add(name), multiply(*args, **how))[1])
+
+    watch("unsplit_linear_triton")
+    watch("unsplit_add_norm_triton")
+    config = LlamaConfig(
+        hidden_size=4096, intermediate_size=6144, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8,
+        vocab_size=4096, max_position_embeddings=512, initializer_range=0.1, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    loaded = load(tmp_path, device="cuda", load_format="dummy")
+    first = alone(loaded)
+    assert among(loaded, 20, max_num_batched_tokens=16, max_num_seqs=16) == first
+    asked.clear()
+    assert among(loaded, 20) == among(loaded, 40, caches=True) == first
+    assert len(asked) == 2
 
 
 @pytest.mark.load
