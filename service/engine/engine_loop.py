@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 
 from service.core.clock import Clock
 from service.core.events import News
 from service.core.stats import EngineSnapshot
-from service.core.training import TrainingInterrupted
-from service.engine.commands import Command, StartTraining, Stop, Submit, carry_out
+from service.engine.commands import Command, Stop, carry_out
 from service.engine.engine import Engine
 from service.engine.engine_watch import MAX_FAILED_IN_A_ROW, STALLED_AFTER_S, EngineWatch
 from service.engine.idle_turns import IDLE_BEFORE_WORK_S, IdleTurns
-from service.engine.live_training import tell_end
-from service.engine.queued import Amount, Known, Queued
+from service.engine.inbox import Inbox, Known, Queued
 from service.errors import RequestError, ServerError
 
 logger = logging.getLogger(__name__)
@@ -57,13 +54,11 @@ class EngineLoop:
         self._publish = publish
         self._on_death = on_death
         self._wait = wait
-        self._inbox: deque[Command] = deque()
+        self._inbox = Inbox()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
-        self._has_ended = False
-        self._sent = self._taken = Amount()
-        self._known = Known(engine.snapshot(), self._taken)
+        self._known = Known(engine.snapshot(), self._inbox.taken)
         self.busy_since_s: float | None = None
         self.watch = EngineWatch(engine, clock, lambda seconds: wait(self._wake, seconds), stalled_after_s)
         self._idle = IdleTurns(engine, clock, self._wake.is_set)
@@ -74,11 +69,7 @@ class EngineLoop:
 
     def send(self, command: Command) -> None:
         """Event-loop thread. Carried out before the next iteration."""
-        self._inbox.append(command)
-        if isinstance(command, Submit):  # counted once it can be taken: the thread may launch for it at once
-            self._sent = self._sent.with_one_more(command.request)
-        if self._has_ended:
-            self._refuse_trainings()
+        self._inbox.send(command)
         self._wake.set()
 
     def join(self, timeout_s: float) -> bool:
@@ -93,7 +84,7 @@ class EngineLoop:
 
     def num_queued(self) -> Queued:
         """What has not started. Event-loop thread."""
-        return self._known.queued(self._sent)
+        return self._known.queued(self._inbox.sent)
 
     @property
     def is_alive(self) -> bool:
@@ -115,16 +106,16 @@ class EngineLoop:
             self._end_trainings()
 
     def _iterate(self) -> None:
-        if not self._engine.has_work and not self._inbox:
+        if not self._engine.has_work and not self._inbox.commands:
             self._rest()
         elif self._idle.has_more:
-            self._idle.use_training(has_commands=bool(self._inbox))
+            self._idle.use_training(has_commands=bool(self._inbox.commands))
         self._wake.clear()
         self.busy_since_s = self._clock.now_s()
         if self.busy_since_s >= self._idle.catch_up_due_s:
             self._idle.catch_up(self._hand_over)
         self._delay_launch()
-        if self._inbox:
+        if self._inbox.commands:
             started_s = self._clock.now_s()
             self._take_commands()
             self._note_state()
@@ -155,7 +146,7 @@ class EngineLoop:
                 self._wake.clear()
 
     def _spare_s(self) -> float:
-        return self._engine.spare_s(has_arrivals=self._sent.requests > self._taken.requests)
+        return self._engine.spare_s(has_arrivals=self._inbox.sent.requests > self._inbox.taken.requests)
 
     def _rest(self) -> None:
         """Until a command comes, for which a piece of idle work is given up."""
@@ -172,31 +163,17 @@ class EngineLoop:
     def _end_trainings(self) -> None:
         """The thread ends: the listener of every training hears of it."""
         self._engine.training.interrupt(wants_state=False)
-        self._has_ended = True
-        self._refuse_trainings()
-
-    def _refuse_trainings(self) -> None:
-        """Whoever takes a command from the inbox, this thread or the one that sent it, tells."""
-        while self._inbox:
-            try:
-                command = self._inbox.popleft()
-            except IndexError:  # the other one was faster
-                return
-            if isinstance(command, StartTraining):
-                tell_end(command.listener, TrainingInterrupted("the engine has ended"))
+        self._inbox.close()
 
     def _take_commands(self) -> None:
         """Carry out what has come in."""
-        while self._inbox:
-            command = self._inbox.popleft()
+        for command in self._inbox.take():
             if isinstance(command, Stop):
                 self._stopping = True
                 self._fail_all(command.error)
                 self._engine.interrupt_training()
-                continue
-            carry_out(command, self._engine)
-            if isinstance(command, Submit):
-                self._taken = self._taken.with_one_more(command.request)
+            else:
+                carry_out(command, self._engine)
 
     def _fail_all(self, error: RequestError) -> None:
         for request_id in self._engine.requests.request_ids():
@@ -206,7 +183,7 @@ class EngineLoop:
 
     def _note_state(self) -> None:
         """For other threads."""
-        self._known = Known(self._engine.snapshot(), self._taken)
+        self._known = Known(self._engine.snapshot(), self._inbox.taken)
 
     def _hand_over(self) -> None:
         """Called when this thread is about to wait: the event loop works on the events, and while it does, every launch

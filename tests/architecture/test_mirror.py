@@ -46,7 +46,7 @@ WITHOUT_A_TWIN = {
     "service/runner/graph_ways.py": "tests/runner/test_cuda_graphs.py",
     "service/engine/idle_turns.py": "tests/engine/test_engine_loop.py",
     "service/engine/commands.py": "tests/engine/test_engine_loop.py",
-    "service/engine/queued.py": "tests/engine/test_engine_loop.py",
+    "service/engine/inbox.py": "tests/engine/test_engine_loop.py",
     "service/engine/engine_snapshots.py": "tests/engine/test_engine.py",
     "service/engine/sequence_results.py": "tests/engine/test_result_applier.py",
     "service/scheduler/cached_tokens.py": "tests/scheduler/test_iteration_scheduler.py",
