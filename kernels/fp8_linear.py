@@ -11,10 +11,12 @@ Tensors (M <= 256 rows, N output features, K input features, multiples of 16):
     returns   [M, N]  bf16, contiguous, new
 
 Rounding: products are exact, sums the matrix units' own ("fast accumulation"), rounded once at the end. A row's result
-does not depend on the others, nor on their number up to 64, nor above. M may be 0. Not differentiable.
+does not depend on the others, nor on their number up to 16, from 17 to 64, nor above. M may be 0. Not differentiable.
 
-The skinny product's parts (kernels/skinny_linear.py), whose elements go into the matrix units as they are. There bytes
-become numbers of 16 bits, which at 64 rows takes longer than memory takes to bring them.
+Where it was the faster one, of more than 16 rows on an H100 or H200, its twin computes it whose loop is written down
+(kernels/fp8_units.py). This one is made of the skinny product's parts (kernels/skinny_linear.py), whose elements go
+into the matrix units as they are. There bytes become numbers of 16 bits, which at 64 rows takes longer than memory
+takes to bring them.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ import torch
 from torch import Tensor
 
 from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
+from kernels.fp8_units import fp8_units_config, fp8_units_triton
+from kernels.fp8_units import takes as units_take
 from kernels.optional_triton import tl, triton
 from kernels.quantized_weight import FP8, QuantizedWeight
 from kernels.skinny_config import MAX_ROWS, SkinnyConfig
@@ -165,4 +169,6 @@ def fp8_linear(
 ) -> Tensor:
     if not x.is_cuda:
         return fp8_linear_reference(x, x_scales, weight, bias)
+    if (config := fp8_units_config(x.shape[0], *weight.shape)) is not None and units_take(x, weight):
+        return fp8_units_triton(x, x_scales, weight, bias, arrivals, config)
     return fp8_linear_triton(x, x_scales, weight, bias, arrivals)

@@ -94,16 +94,18 @@ def quantized_config(num_rows: int, weight: QuantizedWeight) -> SkinnyConfig:
 
 
 def register_config(weight: QuantizedWeight) -> SkinnyConfig:
-    """Best of 27 to 64 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us for 1 row of int4, groups of 128,
-    beside what goes through shared memory: qkv 7.8 (11.0), output 6.5 (9.9), gate_up 24.7 (33.3), down 14.4 (21.9); of
+    """Best of 27 to 170 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us for 1 row of int4, groups of 128,
+    beside what goes through shared memory: qkv 7.6 (11.0), output 6.5 (9.9), gate_up 23.4 (33.3), down 13.5 (21.9); of
     fp8 10.4 (12.8), 8.0 (8.9), 34.7 (40.6), 20.0 (22.4). Two warps that take a row's chunks in turn read 128 bytes of
-    it together: alone, gate_up takes 28 and 38.
+    it together: alone, gate_up takes 28 and 38. int4's words asked for when they are needed take 8.0, 24.6 and 14.5 for
+    qkv, gate_up and down. With zeros there are no registers to ask ahead for the last two: of their programs one fewer
+    would fit a multiprocessor, and some would come later (all programs with norms are at once on a GPU, as compiled).
     """
     num_features, size = weight.shape
     is_narrow, is_wide = num_features <= 4608, num_features > 12288
-    splits = 1 if is_wide else 4
     if not weight.is_int4:
-        return SkinnyConfig(32, 256 if is_narrow else 128, 4, 1, splits, warp_tiles=1, k_warps=2)
-    if is_narrow and size > 8192:
-        return SkinnyConfig(64, 128, 4, 1, 8, warp_tiles=2, k_warps=2)
-    return SkinnyConfig(64, 128 if is_wide else 512 if is_narrow else 256, 4, 1, splits, warp_tiles=2, k_warps=2)
+        return SkinnyConfig(32, 256 if is_narrow else 128, 4, 1, 1 if is_wide else 4, warp_tiles=1, k_warps=2)
+    if is_wide or (is_narrow and size > 8192):
+        num_stages = 2 if weight.zeros is None else 1
+        return SkinnyConfig(64, 128, 4, num_stages, 1 if is_wide else 8, warp_tiles=2, k_warps=2)
+    return SkinnyConfig(64, 512 if is_narrow else 256, 4, 1 if is_narrow else 2, 4, warp_tiles=2, k_warps=2)

@@ -1,4 +1,4 @@
-"""What linears have in common whose loop over K is written in Gluon (kernels/int4_linear.py, mxfp4_units.py): how a
+"""What linears have in common whose loop over K is written in Gluon (kernels/int4_linear.py, fp8_units.py): how a
 launch is cut, parts of K that are merged by whoever is last, and how a tile of sums is stored. A part of kernels.
 
 Sums are [BLOCK_N, BLOCK_M]: the weight is the product's left side, of which the matrix units want 64 rows.
@@ -17,13 +17,15 @@ from kernels.optional_gluon import barrier, gl, gluon
 
 @dataclass(frozen=True, slots=True)
 class UnitsConfig:
-    """block_m: rows of x a program, block_n: output features, a multiple of 16 for each warp; num_splits: of K."""
+    """block_m: rows of x a program, block_n: output features, a multiple of 16 for each warp; num_splits: of K.
+    block_k: input features a stage, where that is not given by the weight's form."""
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
     num_splits: int = 1
+    block_k: int = 128
 
 
 START_DEPENDENTS: Any = None

@@ -5,7 +5,7 @@
 Each is one linear of Llama-8B's shapes. Columns: cuBLAS and skinny_linear of bf16; skinny_linear of fp8, and two
 products of fp8 by the matrix units, torch's and kernels/fp8_linear.py, with the rounding of x; skinny_linear of int4 in
 groups of 128, kernels/int4_linear.py, and the product by the plain matrix that is made of it. `--tune` times other
-tiles instead: of skinny_linear for quantized weights; of fp8_linear ("units"), without the rounding of x;
+tiles instead: of skinny_linear for quantized weights; of fp8_linear and fp8_units ("units"), without the rounding of x;
 of int4_linear ("int4-units"). Each result is compared with that of the plain matrix. By replays of CUDA graphs over
 weights of more bytes than the L2 cache holds. Some 40 s; tuning ends soon after --seconds, with the rows in their
 order. The last line is JSON.
@@ -30,6 +30,7 @@ from kernels.compile_ahead import compile_ahead
 from kernels.dequantize import dequantize
 from kernels.fp8_linear import MAX_FP8_ROWS, fp8_linear, fp8_linear_config, fp8_linear_triton
 from kernels.fp8_rows import fp8_rows
+from kernels.fp8_units import fp8_units_config, fp8_units_triton
 from kernels.int4_linear import int4_linear, int4_linear_config, int4_linear_triton
 from kernels.quantized_linear import product_of_many_rows, quantized_linear
 from kernels.quantized_weight import QuantizedWeight, Weight, quantize_fp8
@@ -129,7 +130,8 @@ def _tuned_launch(form: str, x: Tensor, weight: QuantizedWeight) -> tuple[TunedL
     (num_features, size), rows = weight.shape, x.shape[0]
     arrivals = new_arrivals(num_features, torch.device("cuda"))
     if form == UNITS:
-        return partial(_launch_units, *fp8_rows(x), arrivals), fp8_linear_config(rows, num_features, size)
+        now = fp8_units_config(rows, num_features, size) or fp8_linear_config(rows, num_features, size)
+        return partial(_launch_units, *fp8_rows(x), arrivals), now
     if form == INT4_UNITS:
         return partial(_launch_int4_units, x, arrivals), int4_linear_config(rows, num_features, size)
     return partial(_launch_skinny, x, arrivals), quantized_config(rows, weight)
@@ -143,6 +145,7 @@ def tuned_configs(form: str, rows: int) -> Iterator[TunedConfig]:
         return
     splits: tuple[int, ...] = (1, 2, 4)
     if form == UNITS:
+        yield from _fp8_units_configs(rows)
         tiles = [(64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 3), (128, 128, 4, 4), (128, 128, 8, 4)]
         tiles += [(128, 256, 8, 3)] if rows <= MAX_ROWS else [(128, 128, 8, 3)]
         splits = (1, 2, 4, 8)
@@ -194,6 +197,21 @@ def _int4_configs(rows: int) -> Iterator[UnitsConfig]:
                 yield UnitsConfig(block_m, block_n, num_warps, num_stages, num_splits)
 
 
+def _fp8_units_configs(rows: int) -> Iterator[UnitsConfig]:
+    """Of kernels/fp8_units.py."""
+    tiles = (64, 4), (128, 4), (128, 8), (256, 8)
+    for block_m, (block_n, num_warps), block_k, num_splits in product(
+        (16, 32, 64, 128, 256), tiles, (128, 256), (1, 2, 4)
+    ):
+        if not min(rows, 128) <= block_m < 2 * max(rows, 16) or block_m * block_n // num_warps > 4096:
+            continue
+        stage_bytes = (block_m + block_n) * block_k
+        for programs in (1, 2, 3):
+            num_stages = min(8, _SHARED_BYTES // programs // stage_bytes)
+            if num_stages >= 3 and (programs == 1 or num_stages < 8):
+                yield UnitsConfig(block_m, block_n, num_warps, num_stages, num_splits, block_k)
+
+
 def _launch_int4_units(x: Tensor, arrivals: Tensor, weight: QuantizedWeight, config: UnitsConfig) -> Tensor:
     return int4_linear_triton(x, weight, None, arrivals, config)
 
@@ -202,7 +220,9 @@ def _launch_skinny(x: Tensor, arrivals: Tensor, weight: QuantizedWeight, config:
     return skinny_linear_triton(x, weight, None, arrivals, config)
 
 
-def _launch_units(x: Tensor, scales: Tensor, arrivals: Tensor, weight: QuantizedWeight, config: SkinnyConfig) -> Tensor:
+def _launch_units(x: Tensor, scales: Tensor, arrivals: Tensor, weight: QuantizedWeight, config: TunedConfig) -> Tensor:
+    if isinstance(config, UnitsConfig):
+        return fp8_units_triton(x, scales, weight, None, arrivals, config)
     return fp8_linear_triton(x, scales, weight, None, arrivals, config)
 
 
