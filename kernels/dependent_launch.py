@@ -46,6 +46,14 @@ def wait_for_inputs(PDL: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def wait_alone(PDL: tl.constexpr):
+    """For a kernel that starts dependents later on."""
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+@no_type_check
 def wait_then_start_dependents(PDL: tl.constexpr):
     if PDL:
         gdc_wait()

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.dependent_launch import start_dependents, wait_for_inputs
+from kernels.dependent_launch import start_dependents, wait_alone, wait_for_inputs
 from kernels.optional_triton import tl, triton
 from kernels.pairwise_sum import pairwise_sum
 from kernels.quantized_weight import Weight, dense
@@ -109,12 +109,14 @@ def _linear_add_norm_kernel(
     NUM_STAGES: tl.constexpr,
     WARP_TILES: tl.constexpr,
     K_WARPS: tl.constexpr,
+    LATE: tl.constexpr,
     ORDERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (strip, split): BLOCK_N output features of all rows. What the end needs is asked for at the beginning.
     ORDERED: a strip's squares are summed as kernels/ordered_linear.py sums them."""
-    start_dependents(PDL)
+    if not LATE:
+        start_dependents(PDL)
     strip = tl.program_id(0)
     feature = strip * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.arange(0, BLOCK_M)
@@ -125,7 +127,10 @@ def _linear_add_norm_kernel(
     scales_ptrs = scale_ptrs(scales_ptr, feature, size, GROUP)
     zeros_ptrs = scale_ptrs(zeros_ptr, feature, size, GROUP)
     x_ptrs = tile_ptrs(x_ptr, row, x_stride_row, WIDTH)
-    wait_for_inputs(PDL)
+    if LATE:
+        wait_alone(PDL)
+    else:
+        wait_for_inputs(PDL)
     residual = tl.load(residual_ptr + cell, mask=is_cell, other=0.0)
     norm_weight = tl.load(norm_weight_ptr + feature, mask=is_feature, other=0.0)
     acc = strip_product(
@@ -133,6 +138,8 @@ def _linear_add_norm_kernel(
         weight_stride_row, scales_ptr, zeros_ptr, strip, num_features, size, False, FORM, GROUP, HAS_ZEROS, SPLITS,
         NUM_STAGES, WARP_TILES, K_WARPS,
     )  # fmt: skip
+    if LATE:
+        start_dependents(PDL)
     if SPLITS > 1:
         if not is_last_part(acc, partial_ptr, arrivals_ptr, feature, is_feature, num_features, SPLITS):
             return

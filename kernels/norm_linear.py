@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.dependent_launch import start_dependents, wait_for_inputs
+from kernels.dependent_launch import start_dependents, wait_alone, wait_for_inputs
 from kernels.linear_add_norm import DeferredNorm
 from kernels.optional_triton import tl, triton
 from kernels.pairwise_sum import pairwise_sum
@@ -104,13 +104,15 @@ def _norm_linear_kernel(
     NUM_STAGES: tl.constexpr,
     WARP_TILES: tl.constexpr,
     K_WARPS: tl.constexpr,
+    LATE: tl.constexpr,
     ORDERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (strip, split): BLOCK_N rows of the weight, gated half as many features, for all rows. What the end
     needs is asked for at the beginning. ORDERED: squares are summed as kernels/ordered_linear.py sums them, and what is
     divided is rounded before, as there."""
-    start_dependents(PDL)
+    if not LATE:
+        start_dependents(PDL)
     part = tl.arange(0, BLOCK_S)
     row = tl.arange(0, BLOCK_M)
     place = tl.arange(0, BLOCK_N)
@@ -130,13 +132,18 @@ def _norm_linear_kernel(
     scales_ptrs = scale_ptrs(scales_ptr, weight_row, size, GROUP)
     zeros_ptrs = scale_ptrs(zeros_ptr, weight_row, size, GROUP)
     x_ptrs = tile_ptrs(weighted_ptr, row, size, WIDTH)
-    wait_for_inputs(PDL)
+    if LATE:
+        wait_alone(PDL)
+    else:
+        wait_for_inputs(PDL)
     squares = tl.load(square_ptrs, mask=is_square, other=0.0)
     acc = strip_product(
         weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, weighted_ptr, size, num_rows, weight_ptr,
         weight_stride_row, scales_ptr, zeros_ptr, tl.program_id(0), num_out, size, GATED, FORM, GROUP, HAS_ZEROS,
         SPLITS, NUM_STAGES, WARP_TILES, K_WARPS,
     )  # fmt: skip
+    if LATE:
+        start_dependents(PDL)
     if SPLITS > 1:
         if not is_last_part(acc, partial_ptr, arrivals_ptr, weight_row, is_feature, num_features, SPLITS):
             return

@@ -20,7 +20,8 @@ _QUANTIZED_BLOCK_K = 128
 class SkinnyConfig:
     """block_n: output features a program, 16 for each warp. block_k: input features a stage (half of it in fp32).
     num_splits: of K. warp_tiles: of 16 output features that a warp has in registers (kernels/register_product.py), and
-    k_warps of the warps divide a split's part of K among them; 0: the product goes through shared memory."""
+    k_warps of the warps divide a split's part of K among them; 0: the product goes through shared memory. starts_late:
+    the next kernel's programs take their places when this one's products are done (kernels/dependent_launch.py)."""
 
     block_n: int
     block_k: int
@@ -29,6 +30,7 @@ class SkinnyConfig:
     num_splits: int = 1
     warp_tiles: int = 0
     k_warps: int = 1
+    starts_late: bool = False
 
 
 def skinny_config(num_rows: int, num_features: int, size: int) -> SkinnyConfig:

@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.dependent_launch import dependent_launch, start_dependents, wait_for_inputs
+from kernels.dependent_launch import dependent_launch, start_dependents, wait_alone, wait_for_inputs
 from kernels.fp8_numbers import fp8_numbers
 from kernels.optional_triton import tl, triton
 from kernels.quantized_weight import QuantizedWeight, Weight, dense
@@ -306,27 +306,33 @@ def _skinny_linear_kernel(
     NUM_STAGES: tl.constexpr,
     WARP_TILES: tl.constexpr,
     K_WARPS: tl.constexpr,
+    LATE: tl.constexpr,
     TILES: tl.constexpr,
     IS_BESIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (strip, split): BLOCK_N output features of all rows; or of one of TILES tiles of rows, which follow each
     other in the first place, where K is not split."""
-    start_dependents(PDL)
+    if not LATE:
+        start_dependents(PDL)
     feature = tl.program_id(0) // TILES * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(0) % TILES * BLOCK_M + tl.arange(0, BLOCK_M)
     is_feature, is_row = feature < num_features, row < num_rows
     weight_ptrs = tile_ptrs(weight_ptr, feature, weight_stride_row, WIDTH)
     x_ptrs = tile_ptrs(x_ptr, row, x_stride_row, WIDTH)
     scales_ptrs, zeros_ptrs = scale_ptrs(scales_ptr, feature, size, GROUP), scale_ptrs(zeros_ptr, feature, size, GROUP)
-    if not IS_BESIDE:
+    if LATE:
+        wait_alone(PDL)
+    elif not IS_BESIDE:
         wait_for_inputs(PDL)
     acc = strip_product(
         weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, x_ptr, x_stride_row, num_rows, weight_ptr,
         weight_stride_row, scales_ptr, zeros_ptr, tl.program_id(0), num_features, size, False, FORM, GROUP, HAS_ZEROS,
         SPLITS, NUM_STAGES, WARP_TILES, K_WARPS,
     )  # fmt: skip
-    if IS_BESIDE:
+    if LATE:
+        start_dependents(PDL)
+    elif IS_BESIDE:
         wait_for_inputs(PDL)
     if SPLITS > 1:
         if not is_last_part(acc, partial_ptr, arrivals_ptr, feature, is_feature, num_features, SPLITS):
@@ -391,6 +397,7 @@ def skinny_launch(x: Tensor, weight: Weight, arrivals: Tensor | None, config: Sk
         "NUM_STAGES": config.num_stages,
         "WARP_TILES": config.warp_tiles,
         "K_WARPS": config.k_warps,
+        "LATE": config.starts_late,
         "num_warps": config.num_warps,
         "maxnreg": _MAX_REGISTERS,
         **dependent_launch(x.device),

@@ -291,12 +291,12 @@ def _skinny(x: Tensor, weight: Weight, arrivals: Tensor) -> Tensor:
 
 
 def _rotated(form: str, num_features: int, size: int) -> Sequence[Weight]:
-    first = _weight(form, num_features, size)
+    first = random_weight(form, num_features, size)
     count = max(1, min(_MOST_WEIGHTS, -(-_ROTATED_BYTES // first.nbytes)))
-    return [first, *(_weight(form, num_features, size) for _ in range(count - 1))]
+    return [first, *(random_weight(form, num_features, size) for _ in range(count - 1))]
 
 
-def _weight(form: str, num_features: int, size: int) -> Weight:
+def random_weight(form: str, num_features: int, size: int) -> Weight:
     if form in ("int4", SYMMETRIC):
         packed = torch.randint(256, (num_features, size // 2), dtype=torch.uint8, device="cuda")
         shape = (num_features, size // _GROUP)
