@@ -14,8 +14,11 @@ from service.api.middleware.body_budget import BodyBudget
 from service.api.middleware.error_barrier import ErrorBarrier
 from service.batch_jobs.batch import Batch
 from service.batch_jobs.batch_output import Answer
-from service.batch_jobs.idle_share import EngineFacts, IdleShare
+from service.batch_jobs.idle_share import QUIET_S, EngineFacts, IdleShare
+from service.batch_jobs.line_pace import LinePace
 from service.errors import PayloadTooLarge, RequestError
+
+_LOOK_EVERY_S = 0.05
 
 
 class BatchCalls:
@@ -27,14 +30,16 @@ class BatchCalls:
         self._app = ErrorBarrier(self._route, context.recorder)
         self._bodies = BodyBudget(context.config.max_total_body_bytes)  # clients' are not held up by these
         self._share = IdleShare()
+        self._pace = LinePace()
 
     async def answer(self, batch: Batch, body: bytes) -> Answer:
         """What a request of the batch's client with this body to its endpoint is answered. Cancelled, the request ends
-        as that of a client that leaves."""
+        as that of a client that leaves. Beside others it begins as soon as its bytes have their turn."""
         most = self._context.config.max_body_bytes
         if len(body) > most:
             refusal = PayloadTooLarge(f"The body may have at most {most} bytes.")
             return Answer(refusal.status, "", error_body(refusal))
+        await self._wait_turn(len(body))
         request_id = self._context.ids.next()
         exchange, share = _Exchange(body), self._bodies.share()
         scope: Scope = {
@@ -73,6 +78,20 @@ class BatchCalls:
             engine.last_other_s,
         )
         return self._share.most(facts, num_running, model.clock.now_s())
+
+    async def _wait_turn(self, num_bytes: int) -> None:
+        now_s = asyncio.get_running_loop().time
+        begins_s = self._pace.begins_s(num_bytes, now_s(), is_beside_others=self._is_beside_others())
+        while (left_s := begins_s - now_s()) > 0 and self._is_beside_others():
+            await asyncio.sleep(min(left_s, _LOOK_EVERY_S))
+
+    def _is_beside_others(self) -> bool:
+        """Whether others are served, or were a moment ago."""
+        try:
+            model = self._context.state.check_ready()
+        except RequestError:
+            return False
+        return model.clock.now_s() - model.engine.last_other_s < QUIET_S
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._endpoints[scope["path"]].create(Request(scope, receive, send))

@@ -5,6 +5,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from service.batch_jobs.line_pace import BYTES_PER_S
 from tests.api.running_server import MODEL, RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, completion, error_of
 from tests.e2e.strict_client import strict_client
@@ -231,6 +233,28 @@ def test_others_are_served_beside_it_and_go_first(storing: RunningServer, client
     client.batches.cancel(batch.id)
     wait_for(client, batch)
     storing.executor.delay_s = 0.0
+
+
+def test_beside_others_lines_are_read_slowly_and_alone_they_are_not(storing: RunningServer, client: OpenAI) -> None:
+    """Lines that are refused at once: what they take is their reading alone."""
+    size, count = BYTES_PER_S // 4, 6
+    lines = [line(n, body={"model": "nobody", "prompt": "x" * size}) for n in range(count)]
+    storing.executor.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(httpx.post, storing.base_url + COMPLETIONS, json=completion(), headers=BOB, timeout=30)
+        while httpx.get(f"{storing.base_url}/load", headers=BOB).json()["server_load"] == 0:
+            time.sleep(0.01)
+        batch, began_s = begin(client, lines), time.monotonic()
+        batch = wait_for(client, batch)
+        assert time.monotonic() - began_s > (count - 1) * size / BYTES_PER_S
+        slow = begin(client, [line(n, body={"model": "nobody", "prompt": "x" * 30 * size}) for n in range(3)])
+        wait_for(client, slow, "in_progress")
+        storing.executor.gate.set()
+        assert other.result().status_code == 200
+    began_s = time.monotonic()
+    slow = wait_for(client, slow)
+    assert time.monotonic() - began_s < 7.5, "the second of them waits for nobody once it is quiet"
+    assert [batch.request_counts.failed, slow.request_counts.failed] == [count, 3]
 
 
 def test_a_request_that_fails_is_one_line_of_the_error_file(storing: RunningServer, client: OpenAI) -> None:
