@@ -41,6 +41,15 @@ class PrefillConfig:
     max_registers: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillUnitsConfig:
+    """block_kv: tokens a tile. stays: as many programs as multiprocessors, which share the items; else one for each."""
+
+    block_kv: int
+    num_stages: int
+    stays: bool
+
+
 def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int, *, is_fp8: bool = False) -> DecodeConfig:
     """is_fp8: of the cache. Its elements are unpacked in registers, and single warps, that wait for no others, were the
     best for all batches together; us as below:
@@ -113,6 +122,27 @@ def prefill_config(head_dim: int, dtype: torch.dtype, rows_per_sm: float, *, is_
     if rows_per_sm >= 2 * 128 and head_dim == _padded(head_dim):
         return PrefillConfig(128, 64, num_warps=8, num_stages=2, max_registers=128)
     return PrefillConfig(128, 64, num_warps=8, num_stages=5)
+
+
+_ROWS_FOR_UNITS = 512
+
+
+def prefill_units_config(head_dim: int, rows_per_sm: float, longest_rows: int) -> PrefillUnitsConfig | None:
+    """Of 16-bit heads on Hopper (kernels/prefill_units.py); None where prefill_config's is taken. longest_rows: query
+    tokens x heads of a kv head, of the sequence with the most of them.
+
+    us a layer on one H200, by graph replays of some ms; before the programs took their items there and back:
+
+    tokens / context            512 / 8k   2k / 8k   2k / 16k   4k / 12k   4 x 1k / 1k   8 x 512 / 2k   32 x 256 / 256
+    128 tokens, 2 stages           108.4     381.5      784.7     1064.1         109.9          237.3            114.4
+    64 tokens, 4 stages            127.9     446.4      914.7     1232.6         113.3          262.2             94.2
+    prefill_config's               161.2     489.4     1005.7     1346.1         100.9          274.6            100.4
+
+    So it loses a little on short prompts without a past. Of few rows it was not timed, nor of 64 dims.
+    """
+    if head_dim != 128 or (longest_rows < _ROWS_FOR_UNITS and rows_per_sm < 2 * 128):
+        return None
+    return PrefillUnitsConfig(128, num_stages=2, stays=True)
 
 
 def ordered_prefill_config() -> PrefillConfig:

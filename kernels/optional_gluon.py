@@ -21,6 +21,8 @@ try:
         async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
     )
     copy_tile: Any = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+    _shared: Any = gl.shared_memory_descriptor
+    reinterpret: Any = _shared.reinterpret if hasattr(_shared, "reinterpret") else _shared._reinterpret
     HAS_GLUON = True
 except ModuleNotFoundError:
 
@@ -34,7 +36,7 @@ except ModuleNotFoundError:
         constexpr_function = jit
 
     gluon, gl = _NoGluon, None
-    hopper = GluonTensorDescriptor = async_copy = barrier = copy_cells = copy_tile = None
+    hopper = GluonTensorDescriptor = async_copy = barrier = copy_cells = copy_tile = reinterpret = None
     HAS_GLUON = False
 
 __all__ = [
@@ -47,4 +49,5 @@ __all__ = [
     "gl",
     "gluon",
     "hopper",
+    "reinterpret",
 ]

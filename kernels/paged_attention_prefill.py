@@ -48,7 +48,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention_config import PrefillConfig, num_multiprocessors, ordered_prefill_config, prefill_config
+from kernels.attention_config import (
+    PrefillConfig,
+    num_multiprocessors,
+    ordered_prefill_config,
+    prefill_config,
+    prefill_units_config,
+)
 from kernels.attention_tiles import attend_tiles, join_split, total_of_parts
 from kernels.cpu_loops import loops_for
 from kernels.dense_attention import dense_attention
@@ -63,6 +69,8 @@ from kernels.prefill_sequences import (
     prefill_sequence,
     visible_cells,
 )
+from kernels.prefill_units import prefill_units_triton
+from kernels.prefill_units import takes as prefill_units_take
 from kernels.widened_cache import WidenedTable, capacity_of, widened_cache_triton, widened_table
 
 _WIDENED_ROWS = 512
@@ -301,7 +309,8 @@ def paged_attention_prefill_triton(
     sinks: Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> None:
-    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
+    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the tables', which have
+    kernels/prefill_units.py do what it does faster."""
     num_tokens, num_heads, head_dim = query.shape
     keys, values = elements_of(key_cache), elements_of(value_cache)
     num_kv_heads = keys.shape[2]
@@ -314,6 +323,13 @@ def paged_attention_prefill_triton(
     group = num_heads // num_kv_heads
     rows_per_sm = num_tokens * num_heads / num_multiprocessors(query.device)
     is_fp8 = not isinstance(key_cache, Tensor)
+    is_plain = not is_fp8 and not sliding_window and not logit_softcap and sinks is None and not batch.split_len
+    if config is None and is_plain:
+        units = prefill_units_config(head_dim, rows_per_sm, batch.max_query_len * group)
+        if units is not None and prefill_units_take(query, keys, values, units):
+            of_batch = batch.block_table, batch.rows, batch.query_starts, batch.context_lens, batch.max_query_len
+            prefill_units_triton(query, keys, values, *of_batch, scale, out, units)
+            return
     if config is None and batch.split_len is not None and query.dtype.itemsize == 2 and not is_fp8:
         config = ordered_prefill_config()
     config = config or prefill_config(head_dim, query.dtype, rows_per_sm, is_fp8=is_fp8)

@@ -109,6 +109,8 @@ class WorstCase:
         self._graphs = sizes.graphs
         most = sizes.max_num_batched_tokens
         rows_of_each_kernel = {*model.rows_of_each_kernel, *((_WIDENING_TOKENS, most) if layout.is_fp8 else ())}
+        if not sizes.graphs:  # the largest of which is a long prompt, too
+            rows_of_each_kernel.add(most)
         self._rows_of_each_kernel = sorted(n for n in rows_of_each_kernel if n <= most)
 
     def plan(self) -> IterationPlan:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.attention_config import decode_config, num_multiprocessors, prefill_config
+from kernels.attention_config import decode_config, num_multiprocessors, prefill_config, prefill_units_config
 
 SHARED_MEMORY_BYTES = 227 * 1024
 HEAD_DIMS = [8, 64, 80, 96, 128, 256]
@@ -38,6 +38,17 @@ def test_prefill_tiles_on_their_way_fit_into_shared_memory(head_dim, dtype, rows
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_prefill_tiles_are_tall_enough_for_wgmma(head_dim, rows_per_sm):
     assert prefill_config(head_dim, torch.bfloat16, rows_per_sm).block_m in (64, 128)
+
+
+def test_prefill_by_units_is_for_long_prompts_and_for_many():
+    assert prefill_units_config(128, 1, 512) == prefill_units_config(128, 256, 4) is not None
+    assert prefill_units_config(128, 255, 511) is None
+    assert prefill_units_config(64, 10_000, 10_000) is None
+
+
+def test_prefill_by_units_fits_into_shared_memory():
+    config = prefill_units_config(128, 256, 512)
+    assert (128 + 2 * config.num_stages * config.block_kv) * 128 * 2 <= SHARED_MEMORY_BYTES
 
 
 def test_a_cpu_counts_as_a_small_gpu():
