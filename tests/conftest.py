@@ -11,9 +11,10 @@ from functools import cache
 
 import pytest
 from httpx._transports import default as client_transports
+from hypothesis import settings
 
 from tests import data_home
-from tests.examples import MARKERS, thinned
+from tests.examples import MARKERS, examples, thinned
 from tests.ranks import Ranks
 
 pytest_plugins = ["tests.forked_workers"]
@@ -22,6 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 data_home.use_own()
+
+# No deadlines: the machine that runs the tests does other things too.
+settings.register_profile("headrace", max_examples=examples(50), deadline=None)
+settings.load_profile("headrace")
 
 # Each HTTP client reads every certificate of the machine when it is made, 14 ms of a core: once is enough.
 client_transports.create_ssl_context = cache(client_transports.create_ssl_context)

@@ -4,13 +4,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from hypothesis import settings
 
 from tests.api.running_server import RunningServer, running
-
-# No deadlines for Hypothesis: the machine that runs the tests does other things too.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

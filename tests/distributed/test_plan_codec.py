@@ -15,7 +15,7 @@ from tests.distributed.plans import Masks, histories, is_same
 from tests.examples import examples
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(histories())
 def test_what_is_decoded_is_what_was_encoded_in_every_field(history: list[IterationPlan]):
     encoder, decoder = PlanEncoder(), PlanDecoder(Masks)

@@ -37,7 +37,7 @@ CHOSEN = Hyperparameters(
     micro_batch_tokens=96,
     weight_decay=0.01,
 )
-EXAMPLES = random_examples(16, vocab_size=301, longest=60)
+EXAMPLES = random_examples(10, vocab_size=301, longest=60)
 SOME_LINEARS = ("q_proj", "o_proj", "up_proj")
 
 
@@ -49,8 +49,8 @@ class Trained(NamedTuple):
 def train(parallel: TensorParallel, folder: Path, targets: tuple[str, ...], device: str = "cpu") -> Trained:
     chosen = Hyperparameters(**{name: getattr(CHOSEN, name) for name in CHOSEN.__slots__} | {"targets": targets})
     model = served_model(folder, device=device, parallel=parallel)
-    validation = packed(EXAMPLES[10:], chosen.micro_batch_tokens)
-    training = lora_training(model, EXAMPLES[:10], chosen, validation=validation)
+    validation = packed(EXAMPLES[6:], chosen.micro_batch_tokens)
+    training = lora_training(model, EXAMPLES[:6], chosen, validation=validation)
     # In pieces, and once with its memory taken away within a micro-batch, as plans have it.
     training.advance(7)
     training.use_memory(torch.full((training.num_arena_bytes,), 255, dtype=torch.uint8, device=device))

@@ -138,7 +138,7 @@ def check_turns(harness: Harness, chance: random.Random, most_iterations_a_line:
             assert not is_chat(group) or group.num_preemptions or step <= starts_by[group.request.request_id]
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(24, 40),

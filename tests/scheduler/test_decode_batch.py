@@ -228,7 +228,7 @@ def play(seed: int, *, num_blocks: int, block_size: int, overlap: bool, swap: bo
     return (plans, harness.tokens), num_together
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(8, 40),
@@ -308,7 +308,7 @@ def see(seed: int, *, block_size: int, overlap: bool) -> tuple[object, ...]:
     return dict(harness.tokens), harness.reasons, stats, plans, gaps
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     block_size=st.sampled_from([1, 4]),

@@ -98,7 +98,7 @@ class Turns:
         self.behind = max([self.behind, *(max(counts[i:]) - count for i, count in enumerate(counts))])
 
 
-@settings(max_examples=examples(70), deadline=None)
+@settings(max_examples=examples(45), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(18, 60),
