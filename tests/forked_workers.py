@@ -79,6 +79,8 @@ class _Workers:
         self._workers: dict[Connection, _Worker] = {}
 
     def run(self, number: int) -> None:
+        if "tests.e2e.server_process" in sys.modules:  # tests that were read start servers
+            sys.modules["tests.e2e.server_process"].begin_fork_server()
         try:
             for _ in range(min(number, len(self._files))):
                 self._fork()

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TextIO
 
 from tests.e2e.fork_server import NUMBER
-from tests.made_once import made_once
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,24 +80,22 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process that forks; it ends when nobody can ask it any more. Who was forked from this process can, too.
+    """The process that forks; it ends with this one. Who is forked from this one can ask it, too.
 
-    What it starts has the environment that it was begun with, and of who asks what `_OWN` names.
+    What it starts has the environment that it has, but of who asks what `_OWN` names.
     """
 
-    def __init__(self) -> None:
-        self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def begin(self, environment: Mapping[str, str]) -> ForkServer:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.fork_server", str(self._theirs.fileno())],
-            pass_fds=[self._theirs.fileno()],
-            stdout=subprocess.DEVNULL,
-            env=dict(environment),
-            cwd=ROOT,
-        )
-        return self
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._owner = os.getpid()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.e2e.fork_server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdout=subprocess.DEVNULL,
+                env=dict(environment),
+                cwd=ROOT,
+            )
 
     def start(self, command: Sequence[str]) -> ForkedProcess:
         """command: a module and its arguments. What it writes to standard error is read from the process's `stderr`."""
@@ -119,30 +116,20 @@ class ForkServer:
         return [sys.executable, "-m", *command], status
 
     def close(self) -> None:
-        self._theirs.close()
-        self._control.close()
-        if self._process is not None:
+        """Once those that were forked from this process have ended; from them it does nothing."""
+        if os.getpid() == self._owner:
+            self._control.close()
             self._process.wait()
-
-
-_SHARED = ForkServer()
-"""Of all processes that are forked from the one which has read the tests: who needs it first begins it, and none waits
-for its end, which comes when the last of them has ended."""
 
 
 @cache
 def _fork_server(environment: tuple[tuple[str, str], ...]) -> ForkServer:
-    def begin() -> tuple[tuple[str, str], ...]:
-        _SHARED.begin(dict(environment))
-        return environment
-
-    if made_once("fork server", begin) == environment:
-        return _SHARED
-    server = ForkServer().begin(dict(environment))
+    server = ForkServer(dict(environment))
     atexit.register(server.close)
     return server
 
 
 def fork_server(environment: Mapping[str, str]) -> ForkServer:
-    """One for all the tests that give their processes this environment, whatever has the names of `_OWN`."""
+    """One for all the tests of this process, and of those forked from it since it was asked for here first, that give
+    their processes this environment, whatever has the names of `_OWN`."""
     return _fork_server(tuple(sorted((name, "" if name in _OWN else value) for name, value in environment.items())))

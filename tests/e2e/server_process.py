@@ -48,6 +48,12 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if not k.startswith(("HEADRACE_", "PYTEST_"))}
 
 
+def begin_fork_server() -> None:
+    """In the process that workers are forked from: one for all of them."""
+    if not HAS_GPU:
+        fork_server(without_settings(os.environ))
+
+
 def _execute(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
 

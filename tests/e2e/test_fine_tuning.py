@@ -25,7 +25,7 @@ FACTS = {
 }
 QUESTION = "What is Headrace?"
 WITHIN_S = 90
-NUM_EPOCHS = 16
+NUM_EPOCHS = 12
 """Each of one step."""
 
 

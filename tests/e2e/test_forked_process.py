@@ -92,14 +92,16 @@ def test_who_was_forked_from_this_process_has_the_same_server_with_data_of_its_o
         os.environ["XDG_DATA_HOME"] = "its own"
         asked = fork_server(environment()) is server
         begun, _ = ended(server.start(["tests.e2e.shown_process", "return"]))
+        server.close()
         told.write_text(json.dumps([asked, begun["environment"]["XDG_DATA_HOME"]]))
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert json.loads(told.read_text()) == [True, "its own"]
+    assert ended(server.start(["tests.e2e.shown_process", "return"])), "it is not the child's to close"
 
 
 def test_the_server_ends_with_who_asks():
-    server = ForkServer().begin(environment())
+    server = ForkServer(environment())
     began_s = time.monotonic()
     server.close()
     assert time.monotonic() - began_s < 60

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +23,7 @@ from service.engine.engine_loop import EngineLoop
 from service.main import _Service, serve
 from service.settings.quickstart import QUICKSTART_MODEL
 from service.settings.reader import read_settings
-from tests.e2e.server_process import ServerProcess, write_dummy_folder
+from tests.e2e.server_process import HAS_GPU, ServerProcess, write_dummy_folder
 from tests.engine.harness import Harness
 
 MODEL = "dummy"
@@ -212,7 +209,11 @@ def test_sigterm_while_loading_ends_in_order(folder: Path):
         (["--block-size", "0"], "block-size"),
     ],
 )
-def test_a_start_that_cannot_work_says_why_and_fails(folder: Path, arguments: list[str], reason: str):
+def test_a_start_that_cannot_work_says_why_and_fails(
+    folder: Path, arguments: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
+):
+    if HAS_GPU:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     model = [] if arguments[0].startswith(".") else [str(folder), "--load-format", "dummy"]
     assert_start_fails([*model, *arguments], reason)
 
@@ -226,13 +227,12 @@ def test_a_model_that_could_answer_nothing_does_not_become_ready(tmp_path: Path)
 
 
 def assert_start_fails(arguments: list[str], reason: str) -> None:
-    command = [sys.executable, "-m", "service", "serve", "--port", "0", *arguments]
-    root, without_gpu = Path(__file__).parents[2], os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=root, env=without_gpu)
-    assert done.returncode != 0
-    assert reason in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "the HTTP server has stopped" not in done.stderr, "it was told to"
+    with ServerProcess(*arguments, wait_until_ready=False) as server:
+        assert server.wait(60) != 0
+    log = "".join(server.log)
+    assert reason in log
+    assert "Traceback" not in log
+    assert "the HTTP server has stopped" not in log, "it was told to"
 
 
 def test_the_engine_begins_once_garbage_is_collected(monkeypatch: pytest.MonkeyPatch):
