@@ -323,12 +323,12 @@ def paged_attention_prefill_triton(
     group = num_heads // num_kv_heads
     rows_per_sm = num_tokens * num_heads / num_multiprocessors(query.device)
     is_fp8 = not isinstance(key_cache, Tensor)
-    is_plain = not is_fp8 and not sliding_window and not logit_softcap and sinks is None and not batch.split_len
+    is_plain = not is_fp8 and not sliding_window and not logit_softcap and not batch.split_len
     if config is None and is_plain:
         units = prefill_units_config(head_dim, rows_per_sm, batch.max_query_len * group)
         if units is not None and prefill_units_take(query, keys, values, units):
             of_batch = batch.block_table, batch.rows, batch.query_starts, batch.context_lens, batch.max_query_len
-            prefill_units_triton(query, keys, values, *of_batch, scale, out, units)
+            prefill_units_triton(query, keys, values, *of_batch, scale, out, sinks, units)
             return
     if config is None and batch.split_len is not None and query.dtype.itemsize == 2 and not is_fp8:
         config = ordered_prefill_config()

@@ -1,6 +1,6 @@
 """Prefill attention on Hopper by warps that only copy and warps that only compute: twin of what
 kernels/paged_attention_prefill.py launches, whose contract and letters hold. For 16-bit queries and caches, head dims
-64 and 128, blocks of 8 tokens and more, without a window, a soft cap, sinks or splits.
+64 and 128, blocks of 8 tokens and more, without a window, a soft cap or splits.
 
 A program's tile of 128 rows is halved between two consumers, warp groups that compute. The producer, a warp, brings
 keys and values of BLOCK_KV tokens by tiles' copies, one for each block and 64 dims, some stages ahead: from the end of
@@ -151,9 +151,8 @@ def _unpacked(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
 def _weights(scores, highest, total, score_scale, position, tile_begin, MASKED: gl.constexpr):
     SCORES: gl.constexpr = scores.type.layout
     if MASKED:
-        kv_position = tile_begin + gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, SCORES))
-        is_seen = gl.expand_dims(kv_position, 0) <= gl.expand_dims(position, 1)
-        scores = gl.where(is_seen, scores, float("-inf"))
+        cell = gl.expand_dims(gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, SCORES)), 0)
+        scores = gl.where(cell <= gl.expand_dims(position - tile_begin, 1), scores, float("-inf"))
     higher = gl.maximum(highest, gl.max(scores, 1) * score_scale)
     known = higher
     if MASKED:
@@ -230,8 +229,9 @@ def _first_weights(
 @gluon.jit
 @no_type_check
 def _attend_item(
-    first_row, query_ptr, out_ptr, query, keys, values, first_token, last_token, ahead, context_len, kv_head,
+    first_row, query_ptr, sinks_ptr, out_ptr, query, keys, values, first_token, last_token, ahead, context_len, kv_head,
     query_stride_token, num_tiles, num_masked, done, score_scale, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
     """A consumer's rows of an item, from its first_row on; `done` tiles came before."""
     ROWS: gl.constexpr = query.shape[0]
@@ -277,7 +277,10 @@ def _attend_item(
     acc, left = hopper.warpgroup_mma_wait(0, deps=[acc, left])
     hopper.mbarrier.arrive(values_free.index(slot), count=1)
 
-    acc = acc / gl.expand_dims(gl.convert_layout(total, gl.SliceLayout(1, SUMS)), 1)
+    if HAS_SINKS:
+        of_row = kv_head * GROUP + (first_row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES))) % GROUP
+        total += gl.exp2(gl.load(sinks_ptr + of_row).to(gl.float32) * 1.4426950408889634 - highest)
+    acc = acc * gl.expand_dims(gl.convert_layout(1.0 / total, gl.SliceLayout(1, SUMS)), 1)
     query.store(acc.to(query.dtype))
     barrier()
     out_offset = (token.to(gl.int64) * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
@@ -287,9 +290,9 @@ def _attend_item(
 @gluon.jit
 @no_type_check
 def _consume(
-    WHO: gl.constexpr, query_ptr, out_ptr, queries, keys, values, query_starts_ptr, context_lens_ptr, rows_ptr,
-    num_seqs, query_stride_token, score_scale, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
-    TILE_TOKENS: gl.constexpr,
+    WHO: gl.constexpr, query_ptr, sinks_ptr, out_ptr, queries, keys, values, query_starts_ptr, context_lens_ptr,
+    rows_ptr, num_seqs, query_stride_token, score_scale, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    TILE_TOKENS: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
     """One of the warp groups that compute: rows of every item of this program."""
     ROWS: gl.constexpr = queries.shape[1]
@@ -305,9 +308,9 @@ def _consume(
             )  # fmt: skip
             if num_tiles > 0:
                 _attend_item(
-                    WHO * ROWS, query_ptr, out_ptr, queries.index(WHO), keys, values, first_token,
+                    WHO * ROWS, query_ptr, sinks_ptr, out_ptr, queries.index(WHO), keys, values, first_token,
                     last_token, ahead, context_len, number % NUM_KV_HEADS, query_stride_token, num_tiles, num_masked,
-                    done, score_scale, NUM_KV_HEADS, GROUP,
+                    done, score_scale, NUM_KV_HEADS, GROUP, HAS_SINKS,
                 )  # fmt: skip
             done += num_tiles
 
@@ -385,9 +388,10 @@ def _produce(
 )
 @no_type_check
 def _prefill_units_kernel(
-    query_ptr, keys_desc, values_desc, block_table_ptr, rows_ptr, query_starts_ptr, context_lens_ptr, out_ptr, num_seqs,
-    query_stride_token, block_cells, table_stride, score_scale, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
-    HEAD_DIM: gl.constexpr, BLOCK_KV: gl.constexpr, NUM_STAGES: gl.constexpr,
+    query_ptr, keys_desc, values_desc, block_table_ptr, rows_ptr, query_starts_ptr, context_lens_ptr, sinks_ptr,
+    out_ptr, num_seqs, query_stride_token, block_cells, table_stride, score_scale, NUM_KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, HAS_SINKS: gl.constexpr, BLOCK_KV: gl.constexpr,
+    NUM_STAGES: gl.constexpr,
 ):  # fmt: skip
     """Programs share the items of all kv heads, numbered as those of _paged_attention_prefill_kernel."""
     TILE_TOKENS: gl.constexpr = 2 * 64 // GROUP
@@ -410,12 +414,12 @@ def _prefill_units_kernel(
     gl.warp_specialize(
         [
             (_consume, (
-                0, query_ptr, out_ptr, queries, keys, values, query_starts_ptr, context_lens_ptr, rows_ptr, num_seqs,
-                query_stride_token, score_scale, NUM_KV_HEADS, GROUP, TILE_TOKENS,
+                0, query_ptr, sinks_ptr, out_ptr, queries, keys, values, query_starts_ptr, context_lens_ptr, rows_ptr,
+                num_seqs, query_stride_token, score_scale, NUM_KV_HEADS, GROUP, TILE_TOKENS, HAS_SINKS,
             )),
             (_consume, (
-                1, query_ptr, out_ptr, queries, keys, values, query_starts_ptr, context_lens_ptr, rows_ptr, num_seqs,
-                query_stride_token, score_scale, NUM_KV_HEADS, GROUP, TILE_TOKENS,
+                1, query_ptr, sinks_ptr, out_ptr, queries, keys, values, query_starts_ptr, context_lens_ptr, rows_ptr,
+                num_seqs, query_stride_token, score_scale, NUM_KV_HEADS, GROUP, TILE_TOKENS, HAS_SINKS,
             )),
             (_produce, (
                 keys_desc, values_desc, block_table_ptr, keys, values, block_cells, table_stride, query_starts_ptr,
@@ -438,6 +442,7 @@ def prefill_units_triton(
     max_query_len: int,
     scale: float,
     out: Tensor,
+    sinks: Tensor | None,
     config: PrefillUnitsConfig,
 ) -> None:
     """On CUDA tensors of sm_90. block_table to max_query_len: of `PrefillBatch`."""
@@ -462,6 +467,7 @@ def prefill_units_triton(
         rows,
         query_starts,
         context_lens,
+        query if sinks is None else sinks,
         out,
         num_seqs,
         query.stride(0),
@@ -471,6 +477,7 @@ def prefill_units_triton(
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
+        HAS_SINKS=sinks is not None,
         BLOCK_KV=config.block_kv,
         NUM_STAGES=config.num_stages,
         num_warps=4,

@@ -38,9 +38,9 @@ def row_starts(query_lens):
     return torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32)
 
 
-def attend(query, keys, values, batch, scale, out, config):
+def attend(query, keys, values, batch, scale, out, config, sinks=None):
     of_batch = batch.block_table, batch.rows, batch.query_starts, batch.context_lens, batch.max_query_len
-    prefill_units_triton(query, keys, values, *of_batch, scale, out, config)
+    prefill_units_triton(query, keys, values, *of_batch, scale, out, sinks, config)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def emulated(monkeypatch):
     monkeypatch.setattr(module, "_prefill_units_kernel", Emulated(module, "_prefill_units_kernel", monkeypatch))
 
 
-def attended(lane, case, query, query_lens, config, rows=None):
+def attended(lane, case, query, query_lens, config, rows=None, sinks=None):
     """`query` and the returned tensors are on the CPU: what the kernel gives, and what is right."""
     there, block_size = put(case, lane), case.key_cache.shape[1]
     starts, longest = row_starts(query_lens), max(query_lens)
@@ -63,10 +63,21 @@ def attended(lane, case, query, query_lens, config, rows=None):
         None if rows is None else rows.to(lane.device),
     )
     on_the_device = lane.put(out)
-    attend(lane.put(query), there.key_cache, there.value_cache, batch, 0.1, on_the_device, config)
+    attend(
+        lane.put(query),
+        there.key_cache,
+        there.value_cache,
+        batch,
+        0.1,
+        on_the_device,
+        config,
+        None if sinks is None else lane.put(sinks),
+    )
     whole = prefill_batch(case.block_table, starts, case.context_lens, longest, block_size)
     caches = case.key_cache.float(), case.value_cache.float()
-    paged_attention_prefill_reference(query.float(), *caches, whole, 0.1, want)
+    paged_attention_prefill_reference(
+        query.float(), *caches, whole, 0.1, want, sinks=None if sinks is None else sinks.float()
+    )
     return on_the_device.cpu(), want
 
 
@@ -92,6 +103,16 @@ def check(lane, name, config):
     case = paged_case(context_lens, block_size, num_kv_heads, head_dim, dtype)
     query = torch.randn(sum(query_lens), num_heads, head_dim).to(dtype)
     got, want = attended(lane, case, query, query_lens, config)
+    assert_close(got, want)
+
+
+@pytest.mark.parametrize("lane", [EMULATED, GPU])
+def test_sinks_take_their_share(lane, request):
+    if lane.name == "emulated":
+        request.getfixturevalue("emulated")
+    case, query = paged_case([60, 190], 16, 2, 64, BFLOAT16), torch.randn(50, 6, 64).bfloat16()
+    sinks = torch.tensor([3.0, -30.0, 1.5, 0.0, 5.0, 30.0]).bfloat16()
+    got, want = attended(lane, case, query, [30, 20], STAYS, sinks=sinks)
     assert_close(got, want)
 
 
