@@ -1,5 +1,6 @@
 """Twin of kernels/fp8_linear.py, whose contract holds, where the loop over K is written down: tiles' copies some stages
-ahead, and while the matrix units multiply one stage the next is waited for. In Gluon; for sm_90.
+ahead, and while the matrix units multiply one stage the next is waited for. The weight's first stages are copied before
+the wait for the kernel before (kernels/dependent_launch.py), as nothing writes to it. In Gluon; for sm_90.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ _LEAST_FEATURES, _MOST_NARROW, _MOST_FEATURES = 4096, 4608, 12288
 
 def fp8_units_config(num_rows: int, num_features: int, size: int) -> UnitsConfig | None:
     """None where kernels/fp8_linear.py is as fast, or was not timed beside it. Best of some 50 on one H200 (torch 2.11,
-    triton 3.6) at Llama-8B's qkv, output and down, us, beside fp8_linear's in the same run: 64 rows 10.1 (11.9), 7.4
-    (9.8), 18.8 (22.3); 256 rows 14.0 (16.1), 10.5 (12.3), 27.9 (36.2). gate_up of 64 rows takes 34.8 (35.2).
+    triton 3.6) at Llama-8B's qkv, output and down, us, beside fp8_linear's in the same run: 64 rows 9.0 (11.7), 7.2
+    (9.7), 18.8 (22.2); 256 rows 13.7 (16.1), 9.9 (12.3), 28.1 (35.9). gate_up of 64 rows takes 34.6 (35.2), of 256 rows
+    53.5 (56.1). Where the weight's first stages are not copied before the wait, the same tile takes 10.3 for qkv.
     """
     if num_rows <= _FEW_ROWS or not _LEAST_FEATURES <= num_features <= _MOST_FEATURES:
         return None
-    is_narrow = num_features <= _MOST_NARROW
     if num_rows <= _SOME_ROWS:
-        return UnitsConfig(64, 64, 4, 7, block_k=256) if is_narrow else UnitsConfig(64, 64, 4, 8)
-    return UnitsConfig(128, 64, 4, 4, block_k=256) if is_narrow else UnitsConfig(128, 128, 8, 7)
+        return UnitsConfig(64, 64, 4, 7, block_k=256)
+    return UnitsConfig(128, 64, 4, 4, block_k=256) if num_features <= _MOST_NARROW else UnitsConfig(128, 128, 8, 7)
 
 
 def takes(x: Tensor, weight: QuantizedWeight) -> bool:
@@ -50,13 +51,20 @@ def takes(x: Tensor, weight: QuantizedWeight) -> bool:
 
 @gluon.jit
 @no_type_check
-def _ask_for(x_desc, weight_desc, xs, ws, full, slot, first_row, first_feature, k, is_there):
-    """Copy a stage of both sides into a slot."""
+def _ask_for_weight(x_desc, weight_desc, ws, full, slot, first_feature, k, is_there):
+    """Copy a stage of the weight into a slot, which is complete when the same stage of x has been copied, too."""
     of_slot = full.index(slot)
     BYTES: gl.constexpr = x_desc.block_type.nbytes + weight_desc.block_type.nbytes
     hopper.mbarrier.expect(of_slot, BYTES, pred=is_there)
     copy_tile(weight_desc, [first_feature, k], of_slot, ws.index(slot), pred=is_there)
-    copy_tile(x_desc, [first_row, k], of_slot, xs.index(slot), pred=is_there)
+
+
+@gluon.jit
+@no_type_check
+def _ask_for(x_desc, weight_desc, xs, ws, full, slot, first_row, first_feature, k, is_there):
+    """Copy a stage of both sides into a slot."""
+    _ask_for_weight(x_desc, weight_desc, ws, full, slot, first_feature, k, is_there)
+    copy_tile(x_desc, [first_row, k], full.index(slot), xs.index(slot), pred=is_there)
 
 
 @gluon.jit(do_not_specialize=["num_rows"])
@@ -83,10 +91,12 @@ def _fp8_units_kernel(
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], hopper.mbarrier.MBarrierLayout())
     for i in gl.static_range(NUM_STAGES):
         hopper.mbarrier.init(full.index(i), count=1)
+    for i in gl.static_range(NUM_STAGES - 1):
+        _ask_for_weight(x_desc, weight_desc, ws, full, i, first_feature, (begin + i) * BLOCK_K, i < count)
     if PDL:
         gl.inline_asm_elementwise(WAIT_FOR_INPUTS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     for i in gl.static_range(NUM_STAGES - 1):
-        _ask_for(x_desc, weight_desc, xs, ws, full, i, first_row, first_feature, (begin + i) * BLOCK_K, i < count)
+        copy_tile(x_desc, [first_row, (begin + i) * BLOCK_K], full.index(i), xs.index(i), pred=i < count)
     acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout=MMA)
     for i in range(count):
         slot = i % NUM_STAGES
