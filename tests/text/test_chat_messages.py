@@ -33,6 +33,8 @@ def message(**fields: Any) -> ChatMessage:
         ({"role": "function"}, "messages[1].name"),
         ({"tool_calls": [CALL]}, "messages[1].tool_calls"),
         ({"role": "assistant", "content": None}, "messages[1].content"),
+        ({"role": "assistant", "content": None, "reasoning": ""}, "messages[1].content"),
+        ({"content": None, "reasoning": "hm"}, "messages[1].content"),
     ],
 )
 def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:
@@ -66,6 +68,14 @@ def test_developer_is_system_for_templates_that_do_not_know_it() -> None:
     assert template_messages(developer, TEMPLATE, MOST)[0]["role"] == "system"
     knowing = ChatTemplate("{% if messages[0].role == 'developer' %}{% endif %}", {})
     assert template_messages(developer, knowing, MOST)[0]["role"] == "developer"
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_an_answer_that_was_cut_while_it_thought_may_be_said_back(field: str) -> None:
+    thought = message(role="assistant", content=None, **{field: "hm"})
+    check_messages([message(), thought, message()], TEMPLATE)
+    (told,) = template_messages([thought], TEMPLATE, MOST)
+    assert told == {"role": "assistant", "content": "", "reasoning": "hm", "reasoning_content": "hm"}
 
 
 def test_tool_calls_reach_the_template_with_their_arguments_as_objects() -> None:
