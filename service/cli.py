@@ -79,6 +79,7 @@ def _prepare_libraries() -> None:
 
 
 def _serve(arguments: list[str]) -> int:
+    from service.composition.early_compiling import start_compiling_early
     from service.composition.start_checks import check_model_source
     from service.errors import ConfigError
     from service.settings.reader import read_settings
@@ -93,6 +94,7 @@ def _serve(arguments: list[str]) -> int:
         from service.composition.other_host import serve_stages
 
         return serve_stages(settings)
+    start_compiling_early(settings)
     from service.main import serve
 
     return serve(settings)

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from service.api.app import create_app
 from service.api.request_log import log_exchange
 from service.api.serving_state import ServingState
+from service.composition.early_compiling import end_compiling_early
 from service.composition.engine_assembly import make_engine
 from service.composition.finetuning import make_fine_tuning
 from service.composition.model_parts import load_model_parts
@@ -163,6 +164,8 @@ class _Service:
         except BaseException:
             self._state.set_failed()
             raise
+        finally:
+            end_compiling_early()
         engine, blocks = make_engine(settings, parts, recorder, clock, self._stand_in, self._at_end)
         # A stand-in leaves the host's cores alone, as a GPU does.
         is_gpu = parts.loaded.device != "cpu" or self._stand_in is not None

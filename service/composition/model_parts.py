@@ -83,7 +83,8 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
     from service.runner.memory_profile import cpu_memory
     from service.runner.model_size import ModelSize
 
-    recorder.record_startup("imports", time.monotonic() - started_s)
+    phases = {"imports": time.monotonic() - started_s}
+    started_s = time.monotonic()
     template = load_chat_template(text_folder, source.chat_template)
     _check_template_options(template, settings.default_chat_template_kwargs)
     device = choose_device(source.device)
@@ -99,6 +100,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
     )
     sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     enforce_eager = settings.enforce_eager or embedder is not None  # graphs are of decodes, above all
+    phases["sizes"] = time.monotonic() - started_s
     started_s = time.monotonic()
     task = RankTask(
         source,
@@ -129,10 +131,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
 
     loaded = ranks.load(task, load)
     executor = ranks.executor(loaded.runner, is_gpu=is_gpu)
-    recorder.record_startup("model", time.monotonic() - started_s)
-    for phase, seconds in loaded.phases.items():
-        recorder.record_startup(phase, seconds)
-    logger.info("loaded, seconds: %s", ", ".join(f"{phase} {s:.1f}" for phase, s in loaded.phases.items()))
+    _record_phases(recorder, phases, loaded.phases, time.monotonic() - started_s, parallel.num_ranks)
     _log_sizes(loaded, scheduler, settings)
     if source.load_format == "dummy" and not (text_folder / "tokenizer.json").is_file():
         tokenizer = dummy_tokenizer(loaded.model_config.vocab_size)
@@ -144,6 +143,19 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
     rest = reader, _read_adapters(settings, reader), options, embedder, ranks.trainings()
     on_ranks = ranks.training_executor(loaded.runner.trainings, executor)
     return ModelParts(loaded, executor, on_ranks, tokenizer, template, scheduler, cost, *rest)
+
+
+def _record_phases(
+    recorder: Recorder, before: Mapping[str, float], loading: Mapping[str, float], model_s: float, num_ranks: int
+) -> None:
+    """Seconds before the model and of its loading, by phase; model_s: of the whole model, on all ranks."""
+    recorder.record_startup("model", model_s)
+    # Of several: until all have joined, and the last one is ready.
+    joining = {} if num_ranks == 1 else {"ranks": model_s - sum(loading.values())}
+    phases = {**before, **joining, **loading}
+    for phase, seconds in phases.items():
+        recorder.record_startup(phase, seconds)
+    logger.info("loaded, seconds: %s", ", ".join(f"{phase} {s:.1f}" for phase, s in phases.items()))
 
 
 def _embedder(settings: Settings, folder: Path) -> EmbedderConfig | None:

@@ -63,6 +63,11 @@ def bounded_caches(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: str(_CACHED_COMPUTATIONS) for name in names if name not in environment}
 
 
+def has_gpu() -> bool:
+    """Whether NVIDIA's driver is there, and lets this process see it."""
+    return _GPU.exists()
+
+
 def libc_version() -> str | None:
     """ "glibc 2.36", or None where another library is."""
     try:
@@ -78,9 +83,9 @@ def restart_prepared() -> None:
     """
     added = {
         **limited_spinning(os.environ),
-        **single_threaded_numpy(os.environ, _GPU.exists()),
+        **single_threaded_numpy(os.environ, has_gpu()),
         **bounded_caches(os.environ),
-        **huge_pages(os.environ, libc_version(), _GPU.exists()),
+        **huge_pages(os.environ, libc_version(), has_gpu()),
     }
     if added:
         if sys.stdout is not None:  # it was closed when the process began

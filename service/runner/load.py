@@ -8,10 +8,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Literal
 
 import torch
 
+from kernels.compile_ahead import hash_triton
 from service.config import CacheConfig, LoraConfig, ModelSource
 from service.core.layer_groups import LayerGroups
 from service.errors import ConfigError, ModelLoadError
@@ -133,7 +135,7 @@ def load_executor(
     generation = load_generation_config(folder, config)
     max_model_len = context_length(config, source.max_model_len)
     device = _chosen_device(source, cache)
-    num_threads = use_cores(device, place.num_ranks)
+    num_threads = _use_host(device, place.num_ranks)
     timer = timer or timer_of(device)
     dtype = _chosen_dtype(source, file, device, config, timer, place)
     graphs = _graphs(device, max_num_seqs, max_num_batched_tokens, enforce_eager=enforce_eager)
@@ -183,6 +185,13 @@ def load_executor(
         weights=f"seed {source.seed}" if source.load_format == "dummy" else weights_revision(folder),
         phases=phases.seconds,
     )
+
+
+def _use_host(device: torch.device, num_ranks: int) -> int:
+    """As `use_cores`; and what compiling waits for is begun, beside all that comes before it."""
+    if device.type == "cuda":
+        Thread(target=hash_triton, name="hash", daemon=True).start()
+    return use_cores(device, num_ranks)
 
 
 def _prepare(runner: ModelRunner, *, records: bool) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.compile_ahead import compile_ahead
 from service.config import CacheConfig
 from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
@@ -16,6 +15,7 @@ from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.core.training import MOST_GRAPH_TOKENS
 from service.lora.adapter_layout import AdapterLayout
 from service.models.causal_lm import CausalLM
+from service.runner.choices.rank_compiling import compile_for_ranks
 from service.runner.choices.step_choices import StepChoices
 from service.runner.cuda_memory import CudaMemory
 from service.runner.graph_sizes import GraphSize
@@ -159,12 +159,11 @@ def choose_and_measure(
         phases.end("choices")
         return choices, profile_cpu(weights_bytes, cache.memory_bytes, num_ranks)
     worst_case = WorstCase(model, layout, device, replace(sizes, deterministic=False))
-    # What runs the whole model runs on all ranks together; the first one's timings do not.
-    choices = choose(worst_case.launch_kernels if num_ranks == 1 else lambda: None)
+    choices = choose(worst_case.launch_kernels)
     phases.end("choices")
     if sizes.deterministic:  # it is known by now whether such steps are batched
         worst_case = WorstCase(model, layout, device, sizes)
-    compile_ahead(worst_case.launch_kernels)
+    compile_for_ranks(worst_case.launch_kernels, model.parallel)
     phases.end("kernels")
     memory = profile_device(
         CudaMemory(device),

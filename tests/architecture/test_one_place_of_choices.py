@@ -32,10 +32,9 @@ def files_with(pattern: str, *folders: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("helper", [r"import .*\bseconds_by_replay\b", r"import .*\bcompile_ahead\b"])
+@pytest.mark.parametrize("helper", [r"import .*\bseconds_by_replay\b", r"import .*\bcompile_noted\b"])
 def test_kernels_are_timed_in_one_place(helper: str) -> None:
-    others = {"service/runner/worst_case.py"} if "compile" in helper else set()
-    assert files_with(helper, "service") - others == {CHOOSING}
+    assert files_with(helper, "service") == {CHOOSING}
 
 
 def test_who_reads_a_clock_to_choose() -> None:

@@ -58,6 +58,10 @@ class Function:
             already_compiled=False,
         )
 
+    @property
+    def cache_key(self):
+        return f"source of {id(self)}"
+
     def preload(self, data):
         if self._together is not None:
             self._together.wait(timeout=10)

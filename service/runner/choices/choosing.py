@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.gated_mlp import GatedMlp
-from service.layers.projection import use_choices
+from service.layers.projection import Projection, use_choices
+from service.layers.tensor_parallel import TensorParallel
 from service.models.causal_lm import CausalLM
 from service.runner.choices.kept_sizes import kept_sizes
-from service.runner.choices.kernel_rows import choose_kernels
+from service.runner.choices.kernel_rows import choose_kernels, compile_timed
 from service.runner.choices.made_for import MadeFor
 from service.runner.choices.step_choices import StepChoices
 from service.runner.choices.timer import Timer
@@ -32,42 +34,55 @@ def choose_steps(
     """Have a model with weights and positions compute by what is known or, if nothing is, by what is timed now. No
     weight can be written afterwards.
 
-    candidates: sizes of CUDA graphs, none without them. also_launch: on a GPU, called once if there are timings; may
-    use the model and is launched for nothing but to compile its kernels beside those that are timed
+    candidates: sizes of CUDA graphs, none without them. also_launch: on a GPU, called once by all ranks if every stage
+    has timings; may use the model and is launched for nothing but to compile its kernels beside those that are timed
     (kernels/compile_ahead.py). in_two_forms: on a CPU there is memory for a second form of the weights. Raises
     ConfigError if this machine cannot do what is known. Of several ranks the first one chooses for all, and the others
     wait for it.
     """
     parallel = model.parallel
-    if parallel.rank > 0:
-        known = StepChoices.from_json(parallel.of_first("").encode())
-    if known is not None:
-        use_choices(model.projections, known.linears, device)
-        choices = known
-    elif device.type == "cuda":
-        choices = _timed_on_gpu(model, made_for, device, candidates, timer, also_launch)
-    else:
-        forms = (
-            ordered_forms(model.projections)
-            if made_for.deterministic
-            else choose_forms(model.projections, timer, in_two_forms=in_two_forms)
-        )
-        choices = StepChoices(made_for, forms, ())
-    if parallel.rank == 0 and parallel.size > 1:
-        parallel.of_first(choices.to_json())
+    choices = _of_first(known, parallel)
+    is_timed = choices is None
+    if device.type == "cuda":
+        are_all_timed = bool(model.stage.least(int(is_timed)))
+        if is_timed:
+            compile_timed(*_parts(model), device, parallel, also_launch if are_all_timed else lambda: None)
+    if choices is None:
+        timed = None
+        if parallel.rank == 0 and device.type == "cuda":
+            timed = _timed_on_gpu(model, made_for, device, candidates, timer)
+        elif parallel.rank == 0:
+            timed = _timed_on_cpu(model, made_for, timer, in_two_forms=in_two_forms)
+        choices = _of_first(timed, parallel)
+        assert choices is not None
+    if not is_timed or parallel.rank > 0:
+        use_choices(model.projections, choices.linears, device)
     model.settle()
     return choices
 
 
-def _timed_on_gpu(
-    model: CausalLM,
-    made_for: MadeFor,
-    device: torch.device,
-    candidates: Sequence[GraphSize],
-    timer: Timer,
-    also_launch: Callable[[], object],
-) -> StepChoices:
-    projections = model.projections
+def _of_first(choices: StepChoices | None, parallel: TensorParallel) -> StepChoices | None:
+    """Those of rank 0, on every rank."""
+    if parallel.size == 1:
+        return choices
+    told = parallel.of_first("" if choices is None else choices.to_json())
+    return choices if parallel.rank == 0 else StepChoices.from_json(told) if told else None
+
+
+def _parts(model: CausalLM) -> tuple[Sequence[Projection], Sequence[GatedMlp], Sequence[AddNormFusion]]:
     mlps = [module for module in model.modules() if isinstance(module, GatedMlp)]
-    kernels = choose_kernels(projections, mlps, model.add_norm_fusions(), device, timer, also_launch)
+    return model.projections, mlps, model.add_norm_fusions()
+
+
+def _timed_on_gpu(
+    model: CausalLM, made_for: MadeFor, device: torch.device, candidates: Sequence[GraphSize], timer: Timer
+) -> StepChoices:
+    projections, mlps, fusions = _parts(model)
+    kernels = choose_kernels(projections, mlps, fusions, device, timer)
     return StepChoices(made_for, kernels, kept_sizes(projections, mlps, candidates, timer))
+
+
+def _timed_on_cpu(model: CausalLM, made_for: MadeFor, timer: Timer, *, in_two_forms: bool) -> StepChoices:
+    if made_for.deterministic:
+        return StepChoices(made_for, ordered_forms(model.projections), ())
+    return StepChoices(made_for, choose_forms(model.projections, timer, in_two_forms=in_two_forms), ())

@@ -10,17 +10,42 @@ from typing import TypeVar
 
 import torch
 
-from kernels.compile_ahead import compile_ahead
 from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.gated_mlp import GatedMlp
 from service.layers.linear_method import KernelMethod, KernelRows
 from service.layers.projection import Projection, use_choices
+from service.layers.tensor_parallel import TensorParallel
 from service.runner.choices.add_norm_rows import add_norm_rows, launch_add_norm
 from service.runner.choices.gated_rows import gated_rows, launch_gated
+from service.runner.choices.rank_compiling import compile_for_ranks
 from service.runner.choices.skinny_rows import launch_skinny, most_skinny_rows
 from service.runner.choices.timer import Timer
 
 Part = TypeVar("Part")
+
+
+def compile_timed(
+    projections: Sequence[Projection],
+    mlps: Sequence[GatedMlp],
+    fusions: Sequence[AddNormFusion],
+    device: torch.device,
+    parallel: TensorParallel,
+    also_launch: Callable[[], object],
+) -> None:
+    """Have all kernels compiled that `choose_kernels` times. On all ranks. also_launch: launched once, to have its
+    kernels compiled beside them; may multiply by the projections."""
+    use_choices(projections, dict.fromkeys(_alike(projections, lambda each: each), KernelRows()), device)
+
+    def launch() -> None:
+        for projection, *_ in _alike(projections, lambda each: each).values():
+            launch_skinny(_method(projection))
+        for mlp, *_ in _alike(mlps, lambda each: each.gate_up).values():
+            launch_gated(mlp)
+        for fusion, *_ in _alike(fusions, lambda each: each.product).values():
+            launch_add_norm(fusion)
+        also_launch()
+
+    compile_for_ranks(launch, parallel)
 
 
 def choose_kernels(
@@ -29,36 +54,21 @@ def choose_kernels(
     fusions: Sequence[AddNormFusion],
     device: torch.device,
     timer: Timer,
-    also_launch: Callable[[], object],
 ) -> Mapping[str, KernelRows]:
-    """Time, have all projections multiply by what is faster, and return what was chosen.
+    """Time, have all projections multiply by what is faster, and return what was chosen. After `compile_timed`.
 
     mlps, fusions: of the projections, where more than a product can be had at once. Those that are asked later are
-    timed by the choices before. also_launch: launched once, to have its kernels compiled beside those that are timed.
+    timed by the choices before.
     """
     by_shape = _alike(projections, lambda each: each)
-    mlps_by_shape = _alike(mlps, lambda mlp: mlp.gate_up)
-    fusions_by_shape = _alike(fusions, lambda fusion: fusion.product)
     choices = dict.fromkeys(by_shape, KernelRows())
-    use_choices(projections, choices, device)
-
-    def launch() -> None:
-        for projection, *_ in by_shape.values():
-            launch_skinny(_method(projection))
-        for mlp, *_ in mlps_by_shape.values():
-            launch_gated(mlp)
-        for fusion, *_ in fusions_by_shape.values():
-            launch_add_norm(fusion)
-        also_launch()
-
-    compile_ahead(launch)
     for shape, alike in by_shape.items():
         choices[shape] = KernelRows(skinny=most_skinny_rows([_method(each) for each in alike], timer))
     use_choices(projections, choices, device)
-    for shape, gated in mlps_by_shape.items():
+    for shape, gated in _alike(mlps, lambda each: each.gate_up).items():
         choices[shape] = replace(choices[shape], gated=gated_rows(gated, choices[shape].skinny, timer))
     use_choices(projections, choices, device)
-    for shape, fused in fusions_by_shape.items():
+    for shape, fused in _alike(fusions, lambda each: each.product).items():
         choices[shape] = replace(choices[shape], add_norm=add_norm_rows(fused, timer))
     use_choices(projections, choices, device)
     return choices

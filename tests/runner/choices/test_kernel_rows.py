@@ -9,8 +9,9 @@ from service.layers.gated_mlp import GatedMlp
 from service.layers.linear import Linear
 from service.layers.projection import Projection, use_choices
 from service.layers.rms_norm import ResidualRMSNorm
+from service.layers.tensor_parallel import ALONE
 from service.runner.choices.add_norm_rows import unfused
-from service.runner.choices.kernel_rows import choose_kernels
+from service.runner.choices.kernel_rows import choose_kernels, compile_timed
 from service.runner.choices.timer import seconds_on_gpu
 
 
@@ -35,7 +36,8 @@ def test_what_was_chosen_once_computes_the_same_elsewhere_without_timing(dtype):
     device = torch.device("cuda")
     projections, mlps, fusions = some_layers(device, dtype)
     launched = []
-    choices = choose_kernels(projections, mlps, fusions, device, seconds_on_gpu, lambda: launched.append(1))
+    compile_timed(projections, mlps, fusions, device, ALONE, lambda: launched.append(1))
+    choices = choose_kernels(projections, mlps, fusions, device, seconds_on_gpu)
     assert launched == [1]
     assert {each.shape_name for each in projections} == set(choices)
     others, other_mlps, other_fusions = some_layers(device, dtype)
