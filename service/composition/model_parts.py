@@ -131,6 +131,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
 
     loaded = ranks.load(task, load)
     executor = ranks.executor(loaded.runner, is_gpu=is_gpu)
+    ranks.tell_captures(loaded.runner.replays)
     _record_phases(recorder, phases, loaded.phases, time.monotonic() - started_s, parallel.num_ranks)
     _log_sizes(loaded, scheduler, settings)
     if source.load_format == "dummy" and not (text_folder / "tokenizer.json").is_file():

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from service.layers.pipeline_stage import RankPlace
     from service.lora.adapter_store import AdapterReader, AdapterStore
     from service.runner.load import LoadedModel
+    from service.runner.replays import Replays
 
 logger = logging.getLogger("headrace")
 
@@ -69,6 +70,10 @@ class Ranks(Protocol):
         """On all ranks; local: of this one's part. executor: as `executor` gave it."""
         ...
 
+    def tell_captures(self, replays: Replays) -> None:
+        """From now on all ranks capture the CUDA graphs that this one does. After `load`."""
+        ...
+
     def facts(self) -> Sequence[RankFacts]:
         """Of each rank, this one first; of one rank alone there is nothing to tell. Any thread."""
         ...
@@ -100,6 +105,9 @@ class OneRank:
 
     def training_executor(self, local: TrainingExecutor, executor: Executor) -> TrainingExecutor:
         return local
+
+    def tell_captures(self, replays: Replays) -> None:
+        pass
 
     def facts(self) -> Sequence[RankFacts]:
         return ()
@@ -197,6 +205,13 @@ class SeveralRanks:
         from service.distributed.rank_trainings import StagedTrainings  # likewise
 
         return local if self._config.num_stages == 1 else StagedTrainings(local, executor)
+
+    def tell_captures(self, replays: Replays) -> None:
+        from service.distributed.told_captures import ToldCaptures  # likewise
+
+        assert self._processes is not None and self._loss is not None
+        if self._config.num_stages == 1:  # else all are captured before the first request
+            replays.tell_captures(ToldCaptures(self._processes.writer, self._loss))
 
     def _adapter_sharing(self) -> AdapterSharing:
         """One for adapters and trainings: over a line to another host one thing goes at a time."""

@@ -39,13 +39,14 @@ _REREADS_S = 1.0
 class MessageKind(IntEnum):
     """PLAN: carry it out. MASKS, MASKS_FAILED: of the oldest plan that has some and was not told them, once they are
     computed. ADAPTERS_DROPPED: no later plan names these ids. DRAWN: the ids of the oldest plan that draws and was not
-    told them, for the first of several stages."""
+    told them, for the first of several stages. CAPTURE: later plans find these CUDA graphs."""
 
     PLAN = 1
     MASKS = 2
     MASKS_FAILED = 3
     ADAPTERS_DROPPED = 4
     DRAWN = 5
+    CAPTURE = 6
 
 
 class Message(NamedTuple):

@@ -15,6 +15,7 @@ from service.distributed.integers import IntegerReader
 from service.distributed.mask_messages import HeardMasks
 from service.distributed.plan_codec import PlanDecoder
 from service.distributed.rank_status import Fact, RankStatuses
+from service.distributed.told_captures import Capture
 from service.engine.ports import Executor, PendingIteration
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class PlanFollower:
 
     executor: this rank's part. on_idle: called at most once in IDLE_LOOK_S, where no message came for as long.
     drop_adapters: told of those that no later plan names. note_drawn: told what the last stage draws; None: it is of no
-    use here.
+    use here. capture: told which CUDA graphs later plans find.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class PlanFollower:
         on_idle: Callable[[], None] = lambda: None,
         drop_adapters: Callable[[Sequence[int]], None] = lambda adapter_ids: None,
         note_drawn: NoteDrawn | None = None,
+        capture: Callable[[Capture], None] = lambda capture: None,
     ) -> None:
         self._rank = rank
         self._reader = reader
@@ -52,6 +54,7 @@ class PlanFollower:
         self._statuses = statuses
         self._on_idle = on_idle
         self._drop_adapters = drop_adapters
+        self._capture = capture
         self._decoder = PlanDecoder(self._await_masks)
         self._draws = None if note_drawn is None else HeardDraws(note_drawn)
         self._awaiting_masks: deque[HeardMasks] = deque()
@@ -60,7 +63,8 @@ class PlanFollower:
         self._num_launched = self._num_done = 0
 
     def follow(self) -> None:
-        """Until the process ends. Raises what makes it useless: a damaged message, of a plan's faults RankUseless."""
+        """Until the process ends. Raises what makes it useless: a damaged message, a graph that is not captured, of a
+        plan's faults RankUseless."""
         while True:
             self.follow_one()
 
@@ -79,6 +83,8 @@ class PlanFollower:
             self._drop_adapters(IntegerReader(message.payload).many())
         elif message.kind is MessageKind.DRAWN and self._draws is not None:
             self._draws.hear(message.payload)
+        elif message.kind is MessageKind.CAPTURE:
+            self._capture(Capture.from_bytes(message.payload))
 
     def _await_masks(self, rows: tuple[int, ...]) -> HeardMasks:
         masks = HeardMasks(rows, self._read)

@@ -13,6 +13,7 @@ from service.distributed.rank_status import RankStatuses
 from service.distributed.rank_task import HoldsAdapters, Inherited, RankModel, RankTask
 from service.distributed.rank_trainings import RankTrainings
 from service.distributed.settled_failures import SettledFailures
+from service.distributed.told_captures import Capture
 from service.engine.ports import Executor
 from service.finetune.shared_training import read_training
 from service.finetune.trained_model import graph_capture
@@ -57,6 +58,10 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
 
         note, is_stage = partial(statuses.note_training, rank), place.parallel.size == 1
         executor = adapters = RankTrainings(adapters, executor, loaded.runner.trainings, read, note, is_stage=is_stage)
+
+    def capture(told: Capture) -> None:
+        loaded.runner.replays.capture(told.sizes, adapters=told.adapters, asked=told.asked)
+
     return RankModel(
         executor,
         loaded.memory.kv_cache_bytes,
@@ -64,4 +69,5 @@ def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
         device.type == "cuda",
         adapters,
         loaded.runner.note_drawn if embeds_draws else None,
+        capture,
     )

@@ -10,6 +10,7 @@ from typing import Protocol
 from service.config import ONE_PROCESS, CacheConfig, LoraConfig, ModelSource, ParallelConfig
 from service.distributed.control_ring import RingPlace
 from service.distributed.drawn_messages import NoteDrawn
+from service.distributed.told_captures import Capture
 from service.engine.ports import Executor
 from service.process.log_format import LogFormat
 
@@ -91,7 +92,7 @@ class HoldsAdapters(Protocol):
 class RankModel:
     """executor: of this rank's part. kv_bytes: its part of all KV blocks. memory_bytes: what this process's allocator
     has of the device by now; any thread. is_gpu: a device of its own computes. adapters: None where none are served.
-    note_drawn: where the last stage's draws are embedded; None elsewhere."""
+    note_drawn: where the last stage's draws are embedded; None elsewhere. capture: has CUDA graphs from now on."""
 
     executor: Executor
     kv_bytes: int
@@ -99,3 +100,4 @@ class RankModel:
     is_gpu: bool
     adapters: HoldsAdapters | None = None
     note_drawn: NoteDrawn | None = None
+    capture: Callable[[Capture], None] = lambda capture: None

@@ -62,7 +62,8 @@ def _serve(lifeline: Connection, inherited: Inherited, task: RankTask, load: Loa
         tell_memory()
         reader = RingReader(inherited.ring, inherited.reader, SPINS_S if loaded.is_gpu else 0.0)
         take_adapters = _take_adapters(inherited, loaded, statuses)
-        follower = PlanFollower(rank, reader, loaded.executor, statuses, tell_memory, take_adapters, loaded.note_drawn)
+        told = tell_memory, take_adapters, loaded.note_drawn, loaded.capture
+        follower = PlanFollower(rank, reader, loaded.executor, statuses, *told)
         lifeline.send(RankReady())
         with settled(is_gpu=loaded.is_gpu):
             follower.follow()

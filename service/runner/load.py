@@ -168,7 +168,7 @@ def load_executor(
         runner=runner,
         model=model,
         choices=choices,
-        idle_work=_capture_graphs(runner, choices, phases, all_at_once=choices_file is not None or place.num_ranks > 1),
+        idle_work=_capture_graphs(runner, choices, phases, stage, has_file=choices_file is not None),
         model_config=config,
         generation=generation,
         max_model_len=max_model_len,
@@ -310,13 +310,17 @@ def _load_weights(
     return weights_bytes
 
 
-def _capture_graphs(runner: ModelRunner, choices: StepChoices, phases: LoadPhases, *, all_at_once: bool) -> IdleWorks:
+def _capture_graphs(
+    runner: ModelRunner, choices: StepChoices, phases: LoadPhases, stage: PipelineStage, *, has_file: bool
+) -> IdleWorks:
     """Capture what the first requests need; the graphs that they can do without, and those of steps with adapters.
-    all_at_once: they can do without none, since equal steps are to round alike from the first one on (`StepChoices`),
-    or no rank captures by itself.
+
+    They can do without none where the choices have a file, since equal steps are to round alike from the first one on
+    (`StepChoices`), nor in stages, which have graphs of different sizes.
     """
     if not choices.graphs:
         return IdleWorks(())
+    all_at_once = has_file or stage.size > 1
     common = common_sizes(choices.made_for.max_num_seqs, choices.made_for.max_num_batched_tokens)
     first = [size for size in choices.graphs if all_at_once or size in common]
     rest = [size for size in choices.graphs if size not in first]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -24,6 +26,12 @@ from service.runner.sequence_rows import DeviceBlockTable, DrawnIds, SequenceRow
 from service.runner.stage_step import HandOver, StageStep
 from service.runner.step_ways import StepWay
 from service.sampling.vocab_shard import VocabShard
+
+
+class TellsCaptures(Protocol):
+    def __call__(
+        self, sizes: Sequence[GraphSize], *, adapters: bool, asked: bool
+    ) -> AbstractContextManager[None, bool | None]: ...
 
 
 class Replays:
@@ -71,6 +79,7 @@ class Replays:
         self._adapter_graphs: StepGraphs | None = None
         self._asked_graphs: StepGraphs | None = None
         self._unreplayed: StepWay = self.stage_step or self._eager
+        self._telling: TellsCaptures | None = None
         self.ways: Sequence[StepWay] = (self._unreplayed,)
 
     @property
@@ -108,8 +117,17 @@ class Replays:
             self._make_graphs()
         graphs = self._graphs_of(adapters=adapters, asked=asked)
         assert graphs is not None
-        with self._forward_pass.given_up_when(must_give_up):
-            graphs.sizes.capture(sizes)
+        if self._telling is None:
+            with self._forward_pass.given_up_when(must_give_up):
+                graphs.sizes.capture(sizes)
+        else:
+            with self._telling(sizes, adapters=adapters, asked=asked):
+                graphs.sizes.capture(sizes)
+
+    def tell_captures(self, telling: TellsCaptures) -> None:
+        """Other ranks capture from now on what this one captures, within `telling`; none gives up alone, so nothing is
+        given up any more."""
+        self._telling = telling
 
     def record(self) -> None:
         """Decode steps that consist of compiled loops are recorded and replayed from now on. On a CPU."""

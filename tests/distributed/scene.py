@@ -14,6 +14,7 @@ from service.distributed.drawn_messages import NoteDrawn
 from service.distributed.plan_follower import PlanFollower
 from service.distributed.rank_loss import RankLoss
 from service.distributed.rank_status import Fact, RankStatuses
+from service.distributed.told_captures import Capture, ToldCaptures
 from service.distributed.told_executor import ToldExecutor
 from service.engine.ports import Executor, PendingIteration
 
@@ -53,8 +54,8 @@ class Scripted:
 
 
 class Scene:
-    """executors: of every rank. num_peers: as of ToldExecutor. note_drawn: of each other rank. A context manager;
-    follows from its beginning to its end."""
+    """executors: of every rank. num_peers: as of ToldExecutor. note_drawn: of each other rank. capture: of all
+    others. A context manager; follows from its beginning to its end."""
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class Scene:
         drop_adapters: Callable[[Sequence[int]], None] = lambda adapter_ids: None,
         num_peers: int | None = None,
         note_drawn: Sequence[NoteDrawn] = (),
+        capture: Callable[[Capture], None] = lambda capture: None,
     ) -> None:
         self._place = RingPlace.make(len(executors) - 1)
         memory = RankStatuses.make_memory(len(executors))
@@ -72,6 +74,8 @@ class Scene:
         self.loss = RankLoss(self.losses.append)
         writer = RingWriter(self._place)
         self.executor = ToldExecutor(executors[0], writer, self.statuses, self.loss, take_dropped, num_peers)
+        self.captures = ToldCaptures(writer, self.loss)
+        self._capture = capture
         self._note_drawn = note_drawn
         self._drop_adapters = drop_adapters
         self._stopping = False
@@ -85,7 +89,13 @@ class Scene:
         reader = RingReader(self._place, rank)
         note_drawn = self._note_drawn[rank - 1] if self._note_drawn else None
         follower = PlanFollower(
-            rank, reader, executor, self.statuses, drop_adapters=self._drop_adapters, note_drawn=note_drawn
+            rank,
+            reader,
+            executor,
+            self.statuses,
+            drop_adapters=self._drop_adapters,
+            note_drawn=note_drawn,
+            capture=self._capture,
         )
         try:
             while not self._stopping:

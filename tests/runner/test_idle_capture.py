@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -194,3 +195,24 @@ def test_a_size_that_decodes_have_to_do_without_is_missed_until_it_is_captured(t
     assert not loaded.idle_work.is_missed()
     assert GraphSize(24, 24) in loaded.runner.replays._graphs.sizes.decodes
     assert player.generate(prompts, params, chunk=2048, max_seqs=20) == want
+
+
+@pytest.mark.gpu
+def test_other_ranks_are_told_of_each_graph_before_it_is_captured_and_none_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_sizes, "outrun", lambda timed: set())
+    loaded = load_executor(source(llama(tmp_path), device="cuda"), tmp_path, CACHE, 64, 2048)
+    replays, told = loaded.runner.replays, []
+    before = captured_sizes(replays._graphs)
+
+    @contextmanager
+    def telling(sizes, *, adapters, asked):
+        assert not set(sizes) & set(captured_sizes(replays._graphs))
+        told.extend(sizes)
+        assert (adapters, asked) == (False, False)
+        yield
+
+    replays.tell_captures(telling)
+    for _ in range(3):
+        assert loaded.idle_work.do_some(lambda: True)
+    assert len(told) == 3
+    assert captured_sizes(replays._graphs) == sorted([*before, *told])
