@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 from httpx._transports import default as client_transports
@@ -89,20 +90,35 @@ def device_memory_for_others(request: pytest.FixtureRequest) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-@pytest.fixture
-def two_gpus() -> None:
-    """For a test that has ranks of its own on a GPU each: elsewhere there is nothing to look at."""
-    import torch
-
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-
-
 @pytest.fixture(scope="session")
 def two_ranks() -> Iterator[Ranks]:
     ranks = Ranks(2)
     yield ranks
     ranks.stop()
+
+
+@pytest.fixture(scope="session")
+def two_gpu_ranks() -> Iterator[Ranks]:
+    """With a GPU each, once they are asked for something on "cuda" (tests/equivalence/rank_work.py)."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    ranks = Ranks(2)
+    yield ranks
+    ranks.stop()
+
+
+class Where(NamedTuple):
+    ranks: Ranks
+    device: str
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def two_somewhere(request: pytest.FixtureRequest) -> Where:
+    """Two ranks on the CPU, and on two GPUs."""
+    device: str = request.param
+    return Where(request.getfixturevalue("two_ranks" if device == "cpu" else "two_gpu_ranks"), device)
 
 
 @pytest.fixture

@@ -44,11 +44,17 @@ class Ranks:
             connection.send_bytes(pickle.dumps((function, args)))  # not by torch's ways, which share memory
         answers = []
         for rank, connection in enumerate(self._connections):
-            assert connection.poll(self._patience_s), f"rank {rank} does not answer"
+            if not connection.poll(self._patience_s):
+                self._kill()  # so that who asks next waits no more
+                raise AssertionError(f"rank {rank} does not answer")
             answers.append(pickle.loads(connection.recv_bytes()))
         faults = [fault for _, fault in answers if fault]
         assert not faults, faults[0]
         return [result for result, _ in answers]
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
 
     def stop(self) -> None:
         for connection in self._connections:

@@ -15,29 +15,30 @@ from openai import OpenAI
 from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.strict_client import strict_client
+from tests.e2e.test_tensor_parallel import needs_gpus
 from tests.examples import spread
 
 BASE, QUESTIONS = "headrace-quickstart", ["What is Headrace?", "What is ORCA?", "How do I watch the batch size?"]
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
-@pytest.fixture(scope="module", params=["1", "2"], ids=["one rank", "two ranks"])
+TWO_GPUS = [pytest.mark.gpu, needs_gpus(2)]
+RANKS = [
+    pytest.param("--device cpu", id="one rank"),
+    pytest.param("--device cpu --tensor-parallel-size 2", id="two ranks"),
+    pytest.param("--tensor-parallel-size 2", marks=TWO_GPUS, id="two GPUs"),
+    pytest.param("--pipeline-parallel-size 2", marks=TWO_GPUS, id="two GPUs, stages"),
+]
+
+
+@pytest.fixture(scope="module", params=RANKS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("adapters")
     shutil.copytree(QUICKSTART_ADAPTERS / "pirate", folder / "pirate")
     settings = json.loads((folder / "pirate/adapter_config.json").read_text())
     shutil.copytree(folder / "pirate", folder / "dora")
     (folder / "dora/adapter_config.json").write_text(json.dumps({**settings, "use_dora": True}))
-    arguments = (
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-        "--kv-cache-memory",
-        "64MiB",
-        "--tensor-parallel-size",
-        request.param,
-    )
+    arguments = *request.param.split(), "--dtype", "float32", "--kv-cache-memory", "64MiB"
     with ServerProcess(
         *arguments, "--lora-dir", str(folder), "--lora-modules", f"captain={folder}/pirate", "--admin-api-key", "boss"
     ) as server:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from kernels import compile_processes
 from kernels.one_shot_all_reduce import one_shot_all_reduce_reference
 from service.config import CacheConfig, LoraConfig
 from service.core.iteration import IterationPlan, TokenLogprobs
 from service.engine.ports import Executor, PendingIteration
 from service.layers.group_parallel import GroupParallel, memory_of_gpus
+from service.layers.group_stage import GroupStage
+from service.layers.pipeline_stage import RankPlace
 from service.layers.tensor_parallel import TensorParallel
 from service.runner import graph_step
 from service.runner.graph_sizes import graph_sizes
@@ -70,6 +72,7 @@ def answer(
 ) -> Answered:
     """All of these requests at once. num_blocks: fewer than there are, so that some are preempted; beside those of
     the adapters that have a slot. adapters: folders by name."""
+    parallel = over_gpus(parallel) if device == "cuda" else parallel
     loaded = load(
         parallel, folder, LoraConfig(NUM_SLOTS, MAX_RANK) if adapters else None, device=device, kv_dtype=kv_dtype
     )
@@ -177,22 +180,33 @@ def agreed(parallel: TensorParallel, folder: Path, dtype: str) -> tuple[Any, ...
     return loaded.dtype, loaded.choices, loaded.num_blocks, loaded.num_host_blocks, loaded.block_bytes
 
 
-def answer_on_gpus(
-    parallel: TensorParallel, folders: list[Path], asked: list[list[Asked]], max_tokens: int
-) -> list[Answered]:
-    """Of every folder each of `asked`, over NCCL and the kernels of sums. The process is not used for others."""
-    with over_gpus(parallel) as ranks:
-        return [answer(ranks, folder, each, max_tokens, device="cuda") for folder in folders for each in asked]
+def over_gpus(parallel: TensorParallel) -> TensorParallel:
+    """The same ranks, with a GPU each, over NCCL and the kernels of sums; once they have been asked for, these
+    processes are used for nothing on a CPU."""
+    if parallel.size == 1:
+        return parallel
+    if not _OVER_GPUS:
+        device = torch.device("cuda", parallel.rank)
+        torch.cuda.set_device(device)
+        os.environ["NCCL_NVLS_ENABLE"] = "0"  # no multicast
+        if parallel.rank == 0:  # compiles for all
+            compile_processes.start(8)
+        group, host_group = dist.new_group(backend="nccl", device_id=device), dist.group.WORLD
+        assert host_group is not None
+        _OVER_GPUS.append(GroupParallel(group, host_group, memory_of_gpus(group, host_group, device)))
+    return _OVER_GPUS[0]
 
 
-@contextmanager
-def over_gpus(parallel: TensorParallel) -> Iterator[TensorParallel]:
-    """The same ranks, with a GPU each. The process is not used for others."""
-    device = torch.device("cuda", parallel.rank)
-    torch.cuda.set_device(device)
-    os.environ["NCCL_NVLS_ENABLE"] = "0"  # no multicast
-    group, host_group = dist.new_group(backend="nccl", device_id=device), dist.group.WORLD
-    memory = memory_of_gpus(group, host_group, device)
-    yield GroupParallel(group, host_group, memory)
-    torch.cuda.synchronize()
-    dist.destroy_process_group(group)
+def stage_over_gpus(parallel: TensorParallel) -> RankPlace:
+    """Of two stages, of a rank each, over NCCL."""
+    over_gpus(parallel)
+    if not _STAGES:
+        device, host_group = torch.device("cuda", parallel.rank), dist.group.WORLD
+        assert host_group is not None
+        group, other = dist.new_group(backend="nccl", device_id=device), 1 - parallel.rank
+        _STAGES.append(GroupStage(other, 2, other, other, group, host_group))
+    return RankPlace(stage=_STAGES[0])
+
+
+_OVER_GPUS: list[TensorParallel] = []
+_STAGES: list[GroupStage] = []

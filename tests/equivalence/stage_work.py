@@ -24,15 +24,25 @@ from service.core.sequence import Sequence
 from service.distributed.drawn_messages import HeardDraws, write_drawn
 from service.distributed.process_groups import place_of
 from service.engine.ports import PendingIteration
+from service.layers.pipeline_stage import RankPlace
 from service.layers.tensor_parallel import TensorParallel
 from service.lora.adapter_store import HostAdapter
 from service.runner.choices.step_choices import StepChoices
-from service.runner.choices.timer import seconds_on_cpu
+from service.runner.choices.timer import timer_of
 from service.runner.load import LoadedModel, load_executor
 from service.scheduler.speculation import Speculation
 from tests.engine.harness import Harness
 from tests.engine.test_engine import SometimesSwap
-from tests.equivalence.rank_work import BLOCK_SIZE, BUDGET, MAX_NUM_SEQS, MAX_RANK, NUM_SLOTS, Answered, Asked
+from tests.equivalence.rank_work import (
+    BLOCK_SIZE,
+    BUDGET,
+    MAX_NUM_SEQS,
+    MAX_RANK,
+    NUM_SLOTS,
+    Answered,
+    Asked,
+    stage_over_gpus,
+)
 from tests.runner.loading import source
 
 Message = IterationPlan | bytes | None
@@ -142,15 +152,17 @@ def answer_in_stages(
     num_lanes: int | None = None,
     known: Mapping[tuple[int, ...], list[int]] | None = None,
     window: int | None = None,
+    device: str = "cpu",
 ) -> Counted:
     """All of these requests at once. control_path: a file that is not there yet. adapters: folders by name, which each
     rank reads itself. num_lanes: batches in flight; None: one for each stage. known: what will be said to a prompt, by
-    which most drafts are right. window: of the layers that have one, which have blocks apart from the others then."""
-    place = place_of(parallel.rank, config, torch.device("cpu"))
+    which most drafts are right. window: of the layers that have one, which have blocks apart from the others then.
+    device: on "cuda" there are two stages of a rank."""
+    place = stage_place(parallel, config, device)
     cache = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20, swap_bytes=1 << 20, by_layer_groups=window is not None)
     how = {"parallel": place.parallel, "stage": place.stage}
     lora = LoraConfig(NUM_SLOTS, MAX_RANK) if adapters else None
-    loaded = load_executor(source(folder), folder, cache, MAX_NUM_SEQS, BUDGET, lora=lora, **how)
+    loaded = load_executor(source(folder, device=device), folder, cache, MAX_NUM_SEQS, BUDGET, lora=lora, **how)
     store = loaded.adapters
     read = {} if store is None or adapters is None else {name: store.read(name, at) for name, at in adapters.items()}
     calls, plans = Counter[str](), list[IterationPlan]()
@@ -165,6 +177,13 @@ def answer_in_stages(
         told, most_blocks = _answered(loaded, executor, asked, max_tokens, num_blocks, num_lanes, read, known, window)
     control.tell(None)
     return Counted(told, calls, len(plans), sum(plan.num_drafts for plan in plans), most_blocks)
+
+
+def stage_place(parallel: TensorParallel, config: ParallelConfig, device: str) -> RankPlace:
+    """On "cuda" one of two stages."""
+    if device == "cuda":
+        return stage_over_gpus(parallel)
+    return place_of(parallel.rank, config, torch.device("cpu"))
 
 
 def _answered(
@@ -205,14 +224,17 @@ def _answered(
     return told, most_blocks
 
 
-def choices_in_stages(parallel: TensorParallel, folder: Path, file: Path, times: int) -> list[StepChoices]:
+def choices_in_stages(
+    parallel: TensorParallel, folder: Path, file: Path, times: int, device: str = "cpu"
+) -> list[StepChoices]:
     """Of so many starts of two stages with this file, one after the other. Only the first one may time anything."""
-    place = place_of(parallel.rank, ParallelConfig(1, 2), torch.device("cpu"))
+    place = stage_place(parallel, ParallelConfig(1, 2), device)
     cache, made = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20), list[StepChoices]()
     for number in range(times):
-        timer = seconds_on_cpu if number == 0 else _never
+        timer = timer_of(torch.device(device)) if number == 0 else _never
         how = {"choices_file": file, "stage": place.stage, "timer": timer}
-        made.append(load_executor(source(folder, "bfloat16"), folder, cache, MAX_NUM_SEQS, BUDGET, **how).choices)
+        asked = source(folder, "bfloat16", device=device)
+        made.append(load_executor(asked, folder, cache, MAX_NUM_SEQS, BUDGET, **how).choices)
     place.stage.least(0)  # what the first stage has handed over is kept until the last one has it
     return made
 

@@ -13,12 +13,12 @@ import pytest
 
 from service.config import ParallelConfig
 from service.layers.tensor_parallel import ALONE
+from tests.conftest import Where
 from tests.equivalence.random_adapters import save_random_adapters
 from tests.equivalence.rank_work import Asked, answer
 from tests.equivalence.stage_work import answer_in_stages
 from tests.equivalence.test_tensor_parallel import GREEDY, SAMPLED, prompts
 from tests.models.checkpoints import gpt2, llama, mixtral, qwen2_moe
-from tests.ranks import Ranks
 
 FAMILIES = {
     "llama": partial(llama, attention_bias=True, mlp_bias=True),
@@ -40,9 +40,10 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-moe"])
 def test_on_stages_base_and_adapters_in_one_batch_answer_as_in_one_process(
-    two_ranks: Ranks, tmp_path: Path, family: str
+    two_somewhere: Where, tmp_path: Path, family: str
 ):
     """Of Qwen2-MoE here the first stage has an MLP, whose linears adapters change, and the second has experts."""
+    ranks, device = two_somewhere
     model = STAGED[family](tmp_path)
     adapters = save_random_adapters(model, tmp_path / "adapters", RANKS)
     asked = [
@@ -50,29 +51,29 @@ def test_on_stages_base_and_adapters_in_one_batch_answer_as_in_one_process(
         for number, prompt in enumerate(prompts(2, longest=30))
         for name in ("", *adapters)
     ] * 2
-    alone = answer(ALONE, model, asked, MAX_TOKENS, adapters=adapters)
-    config, control = ParallelConfig(1, 2), tmp_path / "control"
-    last, _ = two_ranks.run(answer_in_stages, model, asked, MAX_TOKENS, config, control, None, adapters)
+    alone = answer(ALONE, model, asked, MAX_TOKENS, None, device, adapters)
+    how = ParallelConfig(1, 2), tmp_path / "control", None, adapters, *(None,) * 3, device
+    last, _ = ranks.run(answer_in_stages, model, asked, MAX_TOKENS, *how)
     assert last.answered.tokens == alone.tokens
 
 
 @pytest.mark.each_once
 @pytest.mark.parametrize("num_blocks", [None, 5], ids=["roomy", "preempted"])
 def test_base_and_adapters_in_one_batch_answer_as_on_one_rank(
-    two_ranks: Ranks, scene: tuple[Path, dict[str, Path]], num_blocks: int | None
+    two_somewhere: Where, scene: tuple[Path, dict[str, Path]], num_blocks: int | None
 ):
     """Each prompt by the base and by every adapter, the second time out of the prefix cache; fewer slots than
     adapters; also with so few blocks that they are preempted."""
-    model, adapters = scene
+    (ranks, device), (model, adapters) = two_somewhere, scene
     names = ("", *adapters)
     asked = [
         Asked(prompt, {"seed": number, **(GREEDY if number else SAMPLED)}, name)
         for number, prompt in enumerate(prompts(2, longest=30))
         for name in names
     ]
-    alone = answer(ALONE, model, asked * 2, MAX_TOKENS, adapters=adapters)
+    alone = answer(ALONE, model, asked * 2, MAX_TOKENS, None, device, adapters)
     by_prompt = {tuple(tokens) for tokens in alone.tokens.values()}
     assert len(by_prompt) > len(asked) * 3 // 4, "each adapter says something else, or this shows nothing"
-    of_ranks = two_ranks.run(answer, model, asked * 2, MAX_TOKENS, num_blocks, "cpu", adapters)
+    of_ranks = ranks.run(answer, model, asked * 2, MAX_TOKENS, num_blocks, device, adapters)
     assert [each.tokens for each in of_ranks] == [alone.tokens] * 2
     assert (of_ranks[0].num_preemptions > 0) is (num_blocks is not None)

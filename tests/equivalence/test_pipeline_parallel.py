@@ -10,6 +10,7 @@ import pytest
 
 from service.config import ParallelConfig
 from service.layers.tensor_parallel import ALONE
+from tests.conftest import Where
 from tests.equivalence.rank_work import BLOCK_SIZE, Asked, answer
 from tests.equivalence.stage_work import Counted, answer_in_stages, choices_in_stages
 from tests.equivalence.test_tensor_parallel import (
@@ -56,19 +57,27 @@ def check_hand_overs(counted: list[Counted], config: ParallelConfig, num_layers:
 
 
 def check(
-    ranks: Ranks, folder: Path, control_path: Path, kinds: tuple, config: ParallelConfig, num_layers: int
+    ranks: Ranks,
+    folder: Path,
+    control_path: Path,
+    kinds: tuple,
+    config: ParallelConfig,
+    num_layers: int,
+    device: str = "cpu",
 ) -> None:
     asked = requests_of(kinds)
-    counted = ranks.run(answer_in_stages, folder, asked, MAX_TOKENS, config, control_path)
+    how = asked, MAX_TOKENS, config, control_path, *(None,) * 5, device
+    counted = ranks.run(answer_in_stages, folder, *how)
     assert counted[0].answered is not None
-    check_same(answer(ALONE, folder, asked, MAX_TOKENS), [counted[0].answered])
+    check_same(answer(ALONE, folder, asked, MAX_TOKENS, None, device), [counted[0].answered])
     check_hand_overs(counted, config, num_layers)
 
 
-def test_two_stages_answer_as_one_process(two_ranks: Ranks, folder: Path, tmp_path: Path):
+def test_two_stages_answer_as_one_process(two_somewhere: Where, folder: Path, tmp_path: Path):
     """Every family's ends: tied heads, learned positions, projected embeddings, norms last, experts in one stage
     alone."""
-    check(two_ranks, folder, tmp_path / "control", ALL_KINDS, TWO_STAGES, 2)
+    ranks, device = two_somewhere
+    check(ranks, folder, tmp_path / "control", ALL_KINDS, TWO_STAGES, 2, device)
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +85,13 @@ def some_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return llama(tmp_path_factory.mktemp("llama"), num_hidden_layers=NUM_LAYERS)
 
 
-def test_preempted_swapped_and_resumed_in_stages_they_answer_as_one(two_ranks: Ranks, some_llama: Path, tmp_path: Path):
-    asked = requests_of((GREEDY, SAMPLED))
-    alone = answer(ALONE, some_llama, asked, 12)
-    last, _ = two_ranks.run(answer_in_stages, some_llama, asked, 12, TWO_STAGES, tmp_path / "control", 12)
+def test_preempted_swapped_and_resumed_in_stages_they_answer_as_one(
+    two_somewhere: Where, some_llama: Path, tmp_path: Path
+):
+    (ranks, device), asked = two_somewhere, requests_of((GREEDY, SAMPLED))
+    alone = answer(ALONE, some_llama, asked, 12, None, device)
+    how = TWO_STAGES, tmp_path / "control", 12, *(None,) * 4, device
+    last, _ = ranks.run(answer_in_stages, some_llama, asked, 12, *how)
     assert last.answered.num_preemptions > 0
     assert last.answered.tokens == alone.tokens
 
@@ -97,38 +109,41 @@ GROUPED = {
 
 
 @pytest.mark.parametrize("name", GROUPED)
-def test_stages_give_back_what_windows_have_left_behind(two_ranks: Ranks, tmp_path: Path, name: str):
+def test_stages_give_back_what_windows_have_left_behind(two_somewhere: Where, tmp_path: Path, name: str):
     """Groups of layers are those of the tables in every stage, which may have no layer of one."""
+    ranks, device = two_somewhere
     make, (num_full, num_windowed), few = GROUPED[name]
     folder, long = make(tmp_path / "model"), [Asked(prompt, GREEDY) for prompt in prompts(3)[1:]]
     long = [each._replace(prompt=each.prompt * 3) for each in long]
-    last, _ = two_ranks.run(answer_in_stages, folder, long, 6, TWO_STAGES, tmp_path / "a", *(None,) * 4, WINDOW)
-    assert last.answered.tokens == answer(ALONE, folder, long, 6).tokens
+    where = WINDOW, device
+    last, _ = ranks.run(answer_in_stages, folder, long, 6, TWO_STAGES, tmp_path / "a", *(None,) * 4, *where)
+    assert last.answered.tokens == answer(ALONE, folder, long, 6, None, device).tokens
     num_units = sum(-(-(len(each.prompt) + 5) // BLOCK_SIZE) for each in long)
     assert last.most_blocks < num_units * (num_full + num_windowed), "less than all tokens of all groups"
     asked = requests_of((GREEDY, SAMPLED))
-    last, _ = two_ranks.run(answer_in_stages, folder, asked, 12, TWO_STAGES, tmp_path / "b", few, *(None,) * 3, WINDOW)
+    last, _ = ranks.run(answer_in_stages, folder, asked, 12, TWO_STAGES, tmp_path / "b", few, *(None,) * 3, *where)
     assert last.answered.num_preemptions > 0
-    assert last.answered.tokens == answer(ALONE, folder, asked, 12).tokens
+    assert last.answered.tokens == answer(ALONE, folder, asked, 12, None, device).tokens
 
 
 @pytest.mark.parametrize("num_lanes", [2, 1], ids=["overlapped", "one batch"])
 def test_drafts_in_stages_are_accepted_and_change_no_token(
-    two_ranks: Ranks, some_llama: Path, tmp_path: Path, num_lanes: int
+    two_somewhere: Where, some_llama: Path, tmp_path: Path, num_lanes: int
 ):
-    asked = requests_of((GREEDY, SAMPLED))
-    alone = answer(ALONE, some_llama, asked, 12)
+    (ranks, device), asked = two_somewhere, requests_of((GREEDY, SAMPLED))
+    alone = answer(ALONE, some_llama, asked, 12, None, device)
     known = {each.prompt: alone.tokens[f"request-{number}", 0] for number, each in enumerate(asked)}
-    how = (TWO_STAGES, tmp_path / "control", None, None, num_lanes, known)
-    last, _ = two_ranks.run(answer_in_stages, some_llama, asked, 12, *how)
+    how = (TWO_STAGES, tmp_path / "control", None, None, num_lanes, known, None, device)
+    last, _ = ranks.run(answer_in_stages, some_llama, asked, 12, *how)
     assert last.answered.tokens == alone.tokens
     assert last.num_drafts > 10
 
 
 def test_each_stage_keeps_its_own_choices_and_a_later_start_times_nothing(
-    two_ranks: Ranks, some_llama: Path, tmp_path: Path
+    two_somewhere: Where, some_llama: Path, tmp_path: Path
 ):
-    of_ranks = two_ranks.run(choices_in_stages, some_llama, tmp_path / "choices.json", 2)
+    ranks, device = two_somewhere
+    of_ranks = ranks.run(choices_in_stages, some_llama, tmp_path / "choices.json", 2, device)
     assert {each.name for each in tmp_path.iterdir()} == {"choices.json", "choices.json.stage-0"}
     for first, second in of_ranks:
         assert first == second

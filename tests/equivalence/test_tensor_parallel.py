@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from service.layers.tensor_parallel import ALONE
+from tests.conftest import Where
 from tests.equivalence.rank_work import (
     BUDGET,
     Answered,
@@ -20,7 +21,6 @@ from tests.equivalence.rank_work import (
     agreed,
     answer,
     answer_by_graphs,
-    answer_on_gpus,
 )
 from tests.models.checkpoints import (
     gpt2,
@@ -127,9 +127,9 @@ def four_ranks() -> Iterator[Ranks]:
     ranks.stop()
 
 
-def check_kinds(ranks: Ranks, folder: Path, kinds: tuple[dict[str, object], ...]) -> None:
-    asked = requests_of(kinds)
-    check_same(answer(ALONE, folder, asked, MAX_TOKENS), ranks.run(answer, folder, asked, MAX_TOKENS))
+def check_kinds(ranks: Ranks, folder: Path, kinds: tuple[dict[str, object], ...], device: str = "cpu") -> None:
+    how = folder, requests_of(kinds), MAX_TOKENS, None, device
+    check_same(answer(ALONE, *how), ranks.run(answer, *how))
 
 
 @pytest.mark.each_once
@@ -169,20 +169,21 @@ def test_by_graphs_ranks_draw_as_one_and_gather_many_logits_for_filters_alone(
         assert (by_graphs.num_gathered > 2 * BUDGET) == bool(filters), "a score and an id of each place"
 
 
-def test_preempted_swapped_and_resumed_they_answer_as_one(two_ranks: Ranks, some_llama: Path):
-    asked = requests_of((GREEDY, SAMPLED))
-    alone = answer(ALONE, some_llama, asked, 12)
-    of_ranks = two_ranks.run(answer, some_llama, asked, 12, 12)
+def test_preempted_swapped_and_resumed_they_answer_as_one(two_somewhere: Where, some_llama: Path):
+    (ranks, device), asked = two_somewhere, requests_of((GREEDY, SAMPLED))
+    alone = answer(ALONE, some_llama, asked, 12, None, device)
+    of_ranks = ranks.run(answer, some_llama, asked, 12, 12, device)
     assert all(each.num_preemptions > 0 for each in of_ranks)
     assert [each.tokens for each in of_ranks] == [alone.tokens] * 2
 
 
-def test_with_keys_and_values_of_eight_bits_they_answer_as_one(two_ranks: Ranks, some_llama: Path):
+def test_with_keys_and_values_of_eight_bits_they_answer_as_one(two_somewhere: Where, some_llama: Path):
     """A scale belongs to a head, which one rank has."""
-    asked, how = requests_of((GREEDY, SAMPLED)), (12, None, "cpu", None, "fp8")
+    ranks, device = two_somewhere
+    asked, how = requests_of((GREEDY, SAMPLED)), (12, None, device, None, "fp8")
     alone = answer(ALONE, some_llama, asked, *how)
-    assert alone.tokens != answer(ALONE, some_llama, asked, 12).tokens, "or this shows nothing"
-    assert [each.tokens for each in two_ranks.run(answer, some_llama, asked, *how)] == [alone.tokens] * 2
+    assert alone.tokens != answer(ALONE, some_llama, asked, 12, None, device).tokens, "or this shows nothing"
+    assert [each.tokens for each in ranks.run(answer, some_llama, asked, *how)] == [alone.tokens] * 2
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
@@ -196,17 +197,13 @@ def test_ranks_agree_on_choices_and_share_the_blocks(two_ranks: Ranks, some_llam
     assert num_blocks == alone[-3], "of as many bytes each a rank has twice the blocks, up to what sequences can fill"
 
 
+ON_GPUS = ("llama", "gpt2", "qwen2-moe", "gpt-oss", "llama, awq", "llama, blocks of fp8")
+
+
 @pytest.mark.gpu
-@pytest.mark.usefixtures("two_gpus")
-def test_two_gpus_answer_as_one(tmp_path: Path):
+@pytest.mark.parametrize("family", ON_GPUS)
+def test_two_gpus_answer_as_one(two_gpu_ranks: Ranks, tmp_path: Path, family: str):
     """Kernel by kernel for prompts, decodes by CUDA graphs."""
-    folders = [FAMILIES[family](tmp_path / family) for family in ("llama", "gpt2", "qwen2-moe", "gpt-oss")]
-    asked = [requests_of(kinds) for kinds in KINDS.values()]
-    ranks = Ranks(2, patience_s=600.0)
-    try:
-        first, second = ranks.run(answer_on_gpus, folders, asked, MAX_TOKENS)
-    finally:
-        ranks.stop()
-    alone = [answer(ALONE, folder, each, MAX_TOKENS, device="cuda") for folder in folders for each in asked]
-    assert [each.tokens for each in first] == [each.tokens for each in second]
-    assert [each.tokens for each in first] == [each.tokens for each in alone]
+    folder = FAMILIES[family](tmp_path)
+    for kinds in KINDS.values():
+        check_kinds(two_gpu_ranks, folder, kinds, "cuda")

@@ -47,6 +47,7 @@ class Trained(NamedTuple):
 
 
 def train(parallel: TensorParallel, folder: Path, targets: tuple[str, ...], device: str = "cpu") -> Trained:
+    parallel = over_gpus(parallel) if device == "cuda" else parallel
     chosen = Hyperparameters(**{name: getattr(CHOSEN, name) for name in CHOSEN.__slots__} | {"targets": targets})
     model = served_model(folder, device=device, parallel=parallel)
     validation = packed(EXAMPLES[6:], chosen.micro_batch_tokens)
@@ -75,16 +76,8 @@ def check_trained_alike(alone: Trained, first: Trained, second: Trained) -> None
     torch.testing.assert_close(first.state.first_moments, alone.state.first_moments, rtol=1e-2, atol=2e-4)
 
 
-def train_on_gpus(parallel: TensorParallel, folder: Path) -> Trained:
-    with over_gpus(parallel) as ranks:
-        return train(ranks, folder, (), "cuda")
-
-
 @pytest.mark.gpu
-@pytest.mark.usefixtures("two_gpus")
-def test_two_gpus_train_as_one(tmp_path: Path):
-    folder, ranks = FAMILIES["llama"](tmp_path), Ranks(2, patience_s=300.0)
-    try:
-        check_trained_alike(train(ALONE, folder, (), "cuda"), *ranks.run(train_on_gpus, folder))
-    finally:
-        ranks.stop()
+def test_two_gpus_train_as_one(two_gpu_ranks: Ranks, tmp_path: Path):
+    folder = FAMILIES["llama"](tmp_path)
+    how = folder, (), "cuda"
+    check_trained_alike(train(ALONE, *how), *two_gpu_ranks.run(train, *how))

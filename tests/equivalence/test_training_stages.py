@@ -23,6 +23,8 @@ from service.finetune.trained_model import ModelPass
 from service.finetune.training_state import TrainingState
 from service.layers.pipeline_stage import RankPlace
 from service.layers.tensor_parallel import TensorParallel
+from tests.conftest import Where
+from tests.equivalence.stage_work import stage_place
 from tests.equivalence.test_training_ranks import check_trained_alike
 from tests.finetune.served import completed, lora_training, random_examples, served_model
 from tests.models.checkpoints import llama, qwen3
@@ -60,9 +62,13 @@ ALONE = RankPlace()
 
 
 def training_of(
-    folder: Path, place: RankPlace = ALONE, state: TrainingState | None = None, steps_per_checkpoint: int = 2
+    folder: Path,
+    place: RankPlace = ALONE,
+    state: TrainingState | None = None,
+    steps_per_checkpoint: int = 2,
+    device: str = "cpu",
 ) -> LoraTraining:
-    model = served_model(folder, parallel=place.parallel, stage=place.stage)
+    model = served_model(folder, device=device, parallel=place.parallel, stage=place.stage)
     validation = packed(EXAMPLES[10:], CHOSEN.micro_batch_tokens)
     how = {"steps_per_checkpoint": steps_per_checkpoint, "rows_per_loss_step": ROWS}
     tells_news = place.stage.index == place.stage.size - 1 and place.parallel.rank == 0
@@ -70,17 +76,25 @@ def training_of(
 
 
 def train(
-    parallel: TensorParallel, folder: Path, config: ParallelConfig, file: Path, state: TrainingState | None = None
+    parallel: TensorParallel,
+    folder: Path,
+    config: ParallelConfig,
+    file: Path,
+    state: TrainingState | None = None,
+    device: str = "cpu",
 ) -> Trained:
-    """file: where the state is written after some steps."""
-    return trained(place_of(parallel.rank, config, torch.device("cpu")), parallel.rank, folder, file, state)
+    """file: where the state is written after some steps. device: on "cuda" there are two stages of a rank."""
+    place = stage_place(parallel, config, device)
+    return trained(place, parallel.rank, folder, file, state, device)
 
 
-def trained(place: RankPlace, rank: int, folder: Path, file: Path, state: TrainingState | None = None) -> Trained:
-    training = training_of(folder, place, state)
+def trained(
+    place: RankPlace, rank: int, folder: Path, file: Path, state: TrainingState | None = None, device: str = "cpu"
+) -> Trained:
+    training = training_of(folder, place, state, device=device)
     # In pieces, and once with its memory taken away within a micro-batch, as plans have it.
     training.advance(7)
-    training.use_memory(torch.full((training.num_arena_bytes,), 255, dtype=torch.uint8))
+    training.use_memory(torch.full((training.num_arena_bytes,), 255, dtype=torch.uint8, device=device))
     training.advance(60)
     reports = [*training.take_news().reports]
     training.advance(0)
@@ -105,20 +119,21 @@ def check_same_bits(mine: Trained, its: Trained) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_stages_train_to_the_bits_of_one_process_and_go_on_where_it_stopped(
-    two_ranks: Ranks, tmp_path: Path, family: str
+    two_somewhere: Where, tmp_path: Path, family: str
 ):
     """And it where they did: a checkpoint says nothing of stages."""
+    ranks, device = two_somewhere
     folder, file = FAMILIES[family](tmp_path / "model", num_hidden_layers=NUM_LAYERS), tmp_path / "checkpoint"
-    alone = Trained(*completed(training_of(folder)))
+    alone = Trained(*completed(training_of(folder, device=device)))
     assert any(report.gradient_norm > CHOSEN.max_gradient_norm for report in alone.reports), "some are scaled"
-    last, first = two_ranks.run(train, folder, TWO_STAGES, file)
+    last, first = ranks.run(train, folder, TWO_STAGES, file, None, device)
     check_same_bits(last, alone)
     assert len(first.state.parameters) < len(last.state.parameters), "a stage has its own layers' alone"
     begun = read_checkpoint(file, alone.state.layout, "test")
     assert 0 < begun.step < alone.state.step
-    rest = Trained(*completed(training_of(folder, state=begun)))
+    rest = Trained(*completed(training_of(folder, state=begun, device=device)))
     check_same_bits(rest._replace(reports=[]), alone._replace(reports=[]))
-    last, _ = two_ranks.run(train, folder, TWO_STAGES, tmp_path / "other", begun)
+    last, _ = ranks.run(train, folder, TWO_STAGES, tmp_path / "other", begun, device)
     check_same_bits(last, rest)
 
 

@@ -14,7 +14,7 @@ from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.registry import ARCHITECTURES, open_model
 from tests.equivalence.family_list import FAMILIES
 from tests.equivalence.random_adapters import save_random_adapters
-from tests.equivalence.rank_work import Asked, answer, answer_on_gpus
+from tests.equivalence.rank_work import Asked, answer
 from tests.equivalence.stage_work import answer_in_stages
 from tests.equivalence.test_tensor_parallel import ALL_KINDS, GREEDY, SAMPLED, check_same, prompts, requests_of
 from tests.models.quantized_checkpoints import quantized
@@ -115,13 +115,12 @@ def test_dummy_weights_are_the_same_whoever_divides_them(two_ranks: Ranks, tmp_p
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("two_gpus")
-def test_two_gpus_answer_as_one(tmp_path: Path):
-    folders, asked = [SERVED[name].save(tmp_path / name) for name in SOME], requests_of(ALL_KINDS)
-    ranks = Ranks(2, patience_s=600.0)
-    try:
-        first, second = ranks.run(answer_on_gpus, folders, [asked], MAX_TOKENS)
-    finally:
-        ranks.stop()
-    alone = [answer(ALONE, folder, asked, MAX_TOKENS, device="cuda") for folder in folders]
-    assert [each.tokens for each in first] == [each.tokens for each in second] == [each.tokens for each in alone]
+@pytest.mark.parametrize("name", SOME)
+def test_two_gpus_answer_as_one_and_so_do_two_stages(two_gpu_ranks: Ranks, tmp_path: Path, name: str):
+    folder = SERVED[name].save(tmp_path / "model")
+    asked = requests_of(ALL_KINDS)
+    alone = answer(ALONE, folder, asked, MAX_TOKENS, None, "cuda")
+    check_same(alone, two_gpu_ranks.run(answer, folder, asked, MAX_TOKENS, None, "cuda"))
+    how = (MAX_TOKENS, ParallelConfig(1, 2), tmp_path / "control", *(None,) * 5, "cuda")
+    last, _ = two_gpu_ranks.run(answer_in_stages, folder, asked, *how)
+    check_same(alone, [last.answered])
