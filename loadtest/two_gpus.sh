@@ -5,6 +5,7 @@
 #   PARTS   which parts, of: tests sums one tensor stages both busy orca (all but both)
 #   TENSOR  ranks of a stage in sums, tensor, both and orca (2)     STAGES  stages in stages, both, busy and orca (2)
 #           With four devices: TENSOR=4 PARTS="tests sums tensor", then STAGES=4 PARTS=stages, then PARTS=both (2 x 2).
+#   PYTEST  more options of pytest, as -n 5 (pytest-xdist): the tests start servers, whose kernels are compiled first
 #   OUT     folder for what each part prints    MODEL, ORCA_MODEL, SERVER_ARGS, NUM, RATES, BATCHES  for a trial without GPUs
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -81,11 +82,12 @@ orca() { # figures 9 (equal batches), 10 (Poisson) and 11 (equal requests)
 for name in $parts; do
     [[ " tests sums one tensor stages both busy orca " == *" $name "* ]] || { echo "PARTS: there is no $name" >&2 && exit 2; }
 done
-[[ $parts == *tests* ]] && part tests "$python" -m pytest -vv -p no:cacheprovider -m gpu -rs \
-    tests/kernels/test_one_shot_all_reduce.py tests/runner/test_stage_step.py tests/equivalence/test_tensor_parallel.py \
-    tests/equivalence/test_transformers_ranks.py tests/equivalence/test_training_ranks.py \
-    tests/e2e/test_tensor_parallel.py tests/e2e/test_pipeline_parallel.py tests/e2e/test_several_gpus.py \
-    tests/e2e/test_embeddings.py
+# shellcheck disable=SC2086  # options are words
+[[ $parts == *tests* ]] && part tests "$python" -m pytest -vv -p no:cacheprovider -m gpu -rs ${PYTEST:-} \
+    tests/kernels/test_one_shot_all_reduce.py tests/runner/test_stage_step.py tests/distributed/test_rank_device.py \
+    tests/equivalence/test_{tensor,pipeline}_parallel.py tests/equivalence/test_{transformers,adapter,training}_ranks.py \
+    tests/equivalence/test_training_stages.py tests/e2e/test_{tensor,pipeline}_parallel.py \
+    tests/e2e/test_several_gpus.py tests/e2e/test_embeddings.py tests/e2e/test_lora.py
 [[ $parts == *sums* ]] && part sums "$python" -m loadtest.bench.all_reduce --ranks "${TENSOR:-2}"
 [[ $parts == *one* ]] && part one serving one
 [[ $parts == *tensor* ]] && part tensor serving tensor "${tensor[@]}"
