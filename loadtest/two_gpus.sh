@@ -85,9 +85,11 @@ done
 # shellcheck disable=SC2086  # options are words
 [[ $parts == *tests* ]] && part tests "$python" -m pytest -vv -p no:cacheprovider -m gpu -rs ${PYTEST:-} \
     tests/kernels/test_one_shot_all_reduce.py tests/runner/test_stage_step.py tests/distributed/test_rank_device.py \
-    tests/equivalence/test_{tensor,pipeline}_parallel.py tests/equivalence/test_{transformers,adapter,training}_ranks.py \
-    tests/equivalence/test_training_stages.py tests/e2e/test_{tensor,pipeline}_parallel.py \
-    tests/e2e/test_several_gpus.py tests/e2e/test_embeddings.py tests/e2e/test_lora.py
+    tests/equivalence/test_tensor_parallel.py tests/equivalence/test_pipeline_parallel.py \
+    tests/equivalence/test_transformers_ranks.py tests/equivalence/test_adapter_ranks.py \
+    tests/equivalence/test_training_ranks.py tests/equivalence/test_training_stages.py \
+    tests/e2e/test_tensor_parallel.py tests/e2e/test_pipeline_parallel.py tests/e2e/test_several_gpus.py \
+    tests/e2e/test_embeddings.py tests/e2e/test_lora.py
 [[ $parts == *sums* ]] && part sums "$python" -m loadtest.bench.all_reduce --ranks "${TENSOR:-2}"
 [[ $parts == *one* ]] && part one serving one
 [[ $parts == *tensor* ]] && part tensor serving tensor "${tensor[@]}"
