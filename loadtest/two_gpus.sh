@@ -21,7 +21,6 @@ url=http://127.0.0.1:$port
 tensor=(--tensor-parallel-size "${TENSOR:-2}")
 staged=(--pipeline-parallel-size "${STAGES:-2}")
 failed=0
-mkdir -p "$out"
 
 part() { # name, then a command: what it prints is kept
     echo "== $1"
