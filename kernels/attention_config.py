@@ -51,8 +51,8 @@ class PrefillUnitsConfig:
 
 
 def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int, *, is_fp8: bool = False) -> DecodeConfig:
-    """is_fp8: of the cache. Its elements are unpacked in registers, and single warps, that wait for no others, were the
-    best for all batches together; us as below:
+    """is_fp8: of the cache. Its elements are unpacked in registers, and single warps, that wait for no others, are the
+    best of batches, two of one sequence; us as below:
 
     sequences x context      1x392  1x32k  8x4096  64x392  64x~392  256x392  1000x~300
      32, 1 warp,  4, 8          8.2   49.8    35.1    30.6     37.2     82.0      232.2
@@ -66,6 +66,8 @@ def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int, *, is_fp8: 
         return config
     if dtype.itemsize > 2 or head_dim > 128:
         return replace(config, num_warps=2 * config.num_warps)
+    if num_pairs <= 32:
+        return DecodeConfig(64, num_warps=2, num_stages=4, programs_per_sm=4, min_tiles=1)
     return DecodeConfig(32, num_warps=1, num_stages=4, programs_per_sm=8, min_tiles=1)
 
 
