@@ -35,7 +35,7 @@ class FrameStream:
         self._form = form
         self._before, self._after = form.around_text or (b"", b"")
         self._plain: _PlainText | None = None
-        self._pieces = PieceFrames(context, generation, form, self._on_written)
+        self._pieces = PieceFrames(context, generation, form)
         self._reader: Callable[[], None] | None = None
         self._has_begun = False
         self.is_done = False
@@ -92,7 +92,7 @@ class FrameStream:
 
     def _take_pieces(self) -> bytes:
         self._leave_plain()
-        frames = self._pieces.take()
+        frames = self._pieces.take(self._on_written)
         self.is_done = self._pieces.is_done
         return frames
 

@@ -20,22 +20,21 @@ _LOGPROBS_AT_ONCE = 512
 class PieceFrames:
     """On the event loop; but frames of many log probabilities are written in a thread.
 
-    is_writing: until that is done nothing is to be taken; then `on_written` is called. is_done: the end was taken.
+    is_writing: until that is done nothing is to be taken. is_done: the end was taken.
     """
 
-    def __init__(
-        self, context: ApiContext, generation: Generation, form: AnswerForm, on_written: Callable[[], None]
-    ) -> None:
+    def __init__(self, context: ApiContext, generation: Generation, form: AnswerForm) -> None:
         self._context = context
         self._generation = generation
         self._form = form
-        self._tell_written = on_written
         self._writing: asyncio.Future[bytes] | None = None
         self.is_writing = False
         self.is_done = False
 
-    def take(self) -> bytes:
-        """All that is ready, the last ones with the end."""
+    def take(self, on_written: Callable[[], None]) -> bytes:
+        """All that is ready, the last ones with the end. on_written: called once frames that are written now are. It is
+        not kept beyond that: what it belongs to has these frames, and is to go, with all that its generation holds, as
+        soon as nobody has it."""
         generation, written = self._generation, b""
         if self._writing is not None:
             written, self._writing = self._writing.result(), None
@@ -43,7 +42,7 @@ class PieceFrames:
         began_s = time.perf_counter()
         num_logprobs = sum(map(self._form.num_logprobs, pieces)) if self._form.writes_logprobs else 0
         if num_logprobs > _LOGPROBS_AT_ONCE:
-            self._write_elsewhere(pieces, num_logprobs)
+            self._write_elsewhere(pieces, num_logprobs, on_written)
             return written
         written += self._write(pieces)
         self._context.recorder.times.sse += time.perf_counter() - began_s
@@ -57,15 +56,15 @@ class PieceFrames:
         if self._writing is not None:
             self._writing.cancel()
 
-    def _write_elsewhere(self, pieces: Sequence[Piece], num_logprobs: int) -> None:
+    def _write_elsewhere(self, pieces: Sequence[Piece], num_logprobs: int, on_written: Callable[[], None]) -> None:
         """In a thread, and with the time that `texts` notes."""
         work = self._context.texts.run(num_logprobs * CHARACTERS_OF_A_LOGPROB, lambda: self._write(pieces))
         self._writing, self.is_writing = asyncio.ensure_future(work), True
-        self._writing.add_done_callback(self._on_written)
+        self._writing.add_done_callback(lambda _: self._end_writing(on_written))
 
-    def _on_written(self, _: object) -> None:
+    def _end_writing(self, on_written: Callable[[], None]) -> None:
         self.is_writing = False
-        self._tell_written()
+        on_written()
 
     def _write(self, pieces: Sequence[Piece]) -> bytes:
         """Perhaps in a thread of the pool."""

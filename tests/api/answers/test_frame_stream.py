@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -98,6 +100,21 @@ def test_the_time_of_plain_frames_counts() -> None:
     stream.put(B)
     assert stream.times.detokenize > 0
     assert stream.times.sse > 0
+
+
+def test_what_a_generation_holds_goes_with_its_stream_and_not_with_a_later_collection() -> None:
+    """An adapter whose name is gone, above all."""
+    stream = Streamed(CALL, is_chat=True, plainly=True)
+    stream.put(A, B, TokenEvent(0, A, FinishReason.LENGTH), FINISHED)
+    del stream._frames._take_plain, stream.generation  # the test's own
+    frames = weakref.ref(stream._frames)
+    gc.disable()
+    try:
+        stream.close()
+        del stream
+        assert frames() is None
+    finally:
+        gc.enable()
 
 
 def test_one_that_was_left_has_no_end() -> None:
