@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from functools import cache
-from typing import NamedTuple
 
 import pytest
 from httpx._transports import default as client_transports
@@ -16,7 +15,7 @@ from hypothesis import settings
 
 from tests import data_home
 from tests.examples import MARKERS, examples, thinned
-from tests.ranks import Ranks
+from tests.ranks import Ranks, Where
 
 pytest_plugins = ["tests.forked_workers"]
 
@@ -107,11 +106,6 @@ def two_gpu_ranks() -> Iterator[Ranks]:
     ranks = Ranks(2)
     yield ranks
     ranks.stop()
-
-
-class Where(NamedTuple):
-    ranks: Ranks
-    device: str
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _PATIENCE_S = 120.0
 _IMPORTED = ["torch", "service.layers.group_parallel", "tests.equivalence.rank_work", "tests.equivalence.stage_work"]
@@ -64,6 +64,13 @@ class Ranks:
             process.kill()
             process.join()
         self._folder.cleanup()
+
+
+class Where(NamedTuple):
+    """device: "cuda": each of the ranks has a GPU."""
+
+    ranks: Ranks
+    device: str
 
 
 def _serve(rank: int, size: int, meeting_point: str, connection: Connection, patience_s: float) -> None:

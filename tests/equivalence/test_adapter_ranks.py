@@ -13,12 +13,12 @@ import pytest
 
 from service.config import ParallelConfig
 from service.layers.tensor_parallel import ALONE
-from tests.conftest import Where
 from tests.equivalence.random_adapters import save_random_adapters
 from tests.equivalence.rank_work import Asked, answer
 from tests.equivalence.stage_work import answer_in_stages
 from tests.equivalence.test_tensor_parallel import GREEDY, SAMPLED, prompts
 from tests.models.checkpoints import gpt2, llama, mixtral, qwen2_moe
+from tests.ranks import Where
 
 FAMILIES = {
     "llama": partial(llama, attention_bias=True, mlp_bias=True),

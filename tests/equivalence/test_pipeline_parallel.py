@@ -10,7 +10,6 @@ import pytest
 
 from service.config import ParallelConfig
 from service.layers.tensor_parallel import ALONE
-from tests.conftest import Where
 from tests.equivalence.rank_work import BLOCK_SIZE, Asked, answer
 from tests.equivalence.stage_work import Counted, answer_in_stages, choices_in_stages
 from tests.equivalence.test_tensor_parallel import (
@@ -23,7 +22,7 @@ from tests.equivalence.test_tensor_parallel import (
     requests_of,
 )
 from tests.models.checkpoints import gemma3, gpt_oss, llama
-from tests.ranks import Ranks
+from tests.ranks import Ranks, Where
 
 MAX_TOKENS = 6
 NUM_LAYERS = 4

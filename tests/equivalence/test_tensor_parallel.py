@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from service.layers.tensor_parallel import ALONE
-from tests.conftest import Where
 from tests.equivalence.rank_work import (
     BUDGET,
     Answered,
@@ -36,7 +35,7 @@ from tests.models.checkpoints import (
     qwen3_moe,
 )
 from tests.models.quantized_checkpoints import quantized
-from tests.ranks import Ranks
+from tests.ranks import Ranks, Where
 
 WHOLE_GROUPS = {"hidden_size": 128, "intermediate_size": 128}
 """Of 32 features, on four ranks."""

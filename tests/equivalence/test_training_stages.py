@@ -23,12 +23,11 @@ from service.finetune.trained_model import ModelPass
 from service.finetune.training_state import TrainingState
 from service.layers.pipeline_stage import RankPlace
 from service.layers.tensor_parallel import TensorParallel
-from tests.conftest import Where
 from tests.equivalence.stage_work import stage_place
 from tests.equivalence.test_training_ranks import check_trained_alike
 from tests.finetune.served import completed, lora_training, random_examples, served_model
 from tests.models.checkpoints import llama, qwen3
-from tests.ranks import Ranks
+from tests.ranks import Ranks, Where
 
 FAMILIES = {
     "llama": partial(llama, attention_bias=True, mlp_bias=True),
