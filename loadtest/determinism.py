@@ -123,13 +123,13 @@ async def compare(
 
 
 def compare_on_servers(
-    num_servers: int, flags: Sequence[str], num_requests: int, at_once: int, sizes: Sizes, seconds: float = float("inf")
+    num_servers: int, flags: Sequence[str], requests: range, at_once: int, sizes: Sizes, seconds: float = float("inf")
 ) -> Comparison:
     """Of all servers together, which are started with these flags; at_once and seconds: of each."""
     if num_servers > 1:
         with tempfile.TemporaryFile() as log, headrace_server(flags, log):
             pass  # what has to be compiled is found by all others then
-    shares = [range(first, num_requests, num_servers) for first in range(num_servers)]
+    shares = [requests[first::num_servers] for first in range(num_servers)]
     compare_share = partial(_compare_on_own_server, flags=flags, at_once=at_once, sizes=sizes, seconds=seconds)
     with ProcessPoolExecutor(num_servers, multiprocessing.get_context("spawn")) as clients:
         comparisons = list(clients.map(compare_share, shares))
@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("url", nargs="?")
     parser.add_argument("--servers", type=int, default=0, metavar="N", help="in place of a URL: start so many")
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first: each number is another request")
     parser.add_argument("--at-once", type=int, default=64)
     parser.add_argument("--vocab-size", type=int, default=1000, help="prompts are of ids below it")
     parser.add_argument("--most-prompt-tokens", type=int, default=200, help=f"more than {_SHARED_TOKENS}")
@@ -163,11 +164,12 @@ def main() -> None:
     if (options.url is None) is not (options.servers > 0):
         parser.error("either a URL or --servers")
     sizes = Sizes(options.vocab_size, options.most_prompt_tokens, options.most_tokens)
+    requests = range(options.first, options.first + options.requests)
     how = options.at_once, sizes, options.seconds
     if options.servers:
-        found = compare_on_servers(options.servers, options.server_args, options.requests, *how)
+        found = compare_on_servers(options.servers, options.server_args, requests, *how)
     else:
-        found = asyncio.run(compare(options.url, range(options.requests), *how))
+        found = asyncio.run(compare(options.url, requests, *how))
     print(json.dumps(asdict(found)))
     sys.exit(0 if found.compared and not found.different else 1)
 
