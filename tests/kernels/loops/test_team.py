@@ -63,6 +63,7 @@ def body_in_a_file(folder, monkeypatch, name):
     """Of a loop without work, whose compiled form is kept in that folder."""
     (folder / f"{name}.py").write_text("def body(arguments):\n    pass\n")
     monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")  # kept beside the file, whatever the environment asks for
     return importlib.import_module(name).body
 
 
