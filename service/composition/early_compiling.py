@@ -9,8 +9,8 @@ from service.process.environment import has_gpu
 from service.settings.settings import Settings
 
 _MOST, _LEAST = 16, 4
-"""Processes. Some fifty kernels take a third of a second each, and the longest of them one; on fewer cores, imports
-beside the service's own would hold it up."""
+"""Processes, of 30 to 70 MB each. Some fifty kernels take a third of a second each, and the longest of them one; on
+fewer cores, imports beside the service's own would hold it up."""
 
 
 def start_compiling_early(settings: Settings) -> None:
