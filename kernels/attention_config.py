@@ -50,8 +50,17 @@ class PrefillUnitsConfig:
     stays: bool
 
 
-def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int, *, is_fp8: bool = False) -> DecodeConfig:
-    """is_fp8: of the cache. Its elements are unpacked in registers, and single warps, that wait for no others, are the
+_FEW_PAIRS = DecodeConfig(128, num_warps=4, num_stages=5, programs_per_sm=1, min_tiles=1)
+_SOME_PAIRS = DecodeConfig(64, num_warps=2, num_stages=4, programs_per_sm=4, min_tiles=1)
+
+
+def decode_config(
+    head_dim: int, dtype: torch.dtype, num_pairs: int, *, is_fp8: bool = False, keeps_l1: bool = False
+) -> DecodeConfig:
+    """keeps_l1: as of DecodeBatch. For a kernel with more than 48 KB of shared memory Triton asks for as small an L1
+    cache as there is, and where kernels overlap it stays so for those that follow.
+
+    is_fp8: of the cache. Its elements are unpacked in registers, and single warps, that wait for no others, are the
     best of batches, two of one sequence; us as below:
 
     sequences x context      1x392  1x32k  8x4096  64x392  64x~392  256x392  1000x~300
@@ -62,6 +71,8 @@ def decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int, *, is_fp8: 
     Of heads above 128 dims, which were not timed, it takes twice the warps not to spill.
     """
     config = _decode_config(head_dim, dtype, num_pairs)
+    if keeps_l1 and not is_fp8 and config == _FEW_PAIRS:
+        return _SOME_PAIRS
     if not is_fp8 or head_dim <= 64:
         return config
     if dtype.itemsize > 2 or head_dim > 128:
@@ -88,9 +99,9 @@ def _decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeC
             return DecodeConfig(64, num_warps=4, num_stages=3, programs_per_sm=2, min_tiles=2)
         return DecodeConfig(32, num_warps=8, num_stages=3, programs_per_sm=2, min_tiles=2)
     if num_pairs <= 32:
-        return DecodeConfig(128, num_warps=4, num_stages=5, programs_per_sm=1, min_tiles=1)
+        return _FEW_PAIRS
     if num_pairs < 1536:
-        return DecodeConfig(64, num_warps=2, num_stages=4, programs_per_sm=4, min_tiles=1)
+        return _SOME_PAIRS
     return DecodeConfig(32, num_warps=1, num_stages=4, programs_per_sm=4, min_tiles=1)
 
 

@@ -80,7 +80,9 @@ class Splits:
 
 @dataclass(frozen=True)
 class DecodeBatch:
-    """The sequences of a step that decode, for every layer. splits: listed so far. split_len: as of `decode_batch`."""
+    """The sequences of a step that decode, for every layer. splits: listed so far. split_len: as of `decode_batch`.
+    keeps_l1: the kernels around attention read much again from the L1 cache, which shares its memory with attention's
+    tiles, so those are to be small (`decode_config`)."""
 
     block_table: Tensor
     context_lens: Tensor
@@ -89,6 +91,7 @@ class DecodeBatch:
     splits: dict[SplitRule, Splits] = field(default_factory=dict)
     _groups: dict[int | None, tuple[DecodeGroup, ...]] = field(default_factory=dict)
     split_len: int | None = None
+    keeps_l1: bool = False
 
     def afresh(self) -> DecodeBatch:
         """For a step whose lengths are others, at the same place."""
@@ -393,7 +396,8 @@ def paged_attention_decode_triton(
     if num_seqs == 0:
         return
     is_fp8 = not isinstance(key_cache, Tensor)
-    config = config or decode_config(head_dim, query.dtype, num_seqs * num_kv_heads, is_fp8=is_fp8)
+    pairs = num_seqs * num_kv_heads
+    config = config or decode_config(head_dim, query.dtype, pairs, is_fp8=is_fp8, keeps_l1=batch.keeps_l1)
     assert not is_fp8 or head_dim % 2 == 0
     group = num_heads // num_kv_heads
     block_d = max(32 if is_fp8 else 16, triton.next_power_of_2(head_dim))

@@ -93,6 +93,12 @@ class AttentionInputs:
         """x [T, ...] -> [N, ...]: of the rows whose output is computed."""
         return x if self.rows is None else x.index_select(0, self.rows)
 
+    def keeping_l1(self) -> AttentionInputs:
+        """For a model that reads scales (`CausalLM.reads_scales`)."""
+        decode = None if self.decode is None else replace(self.decode, keeps_l1=True)
+        last = None if self.last is None else self.last.keeping_l1()
+        return replace(self, decode=decode, last=last, others=tuple(other.keeping_l1() for other in self.others))
+
     def afresh(self) -> AttentionInputs:
         """The same tensors, but nothing is kept of what was worked out from their values: the next step finds other
         lengths and slots in them."""

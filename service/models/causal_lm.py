@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from kernels.quantized_weight import FP8
+from kernels.quantized_weight import FP8, QuantizedWeight
 from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import HEAD_NAME, OutputHead, TokenEmbedding
@@ -255,6 +255,13 @@ class CausalLM(Layer, ABC):
         for module in self.modules():
             if isinstance(module, RotaryEmbedding):
                 module.build(num_positions, device)
+
+    @property
+    def reads_scales(self) -> bool:
+        """Whether products of few rows read a line of scales in many turns of their loop (`DecodeBatch.keeps_l1`), as
+        int4's do. Once the weights are loaded."""
+        weights = (projection.held_weight for projection in self.projections)
+        return any(isinstance(weight, QuantizedWeight) and weight.is_int4 for weight in weights)
 
     @property
     def projections(self) -> Sequence[Projection]:

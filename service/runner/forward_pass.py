@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -68,8 +69,14 @@ class ForwardPass:
     ) -> Tensor:
         """As CausalLM.forward, over the storage. adapters: of the tokens; None: none has one."""
         self.adapter_step.inputs = adapters
+        if self._reads_scales:
+            attention = attention.keeping_l1()
         hidden: Tensor = self._model(token_ids, positions, self._caches, attention, received)
         return hidden
+
+    @cached_property
+    def _reads_scales(self) -> bool:
+        return self._device.type == "cuda" and self._model.reads_scales
 
     def of_logit_rows(self, planned: PlanColumns, batch: FlatBatch, tensors: Mapping[str, Tensor]) -> Tensor:
         """Of the batch's `logit_rows`, in their order."""

@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import os
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -107,6 +108,16 @@ def test_decode(num_seqs, num_heads, num_kv_heads, head_dim, sliding_window, has
     launch = launch_of_decode(monkeypatch, num_seqs, num_heads, num_kv_heads, head_dim, sliding_window, has_sinks)
     compiled = compile_for_sm90(with_pdl(launch), tmp_path)
     assert "mma.sync" in compiled.ptx
+    check(compiled)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_decode_beside_kernels_that_read_from_l1_takes_little_shared_memory(head_dim, monkeypatch, tmp_path):
+    """No more than what Triton gives a kernel without asking for a small L1 cache."""
+    make = decode.decode_batch
+    monkeypatch.setattr(decode, "decode_batch", lambda *args: replace(make(*args), keeps_l1=True))
+    compiled = compile_for_sm90(with_pdl(launch_of_decode(monkeypatch, 1, 32, 8, head_dim)), tmp_path)
+    assert compiled.shared_bytes <= 48 * 1024
     check(compiled)
 
 

@@ -101,3 +101,14 @@ def test_padding_of_the_decodes_may_be_rows_of_prompts():
     want = attention(query, key, value, empty_cache(), exact)
     assert want[:4].isfinite().all()
     assert torch.equal(attention(query, key, value, empty_cache(), padded)[:4], want[:4])
+
+
+def test_what_keeps_the_l1_cache_keeps_it_in_all_layers():
+    decode = decode_batch(int32([[0]]), int32([1]), BLOCK_SIZE)
+    slots = cache_slots(torch.tensor([0]), BLOCK_SIZE)
+    group = AttentionInputs(slots, decode, None).read_at(torch.tensor([0]), decode)
+    kept = AttentionInputs(slots, decode, None, last=group.last, others=(group,), group_of=(0, 1)).keeping_l1()
+    (other,) = kept.others
+    for inputs in (kept, kept.last, other, other.last):
+        assert inputs.decode.keeps_l1 and inputs.decode.splits is decode.splits
+    assert not decode.keeps_l1 and kept.afresh().decode.keeps_l1
