@@ -58,7 +58,9 @@ def decode_config(
     head_dim: int, dtype: torch.dtype, num_pairs: int, *, is_fp8: bool = False, keeps_l1: bool = False
 ) -> DecodeConfig:
     """keeps_l1: as of DecodeBatch. For a kernel with more than 48 KB of shared memory Triton asks for as small an L1
-    cache as there is, and where kernels overlap it stays so for those that follow.
+    cache as there is, and where kernels overlap it stays so for those that follow. Llama-8B's int4 took 33 us for
+    gate_up and 21 for down behind such attention, 23 and 13 behind the smaller tile. Beside fp8 weights that gains 5 us
+    a layer; over more than some 17,000 tokens of one sequence the larger tile would be worth it.
 
     is_fp8: of the cache. Its elements are unpacked in registers, and single warps, that wait for no others, are the
     best of batches, two of one sequence; us as below:

@@ -82,7 +82,7 @@ class Splits:
 class DecodeBatch:
     """The sequences of a step that decode, for every layer. splits: listed so far. split_len: as of `decode_batch`.
     keeps_l1: the kernels around attention read much again from the L1 cache, which shares its memory with attention's
-    tiles, so those are to be small (`decode_config`)."""
+    tiles; so those are to be small (`decode_config`)."""
 
     block_table: Tensor
     context_lens: Tensor

@@ -94,7 +94,7 @@ class AttentionInputs:
         return x if self.rows is None else x.index_select(0, self.rows)
 
     def keeping_l1(self) -> AttentionInputs:
-        """For a model that reads scales (`CausalLM.reads_scales`)."""
+        """For a model that `multiplies_in_registers` (service/models/causal_lm.py)."""
         decode = None if self.decode is None else replace(self.decode, keeps_l1=True)
         last = None if self.last is None else self.last.keeping_l1()
         return replace(self, decode=decode, last=last, others=tuple(other.keeping_l1() for other in self.others))

@@ -257,11 +257,10 @@ class CausalLM(Layer, ABC):
                 module.build(num_positions, device)
 
     @property
-    def reads_scales(self) -> bool:
-        """Whether products of few rows read a line of scales in many turns of their loop (`DecodeBatch.keeps_l1`), as
-        int4's do. Once the weights are loaded."""
-        weights = (projection.held_weight for projection in self.projections)
-        return any(isinstance(weight, QuantizedWeight) and weight.is_int4 for weight in weights)
+    def multiplies_in_registers(self) -> bool:
+        """Whether products of few rows are those of kernels/register_product.py, which take little shared memory and
+        read scales and rows from the L1 cache again and again. Once the weights are loaded."""
+        return any(isinstance(projection.held_weight, QuantizedWeight) for projection in self.projections)
 
     @property
     def projections(self) -> Sequence[Projection]:

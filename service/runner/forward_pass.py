@@ -69,14 +69,14 @@ class ForwardPass:
     ) -> Tensor:
         """As CausalLM.forward, over the storage. adapters: of the tokens; None: none has one."""
         self.adapter_step.inputs = adapters
-        if self._reads_scales:
+        if self._multiplies_in_registers:
             attention = attention.keeping_l1()
         hidden: Tensor = self._model(token_ids, positions, self._caches, attention, received)
         return hidden
 
     @cached_property
-    def _reads_scales(self) -> bool:
-        return self._device.type == "cuda" and self._model.reads_scales
+    def _multiplies_in_registers(self) -> bool:
+        return self._device.type == "cuda" and self._model.multiplies_in_registers
 
     def of_logit_rows(self, planned: PlanColumns, batch: FlatBatch, tensors: Mapping[str, Tensor]) -> Tensor:
         """Of the batch's `logit_rows`, in their order."""

@@ -59,7 +59,7 @@ def test_every_format_is_read_as_what_it_stands_for(plain, kind, dequantized, tm
         assert got.shape_name == f"{want.shape_name}-{form}" if is_quantized else want.shape_name
         values = held.dequantized() if is_quantized else held
         torch.testing.assert_close(values, want.plain_weight.data, rtol=1e-6, atol=1e-7)
-    assert model.reads_scales is (form == "int4" and not dequantized) and not wanted.reads_scales
+    assert model.multiplies_in_registers is not dequantized and not wanted.multiplies_in_registers
     if not dequantized:
         sizes = [sum(each.held_weight.nbytes for each in one.projections) for one in (model, wanted)]
         assert sizes[0] < sizes[1] / 1.5
