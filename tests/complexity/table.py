@@ -84,6 +84,7 @@ WITHOUT_WORST_INPUT = {
     "api/endpoints/metrics.py": "reads nothing of the request",
     "api/endpoints/openapi.py": "reads nothing of the request",
     "api/answers/frame_stream.py": "joins others, each in the table; a plain frame is text that others have read",
+    "api/answers/piece_frames.py": "joins others, each in the table; many log probabilities go to a thread",
     "api/endpoints/playground.py": "looks a name up",
     "api/calls/prepared_call.py": "adds up lengths and cuts a list, once a prompt",
     "api/serving_state.py": "reads nothing of the request",

@@ -98,9 +98,10 @@ def test_an_empty_list_of_devices_has_none():
 
 @pytest.mark.gpu
 def test_devices_are_those_of_the_list_in_its_order_by_number_or_uuid():
-    """The last ones of all, backwards."""
+    """The last ones of all that this process sees, backwards."""
     uuids = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(number) for number in range(len(uuids)))).split(",")
     last = list(range(len(uuids)))[:-3:-1]
-    for listed in ([str(number) for number in last], [f"GPU-{uuids[number]}" for number in last]):
+    for listed in ([names[number] for number in last], [f"GPU-{uuids[number]}" for number in last]):
         assert devices(",".join(listed), len(last)).split() == [uuids[number] for number in last]
         assert f"{len(last)} can be seen" in devices(",".join(listed), len(last) + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -17,6 +18,7 @@ from tests.examples import examples
 
 NUM_CLIENTS = 10
 CALLS_A_CLIENT = examples(3)
+MOST_RETRIES = 10
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 QUESTION = [{"role": "user", "content": "How do I watch the batch size?"}]
@@ -47,26 +49,39 @@ def server() -> Iterator[ServerProcess]:
 
 
 def whole(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = http.post(path, json={**ALWAYS, **body})
+    """Asks again if the server says later, as a loaded machine's does where many grammars are to be compiled."""
+    for _ in range(MOST_RETRIES):
+        response = http.post(path, json={**ALWAYS, **body})
+        if response.status_code != 503:
+            break
+        time.sleep(float(response.headers["retry-after"]))
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
 
 
 def events(http: httpx.Client, path: str, body: dict[str, Any], most: int | None = None) -> list[dict[str, Any]]:
-    """Of the call as a stream; the client leaves after `most`."""
+    """Of the call as a stream, asked again likewise; the client leaves after `most`."""
+    for _ in range(MOST_RETRIES):
+        with http.stream("POST", path, json={**ALWAYS, **body, "stream": True}) as response:
+            if response.status_code != 503:
+                return _events(response, most)
+        time.sleep(float(response.headers["retry-after"]))
+    raise AssertionError(f"{MOST_RETRIES} times the server said later")
+
+
+def _events(response: httpx.Response, most: int | None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    with http.stream("POST", path, json={**ALWAYS, **body, "stream": True}) as response:
-        assert response.status_code == 200
-        for line in (line for line in response.iter_lines() if line and not line.startswith(":")):  # comments: pings
-            if line == "data: [DONE]":
-                break
-            found.append(json.loads(line.removeprefix("data: ")))
-            assert "error" not in found[-1]
-            if len(found) == most:
-                break
-        else:
-            raise AssertionError("a stream has no end")
+    assert response.status_code == 200
+    for line in (line for line in response.iter_lines() if line and not line.startswith(":")):  # comments: pings
+        if line == "data: [DONE]":
+            break
+        found.append(json.loads(line.removeprefix("data: ")))
+        assert "error" not in found[-1]
+        if len(found) == most:
+            break
+    else:
+        raise AssertionError("a stream has no end")
     return found
 
 

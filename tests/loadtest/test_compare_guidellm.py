@@ -35,9 +35,10 @@ def report(completed: int, errored: int = 0) -> dict:
 
 
 def check_not_too_good(figures: dict[str, float]) -> None:
-    """The stub's own times are the best that can be measured; a loaded machine's are longer."""
+    """The stub's own times are the best that can be measured. A loaded machine's are longer, but behind a token
+    that was late the next one seems early."""
     assert figures["TTFT, ms: median"] > 0.98 * TTFT_S * 1e3
-    assert figures["ITL, ms: median"] > 0.98 * ITL_S * 1e3
+    assert figures["ITL, ms: median"] > 0.8 * ITL_S * 1e3
     assert 0 < figures["requests/s"] < 1.02 * 2 / (TTFT_S + 4 * ITL_S)
 
 
