@@ -76,6 +76,11 @@ class Projection(Layer, ABC):
         return self.plain_weight if self._quantized is None else self._quantized
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether it multiplies by a quantized weight; once that is loaded."""
+        return self._quantized is not None
+
+    @property
     def num_made_plain(self) -> int:
         """Numbers of the plain weight that is to be made of another form, beside which it takes memory."""
         return self.plain_weight.numel() if self.storage is not None and self._has_plain_weight() else 0

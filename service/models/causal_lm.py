@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from kernels.quantized_weight import FP8, QuantizedWeight
+from kernels.quantized_weight import FP8
 from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import HEAD_NAME, OutputHead, TokenEmbedding
@@ -260,7 +260,7 @@ class CausalLM(Layer, ABC):
     def multiplies_in_registers(self) -> bool:
         """Whether products of few rows are those of kernels/register_product.py, which take little shared memory and
         read scales and rows from the L1 cache again and again. Once the weights are loaded."""
-        return any(isinstance(projection.held_weight, QuantizedWeight) for projection in self.projections)
+        return any(projection.is_quantized for projection in self.projections)
 
     @property
     def projections(self) -> Sequence[Projection]:

@@ -113,12 +113,10 @@ def test_decode(num_seqs, num_heads, num_kv_heads, head_dim, sliding_window, has
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_decode_beside_kernels_that_read_from_l1_takes_little_shared_memory(head_dim, monkeypatch, tmp_path):
-    """No more than what Triton gives a kernel without asking for a small L1 cache."""
     make = decode.decode_batch
     monkeypatch.setattr(decode, "decode_batch", lambda *args: replace(make(*args), keeps_l1=True))
     compiled = compile_for_sm90(with_pdl(launch_of_decode(monkeypatch, 1, 32, 8, head_dim)), tmp_path)
-    assert compiled.shared_bytes <= 48 * 1024
-    check(compiled)
+    assert compiled.shared_bytes <= 48 * 1024  # with more Triton asks for a small L1 cache
 
 
 def test_decode_looks_up_its_item_before_it_waits(monkeypatch, tmp_path):
