@@ -19,8 +19,8 @@ Tensors (M <= 64 rows, N output features, K input features):
 
 Rounding: fp32 products and sums; the sum is rounded to x's dtype (it is the next residual), its squares are of the
 rounded one, and so is `weighted`, which is rounded in turn: of bf16 that costs as much before the division as after.
-The reference also rounds the product. A row's result does not depend on the other rows, nor on their number where
-skinny_linear's does not. M may be 0. The reference is differentiable.
+The reference also rounds the product, and so does `ordered`. A row's result does not depend on the other rows, nor on
+their number where skinny_linear's does not. M may be 0. The reference is differentiable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from torch import Tensor
 
 from kernels.dependent_launch import start_dependents, wait_alone, wait_for_inputs
 from kernels.optional_triton import tl, triton
-from kernels.pairwise_sum import pairwise_sum
+from kernels.ordered_tiles import STRIP
+from kernels.pairwise_sum import column_strips
 from kernels.quantized_weight import Weight, dense
 from kernels.skinny_config import SkinnyConfig
 from kernels.skinny_linear import (
@@ -92,7 +93,7 @@ def _linear_add_norm_kernel(
     partial_ptr,
     total_ptr,
     weighted_ptr,
-    squares_ptr,  # [strips, BLOCK_M]
+    squares_ptr,  # [strips, BLOCK_M]; ORDERED, [strips of NUM_SUMS, BLOCK_M]
     num_rows,
     num_features,
     size,
@@ -111,10 +112,11 @@ def _linear_add_norm_kernel(
     K_WARPS: tl.constexpr,
     LATE: tl.constexpr,
     ORDERED: tl.constexpr,
+    NUM_SUMS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (strip, split): BLOCK_N output features of all rows. What the end needs is asked for at the beginning.
-    ORDERED: a strip's squares are summed as kernels/ordered_linear.py sums them."""
+    ORDERED: rounded as kernels/ordered_linear.py rounds, and squares are summed as there."""
     if not LATE:
         start_dependents(PDL)
     strip = tl.program_id(0)
@@ -145,6 +147,8 @@ def _linear_add_norm_kernel(
             return
         acc = merged_parts(partial_ptr, feature, is_feature, num_features, BLOCK_M, BLOCK_N, SPLITS)
     acc = scaled(acc, scales_ptrs, is_feature, FORM, GROUP)
+    if ORDERED:
+        acc = acc.to(total_ptr.dtype.element_ty).to(tl.float32)
     if HAS_BIAS:
         acc += tl.load(bias_ptr + feature, mask=is_feature, other=0.0).to(tl.float32)[:, None]
     rounded = (acc + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
@@ -152,8 +156,12 @@ def _linear_add_norm_kernel(
     total = rounded.to(tl.float32)
     weighted = total * norm_weight.to(tl.float32)[:, None]
     tl.store(weighted_ptr + cell, weighted.to(weighted_ptr.dtype.element_ty), mask=is_cell)
-    squares = pairwise_sum(total * total) if ORDERED else tl.sum(total * total, 0)
-    tl.store(squares_ptr + strip * BLOCK_M + row, squares, mask=is_row)
+    if ORDERED:
+        strips = strip * NUM_SUMS + tl.arange(0, NUM_SUMS)
+        square_ptrs = squares_ptr + strips[:, None] * BLOCK_M + row[None, :]
+        tl.store(square_ptrs, column_strips(total * total), mask=is_row[None, :])
+    else:
+        tl.store(squares_ptr + strip * BLOCK_M + row, tl.sum(total * total, 0), mask=is_row)
 
 
 def linear_add_norm_triton(
@@ -168,8 +176,8 @@ def linear_add_norm_triton(
     *,
     ordered: bool = False,
 ) -> tuple[DeferredNorm, Tensor]:
-    """On CUDA tensors, or on any in Triton's interpreter. config: None takes skinny_linear's. ordered: a strip's
-    squares are summed in one order (kernels/ordered_linear.py)."""
+    """On CUDA tensors, or on any in Triton's interpreter. config: None takes skinny_linear's. ordered: rounded, and
+    squares summed, as kernels/ordered_linear.py does it; block_n is 32 or a multiple of 64."""
     check_skinny(x, weight, bias)
     num_rows, num_features = x.shape[0], weight.shape[0]
     assert residual.shape == (num_rows, num_features) and residual.is_contiguous()
@@ -179,7 +187,8 @@ def linear_add_norm_triton(
     if not total.numel():
         return DeferredNorm(weighted, total.new_empty((1, num_rows), dtype=torch.float32), eps), total
     launch = skinny_launch(x, weight, arrivals, config)
-    squares = torch.empty((launch.grid[0], launch.block_m), dtype=torch.float32, device=x.device)
+    num_sums = max(1, launch.constants["BLOCK_N"] // STRIP) if ordered else 1
+    squares = torch.empty((launch.grid[0] * num_sums, launch.block_m), dtype=torch.float32, device=x.device)
     _linear_add_norm_kernel[launch.grid](
         x,
         *launch.weight,
@@ -198,6 +207,7 @@ def linear_add_norm_triton(
         launch.weight_stride,
         HAS_BIAS=bias is not None,
         ORDERED=ordered,
+        NUM_SUMS=num_sums,
         **launch.constants,
     )
     return DeferredNorm(weighted, squares, eps), total

@@ -19,7 +19,7 @@ be 0. The reference is differentiable.
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from torch import Tensor
 from kernels.dependent_launch import start_dependents, wait_alone, wait_for_inputs
 from kernels.linear_add_norm import DeferredNorm
 from kernels.optional_triton import tl, triton
+from kernels.ordered_tiles import STRIP
 from kernels.pairwise_sum import pairwise_sum
 from kernels.quantized_weight import Weight, dense
 from kernels.silu_and_mul import silu_and_mul_reference
@@ -42,6 +43,7 @@ from kernels.skinny_linear import (
     strip_product,
     tile_ptrs,
 )
+from kernels.spare_rows import empty_with_spare_rows
 
 
 def norm_linear_reference(
@@ -64,6 +66,20 @@ def divided_product(acc, divisor_squares, bias, size, eps, HAS_BIAS: tl.constexp
     if HAS_BIAS:
         return tl.fma(acc, tl.broadcast_to(factor, acc.shape), tl.broadcast_to(bias, acc.shape))
     return acc * factor
+
+
+@triton.jit
+@no_type_check
+def strips_squares(squares_ptr, stride, row, is_row, num_strips, BLOCK_S: tl.constexpr, HALVES: tl.constexpr):
+    """Two of [BLOCK_S, rows], which are to be added: the squares of strips, and zeros; or HALVES, of strips 0, 2, 4 ..
+    and of those behind them. To be added where they are needed, as adding waits for them."""
+    strip = tl.arange(0, BLOCK_S) * (2 if HALVES else 1)
+    ptrs = squares_ptr + strip[:, None] * stride + row[None, :]
+    first = tl.load(ptrs, mask=(strip < num_strips)[:, None] & is_row[None, :], other=0.0)
+    second = tl.zeros(first.shape, tl.float32)
+    if HALVES:
+        second = tl.load(ptrs + stride, mask=(strip + 1 < num_strips)[:, None] & is_row[None, :], other=0.0)
+    return first, second
 
 
 @triton.jit
@@ -97,6 +113,7 @@ def _norm_linear_kernel(
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    HALVES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -113,7 +130,6 @@ def _norm_linear_kernel(
     divided is rounded before, as there."""
     if not LATE:
         start_dependents(PDL)
-    part = tl.arange(0, BLOCK_S)
     row = tl.arange(0, BLOCK_M)
     place = tl.arange(0, BLOCK_N)
     if GATED:
@@ -126,8 +142,6 @@ def _norm_linear_kernel(
         weight_row = feature
         num_features = num_out
     is_feature, is_row = feature < num_out, row < num_rows
-    is_square = (part < num_parts)[:, None] & is_row[None, :]
-    square_ptrs = squares_ptr + part[:, None] * squares_stride_part + row[None, :]
     weight_ptrs = tile_ptrs(weight_ptr, weight_row, weight_stride_row, WIDTH)
     scales_ptrs = scale_ptrs(scales_ptr, weight_row, size, GROUP)
     zeros_ptrs = scale_ptrs(zeros_ptr, weight_row, size, GROUP)
@@ -136,7 +150,7 @@ def _norm_linear_kernel(
         wait_alone(PDL)
     else:
         wait_for_inputs(PDL)
-    squares = tl.load(square_ptrs, mask=is_square, other=0.0)
+    squares, halves = strips_squares(squares_ptr, squares_stride_part, row, is_row, num_parts, BLOCK_S, HALVES)
     acc = strip_product(
         weight_ptrs, x_ptrs, scales_ptrs, zeros_ptrs, is_feature, is_row, weighted_ptr, size, num_rows, weight_ptr,
         weight_stride_row, scales_ptr, zeros_ptr, tl.program_id(0), num_out, size, GATED, FORM, GROUP, HAS_ZEROS,
@@ -151,7 +165,7 @@ def _norm_linear_kernel(
     acc = scaled(acc, scales_ptrs, is_feature, FORM, GROUP)
     if ORDERED:
         acc = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
-        row_squares = pairwise_sum(squares)
+        row_squares = pairwise_sum(squares + halves)
     else:
         row_squares = tl.sum(squares, 0)
     bias = tl.zeros([BLOCK_N], tl.float32)
@@ -168,6 +182,12 @@ def _norm_linear_kernel(
         out_feature = feature
     out_ptrs = out_ptr + row.to(tl.int64)[None, :] * num_out + out_feature[:, None]
     tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=(out_feature < num_out)[:, None] & is_row[None, :])
+
+
+def strips_of(num_strips: int, size: int) -> dict[str, Any]:
+    """How a kernel that sums in one order adds the squares of a row of `size` features: of strips of 64, or of less."""
+    halves = num_strips > triton.cdiv(size, STRIP)
+    return {"BLOCK_S": triton.next_power_of_2(triton.cdiv(num_strips, 2) if halves else num_strips), "HALVES": halves}
 
 
 def norm_linear_triton(
@@ -189,7 +209,7 @@ def norm_linear_triton(
     assert squares.dtype == torch.float32 and squares.shape[1] >= num_rows
     assert not gated or weight.shape[0] % 2 == 0
     num_out = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty((num_rows, num_out), dtype=weighted.dtype, device=weighted.device)
+    out = empty_with_spare_rows((num_rows, num_out), weighted) if ordered else weighted.new_empty(num_rows, num_out)
     if out.numel():
         launch = skinny_launch(weighted, weight, arrivals, config)
         num_parts = squares.shape[0]
@@ -210,8 +230,12 @@ def norm_linear_triton(
             eps,
             GATED=gated,
             HAS_BIAS=bias is not None,
-            BLOCK_S=triton.next_power_of_2(num_parts),
             ORDERED=ordered,
+            **(
+                strips_of(num_parts, size)
+                if ordered
+                else {"BLOCK_S": triton.next_power_of_2(num_parts), "HALVES": False}
+            ),
             **launch.constants,
         )
     return out

@@ -18,16 +18,16 @@ interpreter takes fp32 instead, as it cannot multiply bf16. The references are d
 
 The order is: K is cut into parts, by the weight's shape alone. Within a part the matrix unit adds 16 products at a time
 to an fp32 sum, from the first input to the last. The parts' sums are added from the first part to the last, then the
-bias, and that is rounded once. What is to be divided is rounded before it is, too, so that cuBLAS may multiply
-(kernels/unsplit_linear.py). A norm's squares are added pair by pair, of each 64 features first
+bias, and that is rounded once. What is to be divided, or added to the residual, is rounded before it is, too, so that
+cuBLAS may multiply (kernels/unsplit_linear.py). A norm's squares are added pair by pair, of each 64 features first
 (kernels/pairwise_sum.py).
 
 Few rows are computed by programs of one part each, of which the last to come adds (kernels/skinny_linear.py): a decode
 is the reading of the weight, for which there must be enough of them. Of many rows a program computes a tile, one part
 after the other, or cuBLAS multiplies (`is_unsplit` of kernels/ordered_tiles.py). That all have the same bits, whichever
-tile a row is in and whichever side of the product it is on, is a property of the matrix unit: each element's sum
-depends on its own inputs alone, by instructions that take 16 of them. tests/kernels/test_ordered_linear.py and
-test_unsplit_linear.py hold it on the GPU.
+tile a row is in, whichever side of the product it is on and whether by WGMMA or by mma.sync, is a property of the
+matrix unit: each element's sum depends on its own inputs alone, by instructions that take 16 of them.
+tests/kernels/test_ordered_linear.py and test_unsplit_linear.py hold it on the GPU.
 """
 
 from __future__ import annotations
@@ -42,13 +42,21 @@ from torch import Tensor
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gated_linear import is_copied_by_tiles
 from kernels.linear_add_norm import DeferredNorm, linear_add_norm_reference, linear_add_norm_triton
-from kernels.norm_linear import divided_product, gated_product, norm_linear_reference, norm_linear_triton
+from kernels.norm_linear import (
+    divided_product,
+    gated_product,
+    norm_linear_reference,
+    norm_linear_triton,
+    strips_of,
+    strips_squares,
+)
 from kernels.optional_triton import TensorDescriptor, tl, triton
 from kernels.ordered_tiles import PART_BORDER, STRIP, Fused, TileConfig, is_unsplit, num_parts, tile_config
-from kernels.pairwise_sum import pairwise_sum, pairwise_sums
-from kernels.skinny_config import FEW_ROWS, SkinnyConfig
+from kernels.pairwise_sum import pairwise_sum, row_strips
+from kernels.skinny_config import FEW_ROWS, SkinnyConfig, skinny_config
 from kernels.skinny_config import MAX_ROWS as MOST_FEW_ROWS
 from kernels.skinny_linear import skinny_linear_triton
+from kernels.spare_rows import with_spare_rows
 from kernels.unsplit_linear import takes_parts, unsplit_add_norm_triton, unsplit_linear_triton
 
 _TILES_IN_A_GROUP = 8
@@ -116,7 +124,7 @@ def _ordered_linear_kernel(
     partial_ptr,  # [PARTS, tiles, BLOCK_M, BLOCK_N] fp32: what each part gives
     out_tiles,  # gated BLOCK_M x BLOCK_N / 2
     weighted_tiles,
-    out_squares_ptr,  # [strips of N, M]
+    out_squares_ptr,  # [strips of N, M]; BLOCK_N features are a strip, if they are fewer
     num_rows,
     num_out,  # features of a row of out
     size,
@@ -128,6 +136,7 @@ def _ordered_linear_kernel(
     GATED: tl.constexpr,
     ADD_NORM: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    HALVES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -191,12 +200,11 @@ def _ordered_linear_kernel(
     bias = tl.zeros([BLOCK_N], tl.float32)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + weight_row, mask=is_feature, other=0.0).to(tl.float32)
-    if DIVIDED:
-        strip = tl.arange(0, BLOCK_S)
-        square_ptrs = squares_ptr + strip[:, None] * squares_stride + row[None, :]
-        squares = tl.load(square_ptrs, mask=(strip < num_strips)[:, None] & is_row[None, :], other=0.0)
+    if DIVIDED or ADD_NORM:
         total = total.to(out_tiles.dtype).to(tl.float32)
-        total = divided_product(total, pairwise_sum(squares)[:, None], bias[None, :], size, eps, HAS_BIAS)
+    if DIVIDED:
+        squares, halves = strips_squares(squares_ptr, squares_stride, row, is_row, num_strips, BLOCK_S, HALVES)
+        total = divided_product(total, pairwise_sum(squares + halves)[:, None], bias[None, :], size, eps, HAS_BIAS)
     elif HAS_BIAS:
         total += bias[None, :]
     if GATED:
@@ -211,10 +219,11 @@ def _ordered_linear_kernel(
         total = rounded.to(tl.float32)
         norm_weight = tl.load(norm_weight_ptr + feature, mask=is_feature, other=0.0).to(tl.float32)
         weighted_tiles.store([first_row, first_feature], (total * norm_weight[None, :]).to(weighted_tiles.dtype))
-        strip = first_feature // STRIP + tl.arange(0, BLOCK_N // STRIP)
+        WIDTH: tl.constexpr = BLOCK_N if BLOCK_N < STRIP else STRIP
+        strip = first_feature // WIDTH + tl.arange(0, BLOCK_N // WIDTH)
         square_ptrs = out_squares_ptr + strip[None, :] * num_rows + row[:, None]
-        is_strip = (strip * STRIP < num_out)[None, :] & is_row[:, None]
-        tl.store(square_ptrs, pairwise_sums(total * total, STRIP), mask=is_strip)
+        is_strip = (strip * WIDTH < num_out)[None, :] & is_row[:, None]
+        tl.store(square_ptrs, row_strips(total * total), mask=is_strip)
 
 
 def takes_weight(weight: Tensor) -> bool:
@@ -240,6 +249,8 @@ def ordered_linear_triton(
     _check(rows, weight, bias)
     assert isinstance(x, DeferredNorm) or not gated
     parts = parts or num_parts(*weight.shape)
+    if config is None:
+        config = _few_tiles(rows, weight, parts, gated=gated)
     if len(rows) <= MOST_FEW_ROWS and config is None:
         few = _few_config(rows, weight, parts)
         if isinstance(x, DeferredNorm):
@@ -266,6 +277,8 @@ def ordered_add_norm_triton(
     """As `ordered_linear_triton`."""
     _check(x, weight, bias)
     parts = parts or num_parts(*weight.shape)
+    if config is None:
+        config = _few_tiles(x, weight, parts)
     if len(x) <= MOST_FEW_ROWS and config is None:
         few = _few_config(x, weight, parts)
         return linear_add_norm_triton(x, weight, bias, residual, norm_weight, eps, arrivals, few, ordered=True)
@@ -273,9 +286,10 @@ def ordered_add_norm_triton(
     assert norm_weight.shape == weight.shape[:1] and norm_weight.is_contiguous()
     assert x.dtype == residual.dtype == norm_weight.dtype
     total, weighted = torch.empty_like(residual), torch.empty_like(residual)
-    squares = torch.empty((-(-weight.shape[0] // STRIP), len(x)), dtype=torch.float32, device=x.device)
-    normed = DeferredNorm(weighted, squares, eps)
     config = config or tile_config(len(x), *weight.shape)
+    num_strips = -(-weight.shape[0] // min(STRIP, config.block_n))
+    squares = torch.empty((num_strips, len(x)), dtype=torch.float32, device=x.device)
+    normed = DeferredNorm(weighted, squares, eps)
     _launch(x, weight, bias, arrivals, config, parts, total, add_norm=_AddNorm(residual, norm_weight, normed))
     return normed, total
 
@@ -305,6 +319,7 @@ def _launch(
     if num_rows == 0:
         return
     assert is_copied_by_tiles(rows) and is_copied_by_tiles(weight) and num_out % 8 == 0
+    tiled_rows = with_spare_rows(rows, config.block_m)
     tile_n = config.block_n // 2 if gated else config.block_n
     num_tiles = triton.cdiv(num_rows, config.block_m) * triton.cdiv(num_out, tile_n)
     by_parts, partial = config.by_parts and parts > 1 and arrivals is not None and len(arrivals) >= num_tiles, rows
@@ -321,7 +336,7 @@ def _launch(
         eps = add_norm.normed.eps
     num_strips = 1 if squares is None else len(squares)
     _ordered_linear_kernel[num_tiles, parts if by_parts else 1](
-        TensorDescriptor.from_tensor(rows, [config.block_m, config.block_k]),
+        TensorDescriptor.from_tensor(tiled_rows, [config.block_m, config.block_k]),
         TensorDescriptor.from_tensor(weight.view(2, num_out, size) if gated else weight, weight_tile),
         rows if bias is None else bias,
         rows if squares is None else squares,
@@ -342,7 +357,7 @@ def _launch(
         DIVIDED=squares is not None,
         GATED=gated,
         ADD_NORM=add_norm is not None,
-        BLOCK_S=triton.next_power_of_2(num_strips),
+        **strips_of(num_strips, size),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
@@ -363,8 +378,20 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     assert bias is None or (bias.shape == weight.shape[:1] and bias.dtype == x.dtype and bias.is_contiguous())
 
 
+def _few_tiles(x: Tensor, weight: Tensor, parts: int, *, gated: bool = False) -> TileConfig | None:
+    """Of more than FEW_ROWS rows, for weights of whose rows strips of 64 would be too few programs. Narrower ones have
+    rows on the product's left side, which has to have 64 of them. Copied to shared memory thread by thread they would
+    take 1.6 times as long as by TMA."""
+    is_narrow = parts == 1 and 2048 < len(weight) <= 4608 and not gated
+    if not is_narrow or not FEW_ROWS < len(x) <= MOST_FEW_ROWS:
+        return None
+    return TileConfig(64, 32, 128 * 2 // x.itemsize, num_warps=4, num_stages=6)
+
+
 def _few_config(x: Tensor, weight: Tensor, parts: int) -> SkinnyConfig:
-    num_features = len(weight)
+    num_features, size = weight.shape
+    if parts == 1 and len(x) <= FEW_ROWS:
+        return replace(skinny_config(len(x), num_features, size), num_splits=1)
     # Of fp32 it takes half of block_k.
     few = SkinnyConfig(STRIP if num_features <= 65536 else 128, PART_BORDER * x.itemsize // 2, 4, 4, parts)
     leaves_room = num_features > 65536 if len(x) <= FEW_ROWS else 12288 < num_features <= 65536
@@ -378,14 +405,16 @@ def ordered_linear(
     arrivals: Tensor | None = None,
     *,
     gated: bool = False,
+    by_cublas: bool = True,
 ) -> Tensor:
+    """by_cublas: cuBLAS may multiply, since it sums in this order here (kernels/sum_order.py)."""
     if not weight.is_cuda:
         return ordered_linear_reference(x, weight, bias, arrivals, gated=gated)
     is_divided = isinstance(x, DeferredNorm)
     num_rows = len(x.weighted) if isinstance(x, DeferredNorm) else len(x)
     fused = Fused.GATE if gated else Fused.DIVISION if is_divided else Fused.NOTHING
-    can_be_unsplit = num_rows > MOST_FEW_ROWS and num_parts(*weight.shape) == 1 and (is_divided or bias is None)
-    if can_be_unsplit and is_unsplit(num_rows, *weight.shape, fused=fused):
+    may_be_unsplit = by_cublas and num_rows > MOST_FEW_ROWS and num_parts(*weight.shape) == 1
+    if may_be_unsplit and (is_divided or bias is None) and is_unsplit(num_rows, *weight.shape, fused=fused):
         return unsplit_linear_triton(x, weight, bias, gated=gated)
     return ordered_linear_triton(x, weight, bias, arrivals, gated=gated)
 
@@ -398,11 +427,14 @@ def ordered_add_norm(
     norm_weight: Tensor,
     eps: float,
     arrivals: Tensor | None = None,
+    *,
+    by_cublas: bool = True,
 ) -> tuple[DeferredNorm, Tensor]:
+    """by_cublas: as of `ordered_linear`."""
     if not x.is_cuda:
         return linear_add_norm_reference(x, weight, bias, residual, norm_weight, eps, arrivals)
     parts = num_parts(*weight.shape)
-    can_be_unsplit = len(x) > MOST_FEW_ROWS and takes_parts(weight, parts)
-    if can_be_unsplit and is_unsplit(len(x), *weight.shape, fused=Fused.ADD_NORM):
+    may_be_unsplit = by_cublas and len(x) > MOST_FEW_ROWS and takes_parts(weight, parts)
+    if may_be_unsplit and is_unsplit(len(x), *weight.shape, fused=Fused.ADD_NORM):
         return unsplit_add_norm_triton(x, weight, bias, residual, norm_weight, eps, parts)
     return ordered_add_norm_triton(x, weight, bias, residual, norm_weight, eps, arrivals)

@@ -8,7 +8,8 @@ from enum import Enum, auto
 PART_BORDER = 128
 """Parts of K begin at multiples of it."""
 STRIP = 64
-"""Features whose squares are summed first: a strip of few rows' programs."""
+"""Features whose squares are summed first, as two sums of 32 (kernels/pairwise_sum.py): few rows' programs may have no
+more."""
 _MOST_ROWS_BY_PARTS = 1280
 """What programs leave for each other is 4 bytes for each row, feature and part."""
 _LONG_SUM = 8192
@@ -49,13 +50,8 @@ class TileConfig:
 
 
 def num_parts(num_features: int, size: int) -> int:
-    """Of K. So many that few rows, which have a program for each part of 64 features, keep a GPU's multiprocessors
-    busy."""
-    if size < 2048:
-        return 1
-    if num_features <= 2048:
-        return 4
-    return 2 if num_features <= 4608 else 1
+    """Of K. So many that few rows, which have a program for each part of a strip, keep a GPU's multiprocessors busy."""
+    return 4 if size >= 2048 and num_features <= 2048 else 1
 
 
 def tile_config(num_rows: int, num_features: int, size: int, *, gated: bool = False) -> TileConfig:
@@ -114,13 +110,21 @@ def is_unsplit(num_rows: int, num_features: int, size: int, *, fused: Fused) -> 
 
     So it does but where tiles fill the multiprocessors' last turn: there the launch behind it costs more.
     """
-    if num_features * size < _LEAST_UNSPLIT_ELEMENTS or num_features % _UNSPLIT_BORDER or size % _UNSPLIT_BORDER:
+    if not may_be_unsplit(num_features, size):
         return False
     if fused is Fused.NOTHING:
         return True
     if fused is Fused.GATE:
         return num_rows > 128 and not _fills_large(num_rows, num_features)
+    if fused is Fused.ADD_NORM and num_parts(num_features, size) == 1:
+        return True
     return _share_filled(num_rows, 128, num_features, 2 if fused is Fused.DIVISION else 1) < _FILLED
+
+
+def may_be_unsplit(num_features: int, size: int) -> bool:
+    """Whether `is_unsplit` says so of any number of rows."""
+    is_whole = num_features % _UNSPLIT_BORDER == 0 and size % _UNSPLIT_BORDER == 0
+    return is_whole and num_features * size >= _LEAST_UNSPLIT_ELEMENTS
 
 
 def _fills_large(num_rows: int, num_features: int) -> bool:

@@ -15,10 +15,39 @@ from kernels.optional_triton import tl, triton
 @no_type_check
 def pairwise_sum(x):
     """x [N, M] -> [M]. N is a power of two up to 4096; zeros behind change nothing."""
+    return tl.reshape(pairwise_column_sums(x, x.shape[0]), [x.shape[1]])
+
+
+@triton.jit
+@no_type_check
+def pairwise_column_sums(x, STRIP: tl.constexpr):
+    """x [N, M] -> [N / STRIP, M]: of each column, every STRIP rows, of which there are at least so many. STRIP is a
+    power of two up to 4096."""
+    x = tl.reshape(x, [x.shape[0] // STRIP, STRIP, x.shape[1]])
     for _ in tl.static_range(12):
-        if x.shape[0] > 1:
-            x = tl.sum(tl.reshape(x, [2, x.shape[0] // 2, x.shape[1]]), 0)
-    return tl.reshape(x, [x.shape[1]])
+        if x.shape[1] > 1:
+            x = tl.sum(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2, x.shape[2]]), 1)
+    return tl.reshape(x, [x.shape[0], x.shape[2]])
+
+
+@triton.jit
+@no_type_check
+def column_strips(x):
+    """x [N, M] -> [N / 64, M]: of each column, every 64 rows, as two sums of 32. Or [1, M], if N is 32."""
+    sums = pairwise_column_sums(x, 32)
+    if x.shape[0] > 32:
+        sums = tl.sum(tl.reshape(sums, [x.shape[0] // 64, 2, x.shape[1]]), 1)
+    return sums
+
+
+@triton.jit
+@no_type_check
+def row_strips(x):
+    """x [M, N] -> [M, N / 64]: of each row, every 64 columns, as two sums of 32. Or [M, 1], if N is 32."""
+    sums = pairwise_sums(x, 32)
+    if x.shape[1] > 32:
+        sums = tl.sum(tl.reshape(sums, [x.shape[0], x.shape[1] // 64, 2]), 2)
+    return sums
 
 
 @triton.jit

@@ -6,8 +6,8 @@ K in parts, they are multiplied as one batch, and added behind it.
     unsplit_linear:    x W^T; of a DeferredNorm divided, plus bias; `gated`, silu(first half) * second half
     unsplit_add_norm:  what kernels/linear_add_norm.py computes, for any number of rows
 
-Tensors are those of kernels/ordered_linear.py. Rounding: what is to be divided is rounded to x's dtype first, as cuBLAS
-leaves it, and divided in fp32; parts and what is added to them are fp32, rounded once.
+Tensors are those of kernels/ordered_linear.py. Rounding: the product is rounded to x's dtype first, as cuBLAS leaves
+it, or after its fp32 parts are added; it is divided, or added to, in fp32.
 
 That a row has the same bits by whichever kernel cuBLAS chooses, and by ours, is no guarantee of NVIDIA's:
 tests/kernels/test_unsplit_linear.py holds it on the GPU. torch's switches that keep it from splitting K are of the
@@ -27,7 +27,7 @@ from torch import Tensor
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gated_linear import is_copied_by_tiles
 from kernels.linear_add_norm import DeferredNorm
-from kernels.norm_linear import divided_product, gated_product
+from kernels.norm_linear import divided_product, gated_product, strips_of, strips_squares
 from kernels.optional_triton import tl, triton
 from kernels.ordered_tiles import PART_BORDER, STRIP
 from kernels.pairwise_sum import pairwise_sum
@@ -51,15 +51,16 @@ def _divide_product_kernel(
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    HALVES: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program (row, piece of the row)."""
     wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
-    strip = tl.arange(0, BLOCK_S)
-    squares = tl.load(squares_ptr + strip * squares_stride + row, mask=strip < num_strips, other=0.0)
-    divisor_squares = pairwise_sum(squares[:, None])
+    rows = row + tl.arange(0, 1)
+    squares, halves = strips_squares(squares_ptr, squares_stride, rows, rows == row, num_strips, BLOCK_S, HALVES)
+    divisor_squares = pairwise_sum(squares + halves)
     feature = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_feature = feature < num_out
     bias = tl.zeros([BLOCK], tl.float32)
@@ -79,7 +80,7 @@ def _divide_product_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 @no_type_check
 def _add_parts_and_norm_kernel(
-    parts_ptr,  # [PARTS, M, N] fp32
+    parts_ptr,  # [PARTS, M, N], fp32 or, where it is one, already rounded
     bias_ptr,
     residual_ptr,
     norm_weight_ptr,
@@ -103,9 +104,10 @@ def _add_parts_and_norm_kernel(
     residual = tl.load(residual_ptr + cell, mask=is_feature, other=0.0).to(tl.float32)
     norm_weight = tl.load(norm_weight_ptr + feature, mask=is_feature, other=0.0).to(tl.float32)
     next_part = num_rows.to(tl.int64) * num_features
-    total = tl.load(parts_ptr + cell, mask=is_feature, other=0.0)
+    total = tl.load(parts_ptr + cell, mask=is_feature, other=0.0).to(tl.float32)
     for i in tl.static_range(1, PARTS):
         total += tl.load(parts_ptr + i * next_part + cell, mask=is_feature, other=0.0)
+    total = total.to(total_ptr.dtype.element_ty).to(tl.float32)
     if HAS_BIAS:
         total += tl.load(bias_ptr + feature, mask=is_feature, other=0.0).to(tl.float32)
     rounded = (total + residual).to(total_ptr.dtype.element_ty)
@@ -114,9 +116,9 @@ def _add_parts_and_norm_kernel(
     tl.store(weighted_ptr + cell, (total * norm_weight).to(weighted_ptr.dtype.element_ty), mask=is_feature)
     tl.static_assert(STRIP == 64)
     strips = tl.reshape(total * total, [BLOCK // STRIP, 2, 2, 2, 2, 2, 2])
-    for _ in tl.static_range(6):  # halves, as pairwise_sums adds them: so, nothing goes through shared memory
-        strips = tl.sum(strips, 1)
-    squares = pairwise_sum(tl.reshape(strips, [BLOCK // STRIP, 1]))
+    for _ in tl.static_range(5):  # halves, as pairwise_sums adds them: so, nothing goes through shared memory
+        strips = tl.sum(strips, 2)
+    squares = pairwise_sum(tl.reshape(tl.sum(strips, 1), [BLOCK // STRIP, 1]))
     tl.store(squares_ptr + row + tl.arange(0, 1), squares)
 
 
@@ -154,12 +156,23 @@ def unsplit_linear_triton(
             eps,
             HAS_BIAS=bias is not None,
             GATED=gated,
-            BLOCK_S=triton.next_power_of_2(len(squares)),
+            **strips_of(len(squares), weight.shape[1]),
             BLOCK=_BLOCK,
             num_warps=4,
             **dependent_launch(product.device),
         )
     return out
+
+
+def unsplit_product(x: Tensor, weight: Tensor, parts: int) -> Tensor:
+    """[M, N] like x: the rounded product alone, its parts of K added from the first to the last."""
+    products = _products_of_parts(x, weight, parts)
+    if parts == 1:
+        return products[0]
+    total = products[0]
+    for part in products[1:]:
+        total = total + part
+    return total.to(x.dtype)
 
 
 def unsplit_add_norm_triton(
@@ -207,7 +220,10 @@ def _check(x: Tensor, weight: Tensor) -> None:
 
 
 def _products_of_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:
-    """[parts, M, N] fp32: of each part of K by itself."""
+    """[parts, M, N] fp32: of each part of K by itself. One is rounded."""
+    if parts == 1:
+        with _without_split_k(x):
+            return F.linear(x, weight)[None]
     of_x = x.unflatten(1, (parts, -1)).transpose(0, 1)
     of_weight = weight.unflatten(1, (parts, -1)).permute(1, 2, 0)
     if x.dtype is torch.float32:

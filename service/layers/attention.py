@@ -18,6 +18,7 @@ from kernels.fp8_cache import Cache
 from kernels.paged_attention_decode import DecodeBatch, paged_attention_decode
 from kernels.paged_attention_prefill import PrefillBatch, paged_attention_prefill
 from kernels.reshape_and_cache import CacheSlots
+from kernels.spare_rows import empty_with_spare_rows
 
 
 class LayerCache(NamedTuple):
@@ -148,7 +149,7 @@ def paged_attention(
     their best kernels differ.
     """
     query = inputs.narrow(query)
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = empty_with_spare_rows(query.shape, query) if query.is_cuda else torch.empty(query.shape, dtype=query.dtype)
     if inputs.decode is not None:
         end = inputs.decode.context_lens.shape[0]
         rows = query[:end], *cache, inputs.decode, scale, out[:end]

@@ -8,6 +8,7 @@ form of weights is a new method.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 import torch.nn.functional as F
@@ -50,18 +51,28 @@ class RowRange:
         return f"{self.first}-{self.last}" if self.first <= self.last else "none"
 
 
+class OrderedBy(StrEnum):
+    """By what a GPU multiplies where sums are to have one order (`LinearMethod.ordered`): by nothing, since the kernels
+    that would do it sum otherwise there; by these; or of many rows also by cuBLAS, which sums as they do."""
+
+    NOTHING = "nothing"
+    TILES = "tiles"
+    CUBLAS = "cublas"
+
+
 @dataclass(frozen=True, slots=True)
 class KernelRows:
     """For which numbers of rows a kernel of ours takes cuBLAS's place.
 
     skinny: up to so many go through skinny_linear. add_norm: these have residual add and norm as a fused epilogue,
     which leaves the norm's division to the next product. gated: these go through gated_linear, which knows plain
-    weights only. Raises ValueError for more rows than a kernel takes.
+    weights only. ordered: what was seen of sums in one order. Raises ValueError for more rows than a kernel takes.
     """
 
     skinny: int = 0
     add_norm: RowRange = RowRange()
     gated: RowRange = RowRange()
+    ordered: OrderedBy = OrderedBy.TILES
 
     def __post_init__(self) -> None:
         if self.skinny > MAX_QUANTIZED_ROWS:
@@ -78,7 +89,8 @@ class KernelRows:
         return self.skinny <= MOST_SKINNY_ROWS
 
     def __str__(self) -> str:
-        return f"skinny up to {self.skinny}, add+norm {self.add_norm}, gated {self.gated}"
+        ordered = "" if self.ordered is OrderedBy.TILES else f", ordered by {self.ordered}"
+        return f"skinny up to {self.skinny}, add+norm {self.add_norm}, gated {self.gated}{ordered}"
 
 
 LinearChoice = KernelRows | WeightForm
@@ -186,34 +198,39 @@ class KernelMethod:
         return isinstance(self.weight, QuantizedWeight) and multiplies_fp8(self.weight)
 
     def ordered(self) -> OrderedMethod | None:
+        if self.choice.ordered is OrderedBy.NOTHING:
+            return None
         if isinstance(self.weight, QuantizedWeight) or not takes_weight(self.weight):
             return None
-        return OrderedMethod(self.weight, self.bias, self.arrivals)
+        by_cublas = self.choice.ordered is OrderedBy.CUBLAS
+        return OrderedMethod(self.weight, self.bias, self.arrivals, by_cublas=by_cublas)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderedMethod:
-    """On a GPU, in one order of summation: what `KernelMethod.ordered` is. arrivals: as there. What is fused is fused
-    for any number of rows."""
+    """On a GPU, in one order of summation: what `KernelMethod.ordered` is. arrivals: as there. by_cublas: cuBLAS
+    may multiply many rows. What is fused is fused for any number of rows."""
 
     weight: Tensor
     bias: Tensor | None
     arrivals: Tensor
+    by_cublas: bool = False
 
     choice = KernelRows()
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         assert not isinstance(x, Fp8Rows)
-        return ordered_linear(x, self.weight, self.bias, self.arrivals)
+        return ordered_linear(x, self.weight, self.bias, self.arrivals, by_cublas=self.by_cublas)
 
     def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed:
         assert not isinstance(x, Fp8Rows)
-        return ordered_add_norm(x, self.weight, self.bias, residual, norm_weight, eps, self.arrivals)
+        into = self.bias, residual, norm_weight, eps, self.arrivals
+        return ordered_add_norm(x, self.weight, *into, by_cublas=self.by_cublas)
 
     def silu_and_mul(self, x: Normed) -> Tensor | None:
         if not isinstance(x, DeferredNorm) or not self._has_gate:
             return None
-        return ordered_linear(x, self.weight, self.bias, self.arrivals, gated=True)
+        return ordered_linear(x, self.weight, self.bias, self.arrivals, gated=True, by_cublas=self.by_cublas)
 
     def takes_fp8(self, num_rows: int) -> bool:
         return False

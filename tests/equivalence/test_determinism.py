@@ -418,6 +418,7 @@ def test_products_that_cublas_multiplies(tmp_path: Path, monkeypatch: pytest.Mon
     )  # fmt: skip
     config.save_pretrained(tmp_path)
     loaded = load(tmp_path, device="cuda", load_format="dummy")
+    assert {str(each.ordered) for each in loaded.choices.linears.values()} == {"cublas"}
     first = alone(loaded)
     assert among(loaded, 20, max_num_batched_tokens=16, max_num_seqs=16) == first
     asked.clear()

@@ -49,6 +49,21 @@ def test_follows_the_formula(features, size, rows, lane):
 
 
 @pytest.mark.parametrize("lane", LANES[1:])
+@pytest.mark.parametrize("block_n", [32, 64])
+@pytest.mark.parametrize("rows", [5, 20])
+def test_squares_of_every_strip(rows, block_n, lane):
+    """By strips so narrow that many rows are the product's left side, and by wider ones."""
+    config = SkinnyConfig(block_n, 64, num_warps=block_n // 16, num_stages=3)
+    x, weight, bias, residual, norm_weight = case(lane, rows, 100, 200)
+    into = residual, norm_weight, EPS, None, config
+    got = linear_add_norm_triton(x, weight, bias, *into, ordered=True)
+    check(got, x, weight, bias, residual, norm_weight)
+    exact = got[1].double()
+    want = torch.stack([part.pow(2).sum(-1) for part in exact.split(block_n, -1)])
+    torch.testing.assert_close(got[0].squares[:, :rows].double(), want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("lane", LANES[1:])
 @pytest.mark.parametrize("rows", [5, 20])
 def test_parts_of_k_are_merged_before_the_sum(rows, lane):
     config = SkinnyConfig(64, 64, num_warps=4, num_stages=3, num_splits=3)

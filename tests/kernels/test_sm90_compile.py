@@ -288,10 +288,11 @@ def test_gated_linear_copies_by_tiles_and_leaves_room_for_a_second_program(monke
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "shape"), spread(itertools.product([65, 256, 8192], [(28672, 4096), (4096, 14336)]), 1)
+    ("num_rows", "shape"), spread(itertools.product([40, 65, 256, 8192], [(28672, 4096), (4096, 14336)]), 1)
 )
 def test_ordered_linear(num_rows, shape, monkeypatch, tmp_path):
-    """Its sums stay in registers, and it multiplies by the instruction of few rows: 64 of one side, 16 inputs."""
+    """Its sums stay in registers, and it multiplies by one instruction, of 64 of one side and 16 inputs. One row of few
+    features goes by another one of 16 inputs, which has its bits, and 40 by tiles."""
     for module, name in ((ordered, "_ordered_linear_kernel"), (skinny, "_skinny_linear_kernel")):
         monkeypatch.setattr(module, name, LaunchRecorder(getattr(module, name)))
     num_features, size = shape
@@ -300,12 +301,14 @@ def test_ordered_linear(num_rows, shape, monkeypatch, tmp_path):
         x = torch.empty(rows, size, dtype=torch.bfloat16)
         ordered.ordered_linear_triton(x, weight, None, skinny.new_arrivals(num_features, x.device))
     many, few = ordered._ordered_linear_kernel.launches, skinny._skinny_linear_kernel.launches
-    for launch in (*many, *few):
+    for place, launch in enumerate((*many, *few)):
         compiled = compile_for_sm90(with_pdl(launch), tmp_path)
-        assert set(re.findall(r"wgmma\.mma_async\S*\.(m\d+)n\d+(k\d+)", compiled.ptx)) == {("m64", "k16")}
-        assert "mma.sync" not in compiled.ptx and compiled.spills_in_loops == 0
+        is_narrow = place >= len(many) and num_features <= 4608
+        products = set(re.findall(r"mma[._]a?sync\S*\.(m\d+)n\d+(k\d+)", compiled.ptx))
+        assert products == {("m16" if is_narrow else "m64", "k16")} and compiled.spills_in_loops == 0
         assert compiled.shared_bytes <= SHARED_MEMORY_BYTES
-    assert "cp.async.bulk.tensor" in compile_for_sm90(with_pdl(many[0]), tmp_path).ptx
+    assert all("cp.async.bulk.tensor" in compile_for_sm90(with_pdl(launch), tmp_path).ptx for launch in many)
+    assert len(many) == (num_rows > 64 or num_features <= 4608)
 
 
 @pytest.mark.parametrize("num_rows", spread([256, 8192], 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from service.runner.choices.kept_sizes import kept_sizes
 from service.runner.choices.kernel_rows import choose_kernels, compile_timed
 from service.runner.choices.made_for import MadeFor
 from service.runner.choices.step_choices import StepChoices
+from service.runner.choices.sum_orders import launch_sum_orders, with_sum_orders
 from service.runner.choices.timer import Timer
 from service.runner.choices.weight_forms import choose_forms, ordered_forms
 from service.runner.graph_sizes import GraphSize
@@ -46,7 +48,8 @@ def choose_steps(
     if device.type == "cuda":
         are_all_timed = bool(model.stage.least(int(is_timed)))
         if is_timed:
-            compile_timed(*_parts(model), device, parallel, also_launch if are_all_timed else lambda: None)
+            launch = partial(_launch_beside, model, also_launch if are_all_timed else lambda: None)
+            compile_timed(*_parts(model), device, parallel, launch)
     if choices is None:
         timed = None
         if parallel.rank == 0 and device.type == "cuda":
@@ -74,11 +77,21 @@ def _parts(model: CausalLM) -> tuple[Sequence[Projection], Sequence[GatedMlp], S
     return model.projections, mlps, model.add_norm_fusions()
 
 
+def _launch_beside(model: CausalLM, also_launch: Callable[[], object]) -> None:
+    """What is compiled beside the kernels that are timed."""
+    also_launch()
+    if model.is_row_invariant:
+        launch_sum_orders(model.projections)
+
+
 def _timed_on_gpu(
     model: CausalLM, made_for: MadeFor, device: torch.device, candidates: Sequence[GraphSize], timer: Timer
 ) -> StepChoices:
     projections, mlps, fusions = _parts(model)
     kernels = choose_kernels(projections, mlps, fusions, device, timer)
+    if model.is_row_invariant:
+        kernels = with_sum_orders(projections, kernels, made_for.max_num_batched_tokens)
+        use_choices(projections, kernels, device)
     return StepChoices(made_for, kernels, kept_sizes(projections, mlps, candidates, timer))
 
 
