@@ -468,13 +468,11 @@ def test_mxfp4_in_registers_lies_as_the_matrix_unit_wants_it(block_m, warp_tiles
 
 def test_routes_and_blocks(monkeypatch):
     """They compile: sorting counts in shared memory, which the interpreter does not show."""
-    recorders = []
     for module, name in ((routing, "_route_to_experts_kernel"), (expert_blocks, "_expert_blocks_kernel")):
-        recorders.append(LaunchRecorder(getattr(module, name)))
-        monkeypatch.setattr(module, name, recorders[-1])
+        monkeypatch.setattr(module, name, LaunchRecorder(getattr(module, name)))
     routing.route_to_experts_triton(torch.empty(64, 128, dtype=torch.bfloat16), 8, True)
     expert_blocks.expert_blocks_triton(torch.zeros(2048, 8, dtype=torch.int32), 128, 64)
-    for recorder in recorders:
+    for recorder in (routing._route_to_experts_kernel, expert_blocks._expert_blocks_kernel):
         assert "griddepcontrol.wait" in ptx_for_sm90(with_pdl(recorder.launches[0]))
 
 
@@ -486,8 +484,7 @@ def test_move_blocks_reads_and_writes_sixteen_bytes_at_once(block_shape, monkeyp
     move.move_blocks_triton(device, torch.arange(3), host, torch.arange(3))
     launch = recorder.launches[0]
     ptx = ptx_for_sm90(Launch(launch.kernel, launch.grid, launch.args, {"enable_fp_fusion": True, **launch.options}))
-    assert "ld.global.v4.b32" in ptx
-    assert "st.global.v4.b32" in ptx
+    assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
 
 
 @pytest.mark.parametrize("gradient_scale", spread([0.5, None], 1))
@@ -499,5 +496,4 @@ def test_cross_entropy_reads_sixteen_bytes_at_once_and_spills_nothing(gradient_s
     launch = recorder.launches[0]
     options = {"enable_fp_fusion": True, **launch.options}
     compiled = compile_for_sm90(Launch(launch.kernel, launch.grid, launch.args, options), tmp_path)
-    assert "ld.global.v4" in compiled.ptx
-    assert compiled.spills_in_loops == 0
+    assert "ld.global.v4" in compiled.ptx and compiled.spills_in_loops == 0
