@@ -53,6 +53,35 @@ def pytest_collection() -> Generator[None, None, None]:
         gc.enable()
         gc.freeze()
         atexit.register(gc.unfreeze)  # libraries would report it as leaks; before, pytest's last collections skip it
+        pytest.MonkeyPatch().setattr(gc, "unfreeze", _UNFROZEN.unfreeze)
+
+
+class _Unfrozen:
+    """What a test has Python's collections look at again, as servers that end do, they skip again after it: else each
+    would cost the tests behind it half a second. Python tells how many objects it skips by counting them, which takes
+    as long; so here it is noted."""
+
+    def __init__(self) -> None:
+        self._unfreeze = gc.unfreeze
+        self._is_noted = False
+
+    def unfreeze(self) -> None:
+        self._is_noted = True
+        self._unfreeze()
+
+    def end(self) -> None:
+        if self._is_noted:
+            self._is_noted = False
+            gc.collect()
+            gc.freeze()
+
+
+_UNFROZEN = _Unfrozen()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish() -> None:
+    _UNFROZEN.end()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

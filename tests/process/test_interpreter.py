@@ -2,21 +2,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from service.process.interpreter import SWITCH_INTERVAL_ON_CPU_S, SWITCH_INTERVAL_S, settled
 
 
-@pytest.fixture
-def frozen_afterwards() -> Iterator[None]:
-    """Other tests of this process go on as tests/conftest.py left them."""
-    yield
-    gc.freeze()
-
-
-@pytest.mark.usefixtures("frozen_afterwards")
 @pytest.mark.parametrize(("is_gpu", "switch_s"), [(True, SWITCH_INTERVAL_S), (False, SWITCH_INTERVAL_ON_CPU_S)])
 def test_settled_is_frozen_with_a_shorter_switch_and_everything_comes_back(is_gpu, switch_s):
     gc.unfreeze()  # some Pythons freeze what they start with
