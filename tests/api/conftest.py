@@ -18,6 +18,7 @@ def _shared_server() -> Iterator[RunningServer]:
 def server(_shared_server: RunningServer) -> Iterator[RunningServer]:
     """The server as `Scene` sets it up; after the test nothing may be left of its requests."""
     _shared_server.reset()
+    _shared_server.check_well()
     yield _shared_server
     _shared_server.executor.gate.set()
     _shared_server.check_idle()

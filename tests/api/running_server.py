@@ -167,6 +167,13 @@ class RunningServer:
             time.sleep(0.005)
         assert not left, left
 
+    def check_well(self, within_s: float = 10) -> None:
+        """Where a test before has made iterations fail, the next probe finds that they do not any more."""
+        deadline_s = time.monotonic() + within_s
+        while (ailment := self.engine.ailment()) is not None and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        assert ailment is None, ailment
+
     def num_connections(self) -> int:
         return self.on_loop(lambda: len(self._http.server_state.connections))
 

@@ -90,12 +90,17 @@ class AtTerminal:
         self._shown = ""
 
     def ask(self, keys: str, answer: str, until: str = r"[\s\S]*> ") -> None:
-        """Type, and wait for this in what is shown from then on, and then for the prompt."""
+        """Type, and wait for this in what is shown from then on, and then for the prompt. Ctrl-C is pressed again every
+        few seconds: between a prompt and the wait for keys Python hears it with the next key only."""
         self._shown = ""
         os.write(self._keyboard, keys.encode())
         deadline_s = time.monotonic() + 60
+        again_s = time.monotonic() + 5
         while not re.search(answer + until, self._shown):
             assert time.monotonic() < deadline_s, self._shown[-2000:]
+            if keys == "\x03" and time.monotonic() > again_s:
+                again_s += 5
+                os.write(self._keyboard, keys.encode())
             if select.select([self._keyboard], [], [], 1)[0]:
                 new = os.read(self._keyboard, 65_536).decode(errors="replace")
                 self._shown += new

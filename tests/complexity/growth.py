@@ -17,8 +17,8 @@ from service.errors import HeadraceError
 Work = Callable[[], object]
 Place = Literal["loop", "pool", "stream"]
 
-_CLOCK_S = 0.001
-"""Less than this is not told from nothing."""
+_CLOCK_S = 0.002
+"""Less than this is not told from nothing: four times as much may be the first that takes memory from the system."""
 
 
 @dataclass(frozen=True)

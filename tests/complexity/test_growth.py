@@ -27,7 +27,7 @@ def test_a_quadratic_one_would_be_found() -> None:
     def quadratic(n: int) -> object:
         return lambda: sum(1 for _ in range(n) for _ in range(n))
 
-    row = WorstInput("quadratic", (), quadratic, 200, 200, "loop")
+    row = WorstInput("quadratic", (), quadratic, 300, 300, "loop")
     assert least_growth(row) > MOST_GROWTH
 
 

@@ -18,3 +18,8 @@ def test_settled_is_frozen_with_a_shorter_switch_and_everything_comes_back(is_gp
         assert gc.get_threshold() != before[0]
         raise RuntimeError
     assert (gc.get_threshold(), sys.getswitchinterval(), gc.get_freeze_count()) == before
+
+
+def test_the_next_test_finds_frozen_what_there_was():
+    """What the test above has unfrozen: tests/conftest.py."""
+    assert gc.get_freeze_count() > 10_000
