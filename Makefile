@@ -33,9 +33,9 @@ unit: interpret cpu-tests
 # With Python's bytecode: without it, every process compiles all that it imports.
 serve unit interpret cpu-tests: export PYTHONDONTWRITEBYTECODE :=
 
-# A worker a core and one more, since many tests wait for other processes. A test that hangs says where, and fails.
+# Two workers more than cores, since many tests wait for other processes. A test that hangs says where, and fails.
 cpu-tests: $(VENV)/.installed-dev
-	cores=$$(getconf _NPROCESSORS_ONLN); $(BIN)/pytest --forked-workers $$((cores < 4 ? cores + 1 : 4)) \
+	cores=$$(getconf _NPROCESSORS_ONLN); $(BIN)/pytest --forked-workers $$((cores < 4 ? cores + 2 : 4)) \
 		-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 interpret: $(VENV)/.installed-dev
