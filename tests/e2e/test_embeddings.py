@@ -18,7 +18,7 @@ from service.settings.quickstart import QUICKSTART_MODEL
 from service.text.tokenizer import Tokenizer
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.strict_client import strict_client
-from tests.e2e.test_tensor_parallel import needs_gpus
+from tests.e2e.test_tensor_parallel import RANKS
 
 TEXTS = ["What is paging?", "KV blocks are pages of the cache. " * 20, "x"]
 LINE = {"method": "POST", "url": "/v1/embeddings"}
@@ -43,15 +43,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
     return folder
-
-
-TWO_GPUS = [pytest.mark.gpu, needs_gpus(2)]
-RANKS = [
-    pytest.param("--device cpu", id="one rank"),
-    pytest.param("--device cpu --tensor-parallel-size 2", id="two ranks"),
-    pytest.param("--tensor-parallel-size 2", marks=TWO_GPUS, id="two GPUs"),
-    pytest.param("--pipeline-parallel-size 2", marks=TWO_GPUS, id="two GPUs, stages"),
-]
 
 
 @pytest.fixture(scope="module", params=RANKS)

@@ -15,20 +15,11 @@ from openai import OpenAI
 from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.e2e.server_process import ServerProcess
 from tests.e2e.strict_client import strict_client
-from tests.e2e.test_tensor_parallel import needs_gpus
+from tests.e2e.test_tensor_parallel import RANKS
 from tests.examples import spread
 
 BASE, QUESTIONS = "headrace-quickstart", ["What is Headrace?", "What is ORCA?", "How do I watch the batch size?"]
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-
-
-TWO_GPUS = [pytest.mark.gpu, needs_gpus(2)]
-RANKS = [
-    pytest.param("--device cpu", id="one rank"),
-    pytest.param("--device cpu --tensor-parallel-size 2", id="two ranks"),
-    pytest.param("--tensor-parallel-size 2", marks=TWO_GPUS, id="two GPUs"),
-    pytest.param("--pipeline-parallel-size 2", marks=TWO_GPUS, id="two GPUs, stages"),
-]
 
 
 @pytest.fixture(scope="module", params=RANKS)

@@ -205,6 +205,16 @@ def needs_gpus(count: int) -> pytest.MarkDecorator:
     return pytest.mark.skipif(torch.cuda.device_count() < count, reason=f"{count} GPUs")
 
 
+TWO_GPUS = [pytest.mark.gpu, needs_gpus(2)]
+RANKS = [
+    pytest.param("--device cpu", id="one rank"),
+    pytest.param("--device cpu --tensor-parallel-size 2", id="two ranks"),
+    pytest.param("--tensor-parallel-size 2", marks=TWO_GPUS, id="two GPUs"),
+    pytest.param("--pipeline-parallel-size 2", marks=TWO_GPUS, id="two GPUs, stages"),
+]
+"""Options for what is served alike by one process, by ranks and by stages."""
+
+
 def check_several_gpus(several: str) -> None:
     """Without these flags and with them: every parameter is answered, greedy text is equal, SIGTERM ends all."""
     flags = "--dtype float32 --scheduling-policy priority --kv-cache-memory 64MiB --max-num-seqs 16".split()
