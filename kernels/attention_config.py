@@ -43,11 +43,10 @@ class PrefillConfig:
 
 @dataclass(frozen=True, slots=True)
 class PrefillUnitsConfig:
-    """block_kv: tokens a tile. stays: as many programs as multiprocessors, which share the items; else one for each."""
+    """block_kv: tokens a tile."""
 
     block_kv: int
     num_stages: int
-    stays: bool
 
 
 _FEW_PAIRS = DecodeConfig(128, num_warps=4, num_stages=5, programs_per_sm=1, min_tiles=1)
@@ -157,7 +156,7 @@ def prefill_units_config(head_dim: int, rows_per_sm: float, longest_rows: int) -
     """
     if head_dim != 128 or (longest_rows < _ROWS_FOR_UNITS and rows_per_sm < 2 * 128):
         return None
-    return PrefillUnitsConfig(128, num_stages=2, stays=True)
+    return PrefillUnitsConfig(128, num_stages=2)
 
 
 def ordered_prefill_config() -> PrefillConfig:

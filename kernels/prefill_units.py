@@ -456,9 +456,7 @@ def prefill_units_triton(
     tile_tokens = _TILE_ROWS // (num_heads // num_kv_heads)
     num_items = min(-(-num_tokens // tile_tokens) + num_seqs, num_seqs * -(-max_query_len // tile_tokens))
     layout = gl.NVMMASharedLayout(128, 16, 2)
-    num_programs = num_kv_heads * num_items
-    if config.stays:
-        num_programs = min(num_programs, num_multiprocessors(query.device))
+    num_programs = min(num_kv_heads * num_items, num_multiprocessors(query.device))
     _prefill_units_kernel[(num_programs,)](
         query,
         _cells_of(key_cache, layout),

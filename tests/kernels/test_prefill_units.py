@@ -24,7 +24,7 @@ if HAS_TRITON:
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 
-STAYS, LEAVES = PrefillUnitsConfig(128, 2, stays=True), PrefillUnitsConfig(128, 2, stays=False)
+LARGE, SMALL = PrefillUnitsConfig(128, 2), PrefillUnitsConfig(64, 3)
 CASES = {
     "a chunk and a short one": ([70, 33], [700, 150], (8, 2), 128, 16, BFLOAT16),
     "others in a group": ([5, 1, 20, 3], [60, 17, 20, 4], (7, 1), 64, 32, FLOAT16),
@@ -82,9 +82,7 @@ def attended(lane, case, query, query_lens, config, rows=None, sinks=None):
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize(
-    "config", [STAYS, LEAVES, PrefillUnitsConfig(64, 3, stays=True)], ids=["stays", "leaves", "small"]
-)
+@pytest.mark.parametrize("config", [LARGE, SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("case", CASES)
 def test_places_phases_and_masks(case, config):
     """Of whom the device's warps would read, write and wait for; cells that nobody has written hold NaN."""
@@ -92,7 +90,7 @@ def test_places_phases_and_masks(case, config):
 
 
 @pytest.mark.parametrize("lane", [GPU])
-@pytest.mark.parametrize("config", [STAYS, LEAVES], ids=["stays", "leaves"])
+@pytest.mark.parametrize("config", [LARGE, SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("case", CASES)
 def test_follows_the_formula(case, config, lane):
     check(lane, case, config)
@@ -112,7 +110,7 @@ def test_sinks_take_their_share(lane, request):
         request.getfixturevalue("emulated")
     case, query = paged_case([60, 190], 16, 2, 64, BFLOAT16), torch.randn(50, 6, 64).bfloat16()
     sinks = torch.tensor([3.0, -30.0, 1.5, 0.0, 5.0, 30.0]).bfloat16()
-    got, want = attended(lane, case, query, [30, 20], STAYS, sinks=sinks)
+    got, want = attended(lane, case, query, [30, 20], LARGE, sinks=sinks)
     assert_close(got, want)
 
 
@@ -120,7 +118,7 @@ def test_sinks_take_their_share(lane, request):
 def test_a_sequence_without_a_row_of_the_table_is_left_out():
     case = paged_case([60, 90], 16, 2, 64, BFLOAT16)
     query = torch.randn(50, 4, 64).bfloat16()
-    got, want = attended(EMULATED.values[0], case, query, [30, 20], STAYS, torch.tensor([-1, 1]))
+    got, want = attended(EMULATED.values[0], case, query, [30, 20], LARGE, torch.tensor([-1, 1]))
     assert got[:30].isnan().all()
     assert_close(got[30:], want[30:])
 
@@ -131,7 +129,7 @@ def test_a_wait_that_nothing_ends_is_an_error(monkeypatch):
     monkeypatch.setattr("tests.kernels.gluon_emulator.LONGEST_WAIT_S", 0.2)
     monkeypatch.setattr(module, "_attend_item", lambda *_: None)
     with pytest.raises(AssertionError, match="deadlock"):
-        check(EMULATED.values[0], "a chunk and a short one", STAYS)
+        check(EMULATED.values[0], "a chunk and a short one", LARGE)
 
 
 @pytest.mark.parametrize("lane", [GPU])
@@ -145,7 +143,7 @@ def test_a_wait_that_nothing_ends_is_an_error(monkeypatch):
     ],
     ids=["whole", "chunk", "equal", "mixed"],
 )
-@pytest.mark.parametrize("config", [STAYS, LEAVES], ids=["stays", "leaves"])
+@pytest.mark.parametrize("config", [LARGE, SMALL], ids=["large", "small"])
 def test_large_batches(query_lens, context_lens, config, lane):
     """Against the reference in fp32."""
     num_seqs, width = len(query_lens), -(-max(context_lens) // 16)
@@ -169,7 +167,7 @@ def test_what_is_laid_out_for_it(lane):
     def is_taken(dtype=BFLOAT16, head_dim=128, block_size=16, heads=(8, 2)):
         storage = torch.zeros(4, 2, block_size, heads[1], head_dim, dtype=dtype, device=lane.device)
         query = torch.zeros(3, heads[0], head_dim, dtype=dtype, device=lane.device)
-        return takes(query, storage[:, 0], storage[:, 1], STAYS)
+        return takes(query, storage[:, 0], storage[:, 1], LARGE)
 
     assert is_taken() and is_taken(FLOAT16, 64, 128)
     assert not is_taken(torch.float32) and not is_taken(head_dim=96) and not is_taken(block_size=1)
@@ -190,7 +188,7 @@ def test_softmax_is_computed_while_the_units_multiply(head_dim, dtype, monkeypat
     lens, starts = torch.tensor([64], dtype=torch.int32), torch.tensor([0, 64], dtype=torch.int32)
     batch = prefill_batch(torch.zeros(1, 4, dtype=torch.int32), starts, lens, 64, 16)
     query = torch.zeros(64, 32, head_dim, dtype=dtype)
-    attend(query, storage[:, 0], storage[:, 1], batch, 0.1, torch.empty_like(query), STAYS)
+    attend(query, storage[:, 0], storage[:, 1], batch, 0.1, torch.empty_like(query), LARGE)
     compiled = compile_for_sm90(recorder.launches[0], tmp_path)
     assert "cp.async.bulk.tensor" in compiled.ptx and "wgmma.mma_async" in compiled.ptx
     assert compiled.shared_bytes <= 227 * 1024
