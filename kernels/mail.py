@@ -36,11 +36,13 @@ _FEWEST_ELEMENTS = 256  # of a row, a warp: 16 bytes a thread in bf16
 class MailConfig:
     """Of rows of up to 4096 elements; longer ones take more warps and fewer programs. programs: of a launch at most.
     num_warps: of each. ahead: how many rows (two-shot: of each rank) a program has sent before it waits for the
-    first."""
+    first. is_beside: kernels of another stream run beside the launch, which therefore follows no kernel closely
+    (kernels/dependent_launch.py)."""
 
     programs: int
     num_warps: int
     ahead: int
+    is_beside: bool = False
 
     def of_rows(self, size: int) -> tuple[int, int]:
         """(programs, num_warps)."""
@@ -201,5 +203,5 @@ def launch_rows(
         num_warps=num_warps,
         maxnreg=min(255, _REGISTERS // (32 * num_warps * beside) // 8 * 8),
         **constants,
-        **dependent_launch(rows.x.device),
+        **({"PDL": False} if config.is_beside else dependent_launch(rows.x.device)),
     )

@@ -14,8 +14,9 @@ Program p of a launch waits for the programs p of the other ranks alone. Halves 
 one has heard from all others, in the launch between, that they have begun it, and with that have ended the launch that
 read it: of inputs by the flags, of mail because it is waited for; who sums rows for others has heard from all of these.
 
-Rules: all ranks make the same launches (grid, sizes) in the same order, on one stream. On two streams they would wait
-for each other for ever. A rank that is gone leaves the others' kernels waiting: end their processes.
+Rules: all ranks make the same launches (grid, sizes) in the same order, one behind the other: on one stream, or on
+several that wait for each other's events. Two at once would wait for each other for ever. A rank that is gone leaves
+the others' kernels waiting: end their processes.
 
 Limits: MAX_PROGRAMS programs a launch, and no more than run at once: what launches sees to that.
 """

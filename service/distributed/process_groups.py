@@ -105,15 +105,17 @@ def place_of(
 
 def _parallel(rank: int, config: ParallelConfig, device: torch.device, note_exchange: NoteExchange) -> TensorParallel:
     """Of this rank's stage."""
-    size = config.tensor_size
+    size, overlap_tokens = config.tensor_size, config.overlap_tokens
     if size == 1:
         return ALONE
     stages = [list(range(first, first + size)) for first in range(0, config.num_ranks, size)]
     if device.type != "cuda":
-        return GroupParallel(_own_group(rank, stages, "gloo"), note_exchange=note_exchange)
+        group = _own_group(rank, stages, "gloo")
+        return GroupParallel(group, note_exchange=note_exchange, overlap_tokens=overlap_tokens)
     group = _own_group(rank, stages, "nccl", device)
     host_group = _own_group(rank, stages, "gloo")
-    return GroupParallel(group, host_group, memory_of_gpus(group, host_group, device), note_exchange)
+    memory = memory_of_gpus(group, host_group, device)
+    return GroupParallel(group, host_group, memory, note_exchange, overlap_tokens)
 
 
 def _stage(rank: int, config: ParallelConfig) -> PipelineStage:

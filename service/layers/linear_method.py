@@ -25,11 +25,12 @@ from kernels.quantized_weight import QuantizedWeight, Weight
 from kernels.skinny_config import MAX_QUANTIZED_ROWS
 from kernels.skinny_config import MAX_ROWS as MOST_SKINNY_ROWS
 from kernels.skinny_linear import skinny_linear
+from service.layers.overlapped_sum import ArrivingNorm
 from service.layers.packed_weight import PackedWeight, WeightForm
 
-Normed = Tensor | DeferredNorm | Fp8Rows
+Normed = Tensor | DeferredNorm | Fp8Rows | ArrivingNorm
 """The output of a norm, [T, in_features] of the next product: to which it may have left its division, or which is
-rounded to fp8 already if that product `takes_fp8`."""
+rounded to fp8 already if that product `takes_fp8`, or whose rows arrive in parts if it `takes_parts`."""
 
 Activated = Tensor | Fp8Rows
 """The same of an activation."""
@@ -110,8 +111,11 @@ class LinearMethod(Protocol):
         """[T, out_features]. is_beside: a lora_shrink of x has just been launched, and may still run."""
         ...
 
-    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
-        """(norm(multiply(x) + residual), multiply(x) + residual), or None; then nothing was computed."""
+    def add_and_norm(
+        self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
+    ) -> AddedAndNormed | None:
+        """(norm(multiply(x) + residual), multiply(x) + residual), or None; then nothing was computed. in_parts: the
+        norm's rows may arrive in parts, since a product that `takes_parts` is all that reads them."""
         ...
 
     def silu_and_mul(self, x: Normed) -> Tensor | None:
@@ -121,6 +125,11 @@ class LinearMethod(Protocol):
     def takes_fp8(self, num_rows: int) -> bool:
         """Whether `multiply` rounds so many rows to fp8. Then it takes Fp8Rows, too, which whoever computes x may have
         made in the same launch."""
+        ...
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether rows may be multiplied in parts: `multiply` takes an ArrivingNorm, too."""
         ...
 
     def ordered(self) -> LinearMethod | None:
@@ -133,15 +142,20 @@ class PlainMethod:
     """torch's: the twin of the others."""
 
     choice = WeightForm.PLAIN
+    takes_parts = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = bias
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
+        if isinstance(x, ArrivingNorm):
+            return x.multiplied_by(self._weight, self._bias)
         return F.linear(divided(x), self._weight, self._bias)
 
-    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
+    def add_and_norm(
+        self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
+    ) -> None:
         return None
 
     def silu_and_mul(self, x: Normed) -> None:
@@ -170,6 +184,9 @@ class KernelMethod:
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         if isinstance(x, DeferredNorm):
             return norm_linear(x, self.weight, self.bias, self.arrivals)
+        if isinstance(x, ArrivingNorm):
+            assert isinstance(self.weight, Tensor)
+            return x.multiplied_by(self.weight, self.bias)
         if isinstance(x, Fp8Rows):
             assert isinstance(self.weight, QuantizedWeight)
             return quantized_linear(x, self.weight, self.bias, self.arrivals)
@@ -179,7 +196,9 @@ class KernelMethod:
             return quantized_linear(x, self.weight, self.bias, self.arrivals)
         return F.linear(x, self.weight, self.bias)
 
-    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
+    def add_and_norm(
+        self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
+    ) -> AddedAndNormed | None:
         if isinstance(x, Fp8Rows) or x.shape[0] not in self.choice.add_norm:
             return None
         return linear_add_norm(x, self.weight, self.bias, residual, norm_weight, eps, self.arrivals)
@@ -187,7 +206,7 @@ class KernelMethod:
     def silu_and_mul(self, x: Normed) -> Tensor | None:
         if isinstance(x, DeferredNorm):
             return norm_linear(x, self.weight, self.bias, self.arrivals, True)
-        if isinstance(x, Fp8Rows) or x.shape[0] not in self.choice.gated:
+        if isinstance(x, Fp8Rows | ArrivingNorm) or x.shape[0] not in self.choice.gated:
             return None
         assert isinstance(self.weight, Tensor)
         return gated_linear(x, self.weight)
@@ -196,6 +215,11 @@ class KernelMethod:
         if num_rows <= self.choice.skinny or num_rows in self.choice.add_norm:
             return False
         return isinstance(self.weight, QuantizedWeight) and multiplies_fp8(self.weight)
+
+    @property
+    def takes_parts(self) -> bool:
+        """Kernels for quantized weights have no place to write to: their parts would have to be copied together."""
+        return isinstance(self.weight, Tensor)
 
     def ordered(self) -> OrderedMethod | None:
         if self.choice.ordered is OrderedBy.NOTHING:
@@ -217,12 +241,15 @@ class OrderedMethod:
     by_cublas: bool = False
 
     choice = KernelRows()
+    takes_parts = False
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
-        assert not isinstance(x, Fp8Rows)
+        assert not isinstance(x, Fp8Rows | ArrivingNorm)
         return ordered_linear(x, self.weight, self.bias, self.arrivals, by_cublas=self.by_cublas)
 
-    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed:
+    def add_and_norm(
+        self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
+    ) -> AddedAndNormed:
         assert not isinstance(x, Fp8Rows)
         into = self.bias, residual, norm_weight, eps, self.arrivals
         return ordered_add_norm(x, self.weight, *into, by_cublas=self.by_cublas)
@@ -247,6 +274,8 @@ class OrderedMethod:
 class PackedMethod:
     """On a CPU: the weight in forms of its own (service/layers/packed_weight.py)."""
 
+    takes_parts = True
+
     def __init__(self, packed: PackedWeight, bias: Tensor | None) -> None:
         self.packed = packed
         self._bias = bias
@@ -256,9 +285,13 @@ class PackedMethod:
         return self.packed.form
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
+        if isinstance(x, ArrivingNorm):
+            return x.multiplied(self.multiply)
         return self.packed(divided(x), self._bias)
 
-    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
+    def add_and_norm(
+        self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
+    ) -> None:
         return None
 
     def silu_and_mul(self, x: Normed) -> None:
@@ -275,5 +308,5 @@ class PackedMethod:
 
 
 def divided(x: Normed) -> Tensor:
-    assert not isinstance(x, Fp8Rows), "only a method that `takes_fp8` is handed them"
+    assert not isinstance(x, Fp8Rows | ArrivingNorm), "only a method that takes them is handed them"
     return x.divided() if isinstance(x, DeferredNorm) else x

@@ -31,7 +31,8 @@ class ResidualRMSNorm(Layer):
 
     `residual` None means that x is the stream's beginning. A residual handed in may be overwritten. Where x is a
     product that can be added and normed in one launch, the norm's division may be left to the next product. behind: the
-    one product that takes the norm's result, if there is no other: where it rounds rows to fp8, they are made so.
+    one product that takes the norm's result, if there is no other: where it rounds rows to fp8, they are made so, and
+    where it takes rows in parts, they may arrive so (service/layers/overlapped_sum.py).
     """
 
     weight: nn.Parameter
@@ -44,7 +45,8 @@ class ResidualRMSNorm(Layer):
     def forward(self, x: Tensor | Product, residual: Tensor | None, behind: Linear | None = None) -> AddedAndNormed:
         if isinstance(x, Product):
             assert residual is not None
-            fused = x.linear.method.add_and_norm(x.x, residual, self.weight, self.eps)
+            in_parts = behind is not None and behind.method.takes_parts
+            fused = x.linear.method.add_and_norm(x.x, residual, self.weight, self.eps, in_parts=in_parts)
             if fused is not None:
                 return fused
             x = x.value()

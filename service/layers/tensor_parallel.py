@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kernels.rms_norm import add_rms_norm
+from service.layers.overlapped_sum import ArrivingRows, arrived
 
 
 class TensorParallel(Protocol):
@@ -29,6 +30,11 @@ class TensorParallel(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def overlap_tokens(self) -> int:
+        """From so many rows on a sum that is added and normed runs beside products (`begin_add_norm`); 0: never."""
+        ...
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x, of its shape and dtype and with the same bits on every rank. x is given up: it may
         be overwritten, and the sum may lie in it."""
@@ -37,6 +43,12 @@ class TensorParallel(Protocol):
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """What kernels/rms_norm.py's add_rms_norm makes of the sum of all ranks' x, [T, C]: (norm, sum with residual).
         x and residual are given up."""
+        ...
+
+    def begin_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> ArrivingRows:
+        """The norm that `all_reduce_add_norm` returns, beside what is launched next on the current stream; its sum with
+        the residual takes the residual's storage. All that was begun is waited for before anything else is exchanged,
+        but for another `begin_add_norm`."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -57,12 +69,16 @@ class Alone:
 
     rank = 0
     size = 1
+    overlap_tokens = 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return add_rms_norm(x, residual, weight, eps)
+
+    def begin_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> ArrivingRows:
+        return arrived(x, residual, *self.all_reduce_add_norm(x, residual, weight, eps))
 
     def all_gather(self, x: Tensor) -> Tensor:
         return x[None]

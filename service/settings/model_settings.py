@@ -67,6 +67,12 @@ class ModelSettings(BaseModel):
         le=64,
         description="stages, one behind another, each with as many layers, on GPUs of its own",
     )
+    all_reduce_overlap_tokens: int = Field(
+        0,
+        ge=0,
+        description="with tensor parallelism, in steps of so many tokens or more the all-reduces run beside matrix"
+        " products; 0: never",
+    )
     max_model_len: TokenCount | None = Field(
         None, ge=2, description="context length in tokens (8192, 8k, 8K); the model's own if left out"
     )
