@@ -2,7 +2,8 @@
 # What wants two CUDA devices of one host, in one go, some 20 minutes: the tests, sums beside NCCL's, the serving figures
 # on one device, on two and in two stages, how busy the stages are, and ORCA's figures 9 to 11 with the shape of its 13B.
 #   PYTHON  the interpreter (python3)           PORT  the servers' port (8009)
-#   PARTS   which parts, of: tests sums one tensor stages both busy orca (all but both)
+#   PARTS   which parts, of: tests sums beside one tensor stages both busy orca (all but beside and both)
+#           beside: all-reduces beside products, a layer by itself and prompts over HTTP, with and without, in turn
 #   TENSOR  ranks of a stage in sums, tensor, both and orca (2)     STAGES  stages in stages, both, busy and orca (2)
 #           With four devices: TENSOR=4 PARTS="tests sums tensor", then STAGES=4 PARTS=stages, then PARTS=both (2 x 2).
 #   PYTEST  more options of pytest, as -n 5 (pytest-xdist): the tests start servers, whose kernels are compiled first
@@ -20,6 +21,7 @@ num=${NUM:-1000}
 url=http://127.0.0.1:$port
 tensor=(--tensor-parallel-size "${TENSOR:-2}")
 staged=(--pipeline-parallel-size "${STAGES:-2}")
+rows=(decode-1 decode-64 decode-256 "prefill, 300 at once" "orca, 1000 at once" "sharegpt, 1000 at once")
 failed=0
 
 part() { # name, then a command: what it prints is kept
@@ -28,8 +30,8 @@ part() { # name, then a command: what it prints is kept
 }
 
 serving() { # name of the file, then options of the server
-    "$python" -m loadtest.serving_table llama-8b --http-only --out "$out/$1.jsonl" --rows decode-1 decode-64 decode-256 \
-        "prefill, 300 at once" "orca, 1000 at once" "sharegpt, 1000 at once" --server-args "${@:2}"
+    "$python" -m loadtest.serving_table llama-8b --http-only --out "$out/$1.jsonl" --rows "${rows[@]}" \
+        --server-args "${@:2}"
 }
 
 with_server() { # model, a function, then options of the server
@@ -79,7 +81,7 @@ orca() { # figures 9 (equal batches), 10 (Poisson) and 11 (equal requests)
 }
 
 for name in $parts; do
-    [[ " tests sums one tensor stages both busy orca " == *" $name "* ]] || { echo "PARTS: there is no $name" >&2 && exit 2; }
+    [[ " tests sums beside one tensor stages both busy orca " == *" $name "* ]] || { echo "PARTS: there is no $name" >&2 && exit 2; }
 done
 # shellcheck disable=SC2086  # options are words
 [[ $parts == *tests* ]] && part tests "$python" -m pytest -vv -p no:cacheprovider -m gpu -rs ${PYTEST:-} \
@@ -90,6 +92,16 @@ done
     tests/e2e/test_tensor_parallel.py tests/e2e/test_pipeline_parallel.py tests/e2e/test_several_gpus.py \
     tests/e2e/test_embeddings.py tests/e2e/test_lora.py
 [[ $parts == *sums* ]] && part sums "$python" -m loadtest.bench.all_reduce --ranks "${TENSOR:-2}"
+if [[ $parts == *beside* ]]; then
+    part beside-layer "$python" -m loadtest.bench.overlapped_sums --ranks "${TENSOR:-2}"
+    all_rows=("${rows[@]}") rows=("prefill, 300 at once")
+    for turn in 1 2; do
+        for tokens in 0 2048; do
+            part "beside-$tokens-$turn" serving "beside-$tokens-$turn" "${tensor[@]}" --all-reduce-overlap-tokens $tokens
+        done
+    done
+    rows=("${all_rows[@]}")
+fi
 [[ $parts == *one* ]] && part one serving one
 [[ $parts == *tensor* ]] && part tensor serving tensor "${tensor[@]}"
 [[ $parts == *stages* ]] && part stages serving stages "${staged[@]}"

@@ -32,7 +32,7 @@ logger = logging.getLogger("headrace")
 _SUMS = {Way.ONE_SHOT: one_shot_all_reduce, Way.TWO_SHOT: two_shot_all_reduce}
 _NORMED_SUMS = {Way.ONE_SHOT: one_shot_add_rms_norm, Way.TWO_SHOT: two_shot_add_rms_norm}
 _ALONE = {Way.ONE_SHOT: ONE_SHOT, Way.TWO_SHOT: TWO_SHOT}
-_BESIDE = {Way.ONE_SHOT: ONE_SHOT_BESIDE, Way.TWO_SHOT: TWO_SHOT_BESIDE}
+BESIDE = {Way.ONE_SHOT: ONE_SHOT_BESIDE, Way.TWO_SHOT: TWO_SHOT_BESIDE}
 _FIRST = -1
 """The priority of the stream whose kernels get the next free multiprocessor: products that are ready at the same time
 would take all of them."""
@@ -45,7 +45,8 @@ class GroupParallel:
 
     host_group: of the same ranks, for what is exchanged on the host; needed beside a group of NCCL's. memory: of these
     ranks; None: NCCL sums. All that is asked of a rank is then asked on one stream. note_exchange: told how many
-    nanoseconds an exchange of tensors took, as `ExchangeTimer` tells it. overlap_tokens: as of TensorParallel.
+    nanoseconds an exchange of tensors took, as `ExchangeTimer` tells it. overlap_tokens: as of TensorParallel. beside:
+    how sums are launched that run beside products.
     """
 
     def __init__(
@@ -55,9 +56,11 @@ class GroupParallel:
         memory: SymmetricMemory | None = None,
         note_exchange: Callable[[int], None] = lambda nanoseconds: None,
         overlap_tokens: int = 0,
+        beside: Mapping[Way, MailConfig] = BESIDE,
     ) -> None:
         self.overlap_tokens = overlap_tokens
-        self._beside: torch.cuda.Stream | None = None
+        self._beside = beside
+        self._stream: torch.cuda.Stream | None = None
         self._group = group
         self._host_group = host_group or group
         self._memory = memory
@@ -81,13 +84,13 @@ class GroupParallel:
     def begin_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> ArrivingRows:
         if not x.is_cuda:
             return arrived(x, residual, *self.all_reduce_add_norm(x, residual, weight, eps))
-        if self._beside is None:
-            self._beside = torch.cuda.Stream(x.device, priority=_FIRST)
-        self._beside.wait_stream(torch.cuda.current_stream(x.device))
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(x.device, priority=_FIRST)
+        self._stream.wait_stream(torch.cuda.current_stream(x.device))
         # What is allocated here is this stream's: taken again by a later sum, which runs behind all that reads it now.
-        with torch.cuda.stream(self._beside):
-            norm, _ = self._add_norm(x, residual, weight, eps, _BESIDE)
-            return ArrivingRows(norm, x, self._beside.record_event())
+        with torch.cuda.stream(self._stream):
+            norm, _ = self._add_norm(x, residual, weight, eps, self._beside)
+            return ArrivingRows(norm, x, self._stream.record_event())
 
     def _add_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, configs: Mapping[Way, MailConfig]

@@ -107,7 +107,7 @@ def answer(
 
 def answer_overlapping(parallel: TensorParallel, overlap_tokens: int, *how: Any) -> tuple[Answered, int]:
     """As `answer` of the same arguments, and how many sums were begun beside products."""
-    *_, device = how
+    device = how[4]
     ranks = over_gpus(parallel) if device == "cuda" else parallel
     assert isinstance(ranks, GroupParallel)
     begin, begun = GroupParallel.begin_add_norm, [0]
