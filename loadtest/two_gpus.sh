@@ -85,7 +85,7 @@ for name in $parts; do
 done
 # shellcheck disable=SC2086  # options are words
 [[ $parts == *tests* ]] && part tests "$python" -m pytest -vv -p no:cacheprovider -m gpu -rs ${PYTEST:-} \
-    tests/kernels/test_one_shot_all_reduce.py tests/runner/test_stage_step.py tests/distributed/test_rank_device.py \
+    tests/layers/test_overlapped_sum.py tests/kernels/test_one_shot_all_reduce.py tests/runner/test_stage_step.py tests/distributed/test_rank_device.py \
     tests/equivalence/test_tensor_parallel.py tests/equivalence/test_pipeline_parallel.py \
     tests/equivalence/test_transformers_ranks.py tests/equivalence/test_adapter_ranks.py \
     tests/equivalence/test_training_ranks.py tests/equivalence/test_training_stages.py \
