@@ -138,20 +138,10 @@ class LinearMethod(Protocol):
         ...
 
 
-class PlainMethod:
-    """torch's: the twin of the others."""
+class _Unfused:
+    """Declines every epilogue."""
 
-    choice = WeightForm.PLAIN
     takes_parts = True
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = weight
-        self._bias = bias
-
-    def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
-        if isinstance(x, ArrivingNorm):
-            return x.multiplied_by(self._weight, self._bias)
-        return F.linear(divided(x), self._weight, self._bias)
 
     def add_and_norm(
         self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
@@ -163,6 +153,21 @@ class PlainMethod:
 
     def takes_fp8(self, num_rows: int) -> bool:
         return False
+
+
+class PlainMethod(_Unfused):
+    """torch's: the twin of the others."""
+
+    choice = WeightForm.PLAIN
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
+        if isinstance(x, ArrivingNorm):
+            return x.multiplied_by(self._weight, self._bias)
+        return F.linear(divided(x), self._weight, self._bias)
 
     def ordered(self) -> None:
         return None
@@ -271,10 +276,8 @@ class OrderedMethod:
         return self
 
 
-class PackedMethod:
+class PackedMethod(_Unfused):
     """On a CPU: the weight in forms of its own (service/layers/packed_weight.py)."""
-
-    takes_parts = True
 
     def __init__(self, packed: PackedWeight, bias: Tensor | None) -> None:
         self.packed = packed
@@ -288,17 +291,6 @@ class PackedMethod:
         if isinstance(x, ArrivingNorm):
             return x.multiplied(self.multiply)
         return self.packed(divided(x), self._bias)
-
-    def add_and_norm(
-        self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
-    ) -> None:
-        return None
-
-    def silu_and_mul(self, x: Normed) -> None:
-        return None
-
-    def takes_fp8(self, num_rows: int) -> bool:
-        return False
 
     def ordered(self) -> PackedMethod | None:
         """By the loops alone."""
