@@ -38,7 +38,7 @@ def page(findings: Findings, prompt_of: Callable[[Difference], str], text_of: Ca
         "",
         f"{findings.machine}. {findings.num_prompts} prompts, {findings.num_tokens} greedy tokens each.",
         "",
-        "| Headrace's answers | equal to `generate` | of the others, near-ties | logprobs off by at most | mean |",
+        "| Headrace's answers | equal to `generate` | near-ties among the others | largest logprob error | mean |",
         "|---|---|---|---|---|",
     ]
     for name, found in findings.comparisons.items():
@@ -54,9 +54,9 @@ def page(findings: Findings, prompt_of: Callable[[Difference], str], text_of: Ca
     lines += _searched(findings.searches)
     lines += [
         "",
-        "A near-tie: by transformers' own logprobs the two tokens are no farther apart than twice what any logprob of "
-        f"the other prompts is off by between the two (at most {findings.most_by_rounding:g}). Rounding may decide "
-        "there, and it does so by the number of rows in a batch too.",
+        "A near-tie: by transformers' own logprobs the two tokens are no farther apart than twice the largest logprob "
+        f"error of the other prompts (which counts as {findings.most_by_rounding:g} nats at most). Rounding may decide "
+        "there. It also depends on the number of rows in a batch.",
     ]
     if not all(found.is_rounding for found in findings.comparisons.values()):
         lines += ["", f"**Logprobs are off by more than {findings.most_by_rounding:g} nats: that is no rounding.**"]
@@ -88,7 +88,10 @@ def _differences(
     if not differences:
         return []
     lines = ["", f"## First differences, {name}", ""]
-    lines += ["| prompt | token | behind | Headrace | transformers | nats apart | |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        "| prompt | token | after the text | Headrace | transformers | nats apart | |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for each in differences[:_MOST_DIFFERENCES]:
         behind = _code(prompt_of(each)[-_TEXT_BEFORE:])
         verdict = "near-tie" if each.is_near_tie else "**not a near-tie**"

@@ -41,7 +41,7 @@ def _with_table(text: str, runs: Sequence[FamilyRun]) -> str:
     before, _, rest = text.partition(_BEGIN)
     num_equal = sum(run.is_equal for run in runs)
     head = (
-        f"Of {len(runs)} families {num_equal} are served with the text of `generate`.\n\n"
+        f"Of {len(runs)} families, {num_equal} are served and give the text of `generate`.\n\n"
         f"| family | architecture | served by | {MAX_TOKENS} greedy tokens in fp32 |\n|---|---|---|---|\n"
     )
     return f"{before}{_BEGIN}\n{head}{''.join(_row(run) + chr(10) for run in runs)}{_END}{rest.partition(_END)[2]}"
