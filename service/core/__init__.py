@@ -1,3 +1,3 @@
-"""The nouns: request, sequence, plan, result, events, statistics, clock; and a warning that cannot fill the log.
+"""The nouns: request, sequence, plan, result, events, statistics, clock; and a rate-limited warning.
 
 Standard library only; imported by all."""

@@ -1,4 +1,4 @@
-"""What an iteration does to whole blocks beside computing: copies, and transfers between device and host."""
+"""What an iteration does to whole blocks besides computing: copies, and transfers between device and host."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from service.core.training import Arena
 
 
 class BlockCopy(NamedTuple):
-    """Copy one block's keys and values, all layers, before the iteration writes (copy-on-write)."""
+    """Copy a block's keys and values of all layers, before the iteration writes (copy-on-write)."""
 
     source: int
     destination: int
 
 
 class Transfer(NamedTuple):
-    """Blocks that move between device and host beside the computation: device_blocks[i] <-> host_blocks[i].
+    """Move blocks between device and host, beside the computation: device_blocks[i] <-> host_blocks[i].
 
-    It starts after everything that earlier plans compute. Until the executor says that it has finished, no plan writes
-    its blocks on either side, nor reads those that it fills. Blocks that are being swapped out may be read, and
-    moved once more: sequences that share a prefix may leave one after another.
+    It starts after everything that earlier plans compute. Until the executor reports it finished, no plan writes its
+    blocks on either side, nor reads the blocks that it fills. Blocks that are being swapped out may still be read, and
+    even swapped out by a second transfer: sequences that share a prefix may be preempted one after the other.
     """
 
     transfer_id: int
@@ -36,7 +36,7 @@ def check_moves(
     adapter_loads: Sequence[AdapterLoad],
     arena: Arena | None,
 ) -> None:
-    """Raise AssertionError where two of one plan's meet in a block. arena: of the training that has a share of it."""
+    """Raise AssertionError if moves of one plan conflict. arena: that of the plan's training share, if any."""
     copied = [copy.destination for copy in copies]
     destinations = set(copied)
     assert len(destinations) == len(copied), "a block is the destination of one copy"

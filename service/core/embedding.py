@@ -1,30 +1,30 @@
-"""A prompt's embedding: one vector made of its hidden states, as a model that was trained for it says."""
+"""Embeddings: one vector per prompt, pooled from its hidden states in the way that the model was trained for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-if TYPE_CHECKING:  # a start's checks read the configuration, in a fraction of a second
+if TYPE_CHECKING:  # the checks at start read this module, and should not pay for importing numpy
     import numpy as np
     import numpy.typing as npt
 Pooling = Literal["last", "mean"]
-"""Which hidden states of the last layer, behind its norm: that of the last token, or the mean of all."""
+"""Which hidden states (of the last layer, after the final norm): the last token's, or the mean over all tokens."""
 
 Vector: TypeAlias = "npt.NDArray[np.float32]"
 
-_LEAST_NORM = 1e-12  # as sentence-transformers divides
+_LEAST_NORM = 1e-12  # the same as in sentence-transformers
 
 
 def pooled(pooling: Pooling, states: Vector, num_tokens: int) -> Vector:
-    """states: the sum of the hidden states that are pooled, of a prompt of so many tokens."""
+    """The pooled vector. states: sum of the hidden states to pool. num_tokens: length of the prompt."""
     return (states / num_tokens).astype(states.dtype, copy=False) if pooling == "mean" else states
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedderConfig:
-    """size: numbers of a whole vector. normalizes: vectors have the length 1. dimensions: the sizes that a vector may
-    be cut to, its first numbers being the most telling (Kusupati et al. 2022, Matryoshka representations); (): any.
+    """size: elements of a full vector. normalizes: vectors have length 1. dimensions: the sizes to which a vector may
+    be truncated (Matryoshka representations, Kusupati et al. 2022); (): any.
     """
 
     pooling: Pooling
@@ -33,7 +33,7 @@ class EmbedderConfig:
     dimensions: tuple[int, ...] = ()
 
     def finished(self, pooled: Vector, size: int | None) -> Vector:
-        """The vector that a client is given. pooled: hidden states, pooled. size: that it is cut to; None: whole."""
+        """The vector for the client, float32. pooled: as `pooled` returns it. size: to truncate to; None: full."""
         vector = pooled[:size]
         if self.normalizes:
             vector = vector / max(float(vector @ vector) ** 0.5, _LEAST_NORM)

@@ -1,4 +1,4 @@
-"""What a stream receives: of the prompt what was asked for, tokens, then exactly one final event.
+"""The events of a stream: what was asked for about the prompt, then tokens, then exactly one final event.
 
 Immutable; they cross threads.
 """
@@ -26,9 +26,9 @@ class Outcome(StrEnum):
 
 
 class TokenEvent(NamedTuple):
-    """Choice `choice_index` got `token_id`; `finish_reason` is set on the choice's last token.
+    """Choice `choice_index` got `token_id`. `finish_reason` is set on the choice's last token.
 
-    A token that ends the choice by being a stop token is delivered too, with reason `stop`. logprobs: if asked for.
+    A stop token that ends the choice is delivered too, with reason `stop`. logprobs: None unless asked for.
     """
 
     choice_index: int
@@ -38,16 +38,16 @@ class TokenEvent(NamedTuple):
 
 
 class PromptEvent(NamedTuple):
-    """The prompt is computed and its logprobs were asked for: one entry for each of its tokens but the first.
+    """The prompt's logprobs, if asked for: one entry per prompt token except the first.
 
-    Comes once, before every token.
+    Comes once, before all tokens.
     """
 
     logprobs: tuple[TokenLogprobs, ...]
 
 
 class PooledEvent(NamedTuple):
-    """The prompt's hidden states, pooled. Comes once, before the final event, of a request that asked for them."""
+    """The prompt's pooled hidden states, if asked for. Comes once, before the final event."""
 
     vector: Vector
 
@@ -65,37 +65,37 @@ class FinalEvent:
 
 
 StreamEvent = int | TokenEvent | PromptEvent | PooledEvent | FinalEvent
-"""An int is the id of a token after which its request's only choice goes on, and of which nothing else is to be told.
-Nearly all events are that, so they cost no object."""
+"""An int is a plain token: the next token id of a request with one choice, which goes on and has nothing else to
+report. Nearly all events are plain tokens, so they cost no object."""
 
 Addressed = tuple[str, StreamEvent]
-"""An event and the id of the request that it is for."""
+"""(request id, event)."""
 
 
 class BatchTokens(NamedTuple):
-    """What an iteration of the decode batch has to tell: one plain token for each of its requests. request_ids: as long
-    as the batch is the same, the same object. token_ids: one for each."""
+    """The plain tokens of one iteration of the decode batch: token_ids[i] is for request_ids[i]. While the batch has
+    the same members, `request_ids` is the same object."""
 
     request_ids: Sequence[str]
     token_ids: tuple[int, ...]
 
 
 News = Addressed | BatchTokens
-"""What crosses to the event loop."""
+"""What the engine thread sends to the event loop."""
 
 
 class Outbox(list[News]):
-    """What is still to be sent, in order. Engine thread only."""
+    """Events still to be sent, in order. Engine thread only."""
 
     def take(self) -> list[News]:
-        """All of it, once."""
+        """Remove and return all of them."""
         taken = list(self)
         self.clear()
         return taken
 
 
 def one_by_one(news: Iterable[News]) -> Iterator[Addressed]:
-    """The same events, each by itself, in order."""
+    """The same events in the same order, with each BatchTokens split into (request id, token id) pairs."""
     for each in news:
         if isinstance(each, BatchTokens):
             yield from zip(each.request_ids, each.token_ids, strict=True)

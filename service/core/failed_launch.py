@@ -1,4 +1,4 @@
-"""In the place of an iteration that could not be launched."""
+"""A stand-in for an iteration that could not be launched."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from service.core.iteration import IterationResult
 
 
 class FailedLaunch:
-    """A PendingIteration (service/engine/ports.py): `wait` raises the fault in its turn, as that of an
-    iteration that ran."""
+    """A PendingIteration (service/engine/ports.py) whose `wait` raises the fault, in launch order like any other."""
 
     def __init__(self, fault: Exception) -> None:
         self._fault = fault

@@ -1,6 +1,6 @@
-"""Output that must match a grammar: what is asked for, and what stands behind it, as Protocols.
+"""Output that must match a grammar: the specification, and Protocols for what enforces it.
 
-`service/structured` implements them; the engine and the API know no more than this.
+`service/structured` implements them; engine and API see only these Protocols.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Literal, Protocol
 from service.errors import InvalidRequest
 
 STANDARD_WHITESPACE = r"( |\r?\n[ \t]{0,40})?"
-"""Between two tokens of JSON: nothing, a space, or a new line and its indentation.
+"""What may stand between two tokens of JSON: nothing, a space, or a newline with indentation.
 
-JSON allows any white space, and a model that has lost its way writes it without end; bounded, it has to go on.
+JSON allows any amount of white space, and a model that has lost its way would produce it without end.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What the output must be.
+    """What the output must match.
 
-    kind, source: `json_schema`, the schema as JSON text; `regex`, a pattern for the whole output; `choice`, a JSON
-        list of texts; `grammar`, a client's Lark or GBNF; `lark`, our own.
-    param: the request field that asked for it, to be named in refusals.
-    whitespace: for a schema, a pattern of what may stand between its tokens; None: the standard; empty: nothing.
+    kind, source: `json_schema`: a schema as JSON text; `regex`: a pattern for the whole output; `choice`: a JSON list
+        of strings; `grammar`: Lark or GBNF from a client; `lark`: our own Lark.
+    param: the request field that it came from, for error messages.
+    whitespace: for a schema, a pattern for what may stand between tokens; None: STANDARD_WHITESPACE; empty: nothing.
     """
 
     kind: Literal["json_schema", "regex", "choice", "grammar", "lark"]
@@ -36,19 +36,19 @@ class GrammarSpec:
 
 
 class Reasoning(Enum):
-    """Whether a model that thinks may do so before the grammar begins."""
+    """Whether the model may think (produce reasoning) before the grammar applies."""
 
     NONE = auto()
-    MAY_BEGIN = auto()  # it opens the reasoning itself, or answers at once
-    BEGUN = auto()  # the prompt has opened it
+    MAY_BEGIN = auto()  # the model may open the reasoning itself, or answer at once
+    BEGUN = auto()  # the prompt ends inside the reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
     """How long a model may think.
 
-    num_tokens: of reasoning that may come; then it is ended. think, end_think: ids that begin and end it. is_thinking:
-    the prompt has begun it. think is None where only a prompt does.
+    num_tokens: reasoning is ended after so many tokens. think, end_think: ids that begin and end it; think is None if
+    only a prompt can begin it. is_thinking: the prompt has begun it.
     """
 
     num_tokens: int
@@ -58,29 +58,29 @@ class ThinkingBudget:
 
 
 class Matcher(Protocol):
-    """Where one sequence stands in its grammar. Engine thread only."""
+    """The position of one sequence in its grammar. Engine thread only."""
 
     @property
     def allows_anything(self) -> bool:
-        """Whether the next token may be any, so that it needs no mask. Does not change state."""
+        """Whether every token is allowed next, so that no mask is needed. Does not change state."""
         ...
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token. False: it does not fit, or the grammar has outgrown its limits; nothing follows then."""
+        """Advance by a token. False if it does not match, or if the grammar exceeds its limits; do not go on then."""
         ...
 
     @property
     def refusal(self) -> InvalidRequest | None:
-        """What the client is told after `accept` was False, if it was the grammar's fault; None: it was ours."""
+        """After `accept` returned False: the error for the client if the grammar was at fault; None if we were."""
         ...
 
     @property
     def is_finished(self) -> bool:
-        """Whether the text is complete and nothing can follow. Does not change state."""
+        """Whether the output is complete and nothing may follow. Does not change state."""
         ...
 
     def fork(self) -> Matcher:
-        """Another sequence at the same place."""
+        """A copy at the same position, for another sequence."""
         ...
 
 
@@ -89,43 +89,43 @@ class Grammar(Protocol):
 
     @property
     def follows_reasoning(self) -> bool:
-        """Whether the model may think first; else the grammar holds from the first token on."""
+        """Whether the model may think first. If not, the grammar applies from the first token on."""
         ...
 
     def start(self) -> Matcher: ...
 
 
 class Grammars(Protocol):
-    """Compiles what requests ask for. Event-loop thread; the work is done elsewhere."""
+    """Compiles the grammars of requests. Event-loop thread; the work itself is done elsewhere."""
 
     async def compile(self, spec: GrammarSpec, reasoning: Reasoning = Reasoning.NONE) -> Grammar:
-        """InvalidRequest that names the field and the keyword if it cannot be honoured."""
+        """Raises InvalidRequest, naming field and keyword, if the specification is invalid or not supported."""
         ...
 
     def limited(self, grammar: Grammar | None, budget: ThinkingBudget) -> Grammar:
-        """The grammar behind reasoning that is ended when the budget is spent; None: any text behind it."""
+        """A grammar for reasoning of at most `budget.num_tokens` tokens, then `grammar`; None: then any text."""
         ...
 
 
 class TokenMasks(Protocol):
-    """What the draws of one iteration may be; perhaps still being computed."""
+    """Which ids the draws of one iteration may give. May still be in computation."""
 
     @property
     def rows(self) -> Sequence[int]:
-        """One entry a draw, in the plan's order: its row of `wait`, or -1: it may be anything."""
+        """One entry per draw, in the plan's order: its row in `wait`'s result; -1: any id is allowed."""
         ...
 
     def wait(self) -> memoryview:
-        """[number of masks, ceil(vocabulary / 32)] int32, contiguous: bit t % 32 of word t // 32 allows token t.
+        """int32 [number of masks, ceil(vocabulary / 32)], contiguous: bit t % 32 of word t // 32 allows token t.
 
-        Valid until the masks after the next are begun: two iterations may run at once.
+        The second `begin` after this one's may overwrite it: two iterations can be in flight.
         """
         ...
 
 
 class TokenMasker(Protocol):
-    """Computes masks beside the forward pass. Engine thread."""
+    """Computes masks beside the forward pass. Engine thread only."""
 
     def begin(self, matchers: Sequence[Matcher], rows: Sequence[int]) -> TokenMasks:
-        """Masks of these matchers, all different, which stay as they are until `wait` has returned."""
+        """Start to compute one mask per matcher. The matchers are distinct, and must not change until `wait` ends."""
         ...

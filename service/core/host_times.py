@@ -1,4 +1,4 @@
-"""Where the host's time goes: seconds since the process began, by part, after FineInfer's table 1 (section 4.2)."""
+"""Where the host's time goes: seconds per part since the process started, as in FineInfer's table 1 (section 4.2)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class HostTimes:
-    """Each field has one writing thread: the engine's for the first six, the event loop's for the others.
+    """Each field is written by one thread: the first six by the engine's, the others by the event loop's.
 
-    schedule, apply: deciding iterations and applying their results. launch: the forward pass as far as the host does
-    it. wait: for the device. device: what the iterations took there, as far as the host sees it. commands: adding and
-    removing requests. tokenize: templates and prompts to ids, in threads too. detokenize: ids to text, stop strings and
-    tool calls. sse: frames, and their way into the socket.
+    schedule, apply: deciding iterations and applying their results. launch: the host's part of the forward pass. wait:
+    for the device. device: duration of iterations on the device, as seen from the host. commands: adding and removing
+    requests. tokenize: templates and tokenization, including what runs in other threads. detokenize: ids to text, stop
+    strings and tool calls. sse: building event frames and writing them to the socket.
     """
 
     schedule: float = 0.0
@@ -30,9 +30,9 @@ class HostTimes:
 
 
 def host_table(times: HostTimes, process_s: float, wall_s: float, num_tokens: int) -> str:
-    """FineInfer's table 1, with the device's time told apart. process_s: CPU seconds of the whole process.
+    """FineInfer's table 1 as text, with the device's time on its own. process_s: CPU seconds of the whole process.
 
-    The parts are elapsed times: one that had to wait for the interpreter seems longer, and `other` shorter.
+    Parts are elapsed times. Waiting for the interpreter lock lengthens them, and so shortens `other`.
     """
     step = times.schedule + times.launch + times.wait + times.apply
     parts = times.schedule + times.launch + times.apply + times.commands

@@ -1,9 +1,9 @@
-"""One iteration as two immutable values: the plan, the scheduler's only message to the executor, and the result, the
-executor's only answer.
+"""One iteration as two immutable values: the plan, which is all that the scheduler sends to the executor, and the
+result, which is all that the executor returns.
 
-The executor keeps, per row, what does not change (parameters) and what grows (block table); the plan carries the
-changes. So a plan is small, and one compact message could carry it to other ranks (ORCA, section 4.1: control messages
-apart from tensors).
+The executor remembers, per row, what is constant (sampling parameters) and what grows (the block table); a plan carries
+only the changes. So a plan is small enough to be sent to other ranks as one compact message (ORCA, section 4.1: control
+messages apart from tensors).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from service.core.training import TrainingOutcome, TrainingShare
 Int64Array = npt.NDArray[np.int64]
 
 INVALID_TOKEN_ID = -1
-"""Stands for a draw that failed (logits not finite); it ends the one request that it belongs to."""
+"""In place of an id whose draw failed (the logits were not finite). Ends the request that it belongs to, no other."""
 
 
 _NONE: Int64Array = np.empty(0, np.int64)
 
 
 class GrownTables(NamedTuple):
-    """Block tables that got longer by one block each, as columns of equal length: the table of the decode at `places`
-    has `block_ids` at index `table_starts`. A decode that got several blocks stands there as often."""
+    """Block tables that grew, as columns of equal length. For each i, the table of the decode at places[i] gets
+    block_ids[i] at index table_starts[i]. A decode that got several blocks has several entries."""
 
     places: Int64Array
     table_starts: Int64Array
@@ -42,14 +42,14 @@ class GrownTables(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduledDecodes:
-    """D sequences that go on decoding, as columns: an array entry is all that the executor has to be told of each.
+    """D decodes as columns: one array entry per decode is all that the executor has to be told.
 
-    Every one was a ScheduledSequence before. It computes `num_new_tokens` tokens, 1 as long as no more than one is
-    accepted at a time, from position `num_computed_tokens` on. They are pending, and it draws one id behind them.
+    Each sequence was scheduled as a ScheduledSequence before. It computes `num_new_tokens` tokens (usually 1) from
+    position `num_computed_tokens` on, whose ids only the executor knows yet, and draws one id after them.
 
-    version: in plans of the same version `sequence_ids`, `rows` and `seeds` are the same, and each decode computes the
-        tokens behind those that it computed in the plan of that version before.
-    num_tokens: of all. grown: the changes of their block tables.
+    version: plans with equal versions have equal `sequence_ids`, `rows` and `seeds`, and each decode continues where
+        the previous plan of that version ended.
+    num_tokens: sum of num_new_tokens. grown: block tables that got new blocks.
     """
 
     version: int
@@ -71,23 +71,22 @@ NO_DECODES = ScheduledDecodes(0, _NONE, _NONE, _NONE, _NONE, _NONE, 0, NOTHING_G
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """One iteration, in the order: release, load adapters, copy, compute, sample; transfers run beside that. Or layer
-    steps of a training, behind copies that make room for them, and nothing else.
+    """One iteration: release, load adapters, copy, compute, sample, in this order, with transfers running beside it.
+    Or layer steps of a training, after the copies that make room for them, and nothing else.
 
-    scheduled: sequences that are told one by one: chunks of prompts, and decodes of which there is more to tell than
-        ScheduledDecodes has room for.
-        One that stands there several times, one item behind the other, computes drafts: every item but the first is a
-        token that may follow, and each draws an id as if it did. What an item with a wrong token, and those behind it,
-        have drawn and cached is to be forgotten.
-    decodes: all other decodes. In the batch, and in the result, they stand before `scheduled`.
-    released: rows of sequences that have finished, were aborted or preempted: what the executor remembers of them it
-        may forget. It may never have seen some of them. A row may be used again, in this plan or a later one.
-    copies: destinations are distinct, and none is the source of another.
-    transfers: no device block is filled twice, or filled while it moves to the host; nor is a host block filled twice.
+    scheduled: sequences described one by one: prompt chunks, and decodes that need more than a ScheduledDecodes row.
+        A sequence with drafts (speculative decoding) has several consecutive items: the first computes its last token,
+        each other one a draft token, and each item draws an id as if its token were right. If a draft is wrong,
+        whatever that item and later ones drew and cached is to be discarded.
+    decodes: all other decodes. In the batch and in the result they come before `scheduled`.
+    released: rows of sequences that finished, were aborted or were preempted; the executor may forget them. It may
+        never have seen some of them. A row may be reused in this plan or a later one.
+    copies: all destinations are different, and none of them is a source.
+    transfers: no block is filled twice, on either side, and no device block is filled while it moves to the host.
     awaits_transfer: nothing can run before some transfer has finished; the executor may wait for one.
-    masks: which ids the draws may give, where grammars restrict them; to be waited for as late as possible.
-    adapter_loads: adapters that are new on the device, each in another slot.
-    training: layer steps of one. Its arena is written and read by nothing else, but for copies out of it.
+    masks: the ids that draws may give, where grammars restrict them. Wait for them as late as possible.
+    adapter_loads: adapters to copy to the device, each to a different slot.
+    training: layer steps of one training. Nothing else writes its arena; only `copies` may read from it.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
@@ -132,7 +131,7 @@ class IterationPlan:
 
     @property
     def num_sequences(self) -> int:
-        """A draft counts as a sequence, as which it is computed."""
+        """Sequences in the batch. Each draft counts as one more."""
         return len(self.decodes) + len(self.scheduled)
 
     @property
@@ -141,7 +140,7 @@ class IterationPlan:
 
     @property
     def num_draws(self) -> int:
-        """Ids that are drawn."""
+        """How many ids are drawn."""
         return len(self.decodes) + sum(map(len, map(SAMPLES, self.scheduled)))
 
     @property
@@ -150,9 +149,10 @@ class IterationPlan:
 
 
 class FinishedTransfer(NamedTuple):
-    """A transfer whose copies are done. seconds: how long they took, from the end of those that were started before
-    them in the same plan; None where nobody measured it. is_first: of its plan, and nothing else kept it from beginning
-    at once, so that waiting for its launch is part of these seconds."""
+    """A transfer whose copies are done.
+
+    seconds: how long they took, counted from the end of the plan's transfers started before it; None if not measured.
+    is_first: it was its plan's first and could start at once, so `seconds` includes the delay of its launch."""
 
     transfer_id: int
     seconds: float | None
@@ -160,11 +160,11 @@ class FinishedTransfer(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """Log probabilities at one position, by the model alone: before penalties, masks and temperature.
+    """Log probabilities at one position, of the plain model output: before penalties, masks and temperature.
 
-    chosen: of the token that is there. top: (id, logprob) of the most probable tokens, the best first, as many as
-    were asked for, or of the tokens that were asked for, in that order. rank: 1 for the most probable; known of prompt
-    tokens only.
+    chosen: of the actual token. top: (id, logprob) pairs: the most probable tokens, best first, as many as asked for;
+    or the tokens that were asked for, in the order of the request. rank: of the actual token, 1 for the most probable;
+    set for prompt tokens only.
     """
 
     chosen: float
@@ -174,15 +174,14 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """token_ids: the drawn ids, aligned with the plan's samples in order of `scheduled`, then of `samples`.
-
-    finished_transfers: transfers, of this or earlier plans, that are known to have finished; each once.
+    """token_ids: the drawn ids: of `decodes`, then of `scheduled`; each in the plan's order, items by their `samples`.
+    finished_transfers: transfers, of this plan or earlier ones, now known to have finished; each is reported once.
     logprobs: aligned with token_ids, None for draws that did not ask; empty if none did.
-    prompt_logprobs: (sequence id, one entry a target) of the scheduled sequences that have targets.
-    pooled: (sequence id, sum of hidden states) of the scheduled sequences that pool some.
+    prompt_logprobs: (sequence id, one entry per target), for scheduled sequences with targets.
+    pooled: (sequence id, sum of hidden states), for scheduled sequences with num_pooled.
     is_replayed: the model's step was one CUDA graph.
-    compute_s: seconds that the device computed, by its own clock; None if it has none, or nothing was computed.
-    training: what came of the plan's share.
+    compute_s: seconds of computation by the device's own clock; None without such a clock, or if nothing was computed.
+    training: the outcome of the plan's training share.
     """
 
     token_ids: tuple[int, ...]

@@ -1,9 +1,9 @@
-"""Layers that keep their keys and values in the same blocks: one group, where all layers see alike, else several.
+"""Layer groups: which layers share KV blocks. One group if all layers see alike, else several.
 
-Where some layers see a sliding window and others everything, a block that held all layers could never be given back.
-So layers that see alike form groups of equally many, a block holds tokens of one group's layers, and a block table has
-an entry for each group. All blocks are of one size and of one pool, whatever group takes them (vLLM's hybrid KV cache
-manager; Jenga, Zhang et al. 2025, cuts blocks of several sizes out of larger ones instead).
+If some layers have a sliding window and others full attention, a block that held all layers could never be freed. So
+layers that see alike are divided into groups of equal size. A block holds tokens of one group's layers, and a block
+table has an entry per group. All blocks have the same size and come from one pool, whichever group uses them (as in
+vLLM's hybrid KV cache manager; Jenga, Zhang et al. 2025, instead cuts blocks of several sizes out of larger ones).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from itertools import count
 from typing import NamedTuple
 
 MOST_GROUPS = 8
-"""Each costs entries in tables and slots for every token of a step."""
+"""Every group costs table entries, and a slot for every token of a step."""
 
 
 class TableGroups(NamedTuple):
-    """A table has for each block_size tokens a unit of so many entries: one of each group whose layers see everything,
-    then one of each group whose layers see a window."""
+    """Shape of a block table: per block_size tokens one unit of `size` entries, first those of the groups with full
+    attention, then those of the groups with a sliding window."""
 
     num_full: int = 1
     num_windowed: int = 0
@@ -33,15 +33,15 @@ ALL_SEE_A_WINDOW = TableGroups(0, 1)
 
 
 def one_group(window: int | None) -> TableGroups:
-    """Of layers that all see through this window, or everything."""
+    """For layers that all have this window; None: full attention."""
     return ALL_SEE_ALL if window is None else ALL_SEE_A_WINDOW
 
 
 class LayerGroups(NamedTuple):
-    """group_of: of each layer, as the tables have them. layers_each: in a block; of some groups there may be fewer.
+    """group_of: the group of each layer. layers_each: layers per block; some groups may have fewer.
 
-    Of a pipeline stage its own layers; tables and layers_each are all stages', so that a block id means the same in
-    each. Some of a stage's groups may have no layer there."""
+    In a pipeline stage, `group_of` lists its own layers, while tables and layers_each are the same in all stages, so
+    that a block id means the same everywhere. A stage may have no layer of some group."""
 
     tables: TableGroups
     layers_each: int
@@ -61,12 +61,12 @@ class LayerGroups(NamedTuple):
         num_stages: int = 1,
         stage: int = 0,
     ) -> LayerGroups:
-        """windows: each layer's, of all stages, which have equally many; one of `longest` tokens, the most that a
-        sequence has, is none. is_parted: unless all see alike, there are several groups.
+        """windows: per layer of all stages (which have equally many), its window or None; one of `longest` tokens (the
+        longest sequence) or more counts as None. is_parted: make several groups if layers differ.
 
-        Of all sizes that a group may have it is the one with the fewest places held for all tokens, then with the
-        fewest places that no layer fills, then with the fewest groups: by the stage that has most layers of a kind. It
-        is one group if stages that differ would hold no less for all tokens.
+        The group size is chosen to minimize, in this order: the layer places that hold every token; the layer places
+        that no layer fills; the number of groups. With several stages, the stage with the most layers of a kind counts.
+        If several groups would save nothing then, there is only one.
         """
         is_full_anywhere = [window is None or window >= longest for window in windows]
         num_layers = len(windows) // num_stages
@@ -88,5 +88,5 @@ class LayerGroups(NamedTuple):
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """Of each layer: its group, and its place in that group's blocks."""
+        """For each layer: (its group, its index within that group's blocks)."""
         return tuple((group, self.group_of[:layer].count(group)) for layer, group in enumerate(self.group_of))

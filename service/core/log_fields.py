@@ -1,6 +1,6 @@
-"""How a log record says that its line, where lines are JSON, is an object of its own."""
+"""How a log record carries a whole JSON object for its line, when the log is JSON."""
 
 from __future__ import annotations
 
 FIELDS = "fields"
-"""The record's attribute that holds what it says, by name: `extra={FIELDS: {...}}`."""
+"""Name of the record's attribute with the fields of its line: `extra={FIELDS: {...}}`."""

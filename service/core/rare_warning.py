@@ -1,4 +1,4 @@
-"""A warning of what clients can bring about at will, and which therefore must not fill the log."""
+"""A rate-limited warning, for what clients can cause at will: it must not fill the log."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ EVERY_S = 60.0
 
 
 class RareWarning:
-    """Logged once in EVERY_S at most. message: its last `%d` is how often it has come since it was logged before.
-    of_fault: `tell` is called where an exception is handled, whose traceback is logged with it."""
+    """Logged at most once in EVERY_S. message: its last `%d` gets the number of occurrences since it was last logged.
+    of_fault: `tell` is called in an exception handler; the traceback is logged, too."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class RareWarning:
         self._told_s = -math.inf
 
     def tell(self, *args: object) -> None:
-        """It has come once more. args: of the message, before its last."""
+        """It occurred again. args: for all placeholders of the message but the last."""
         self._num_untold += 1
         if self._now_s() - self._told_s > EVERY_S:
             self._logger.warning(self._message, *args, self._num_untold, exc_info=self._of_fault)

@@ -11,7 +11,7 @@ from service.core.sampling_params import SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended by itself."""
+    """Why a sequence ended normally."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -19,18 +19,18 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and how to continue it.
+    """A prompt and how to continue it.
 
     request_id: unique in the process; made by the service, never taken from a client.
-    prompt_token_ids: at least one id, each inside the vocabulary.
+    prompt_token_ids: at least one id; each is inside the vocabulary.
     arrival_s: when it was received, on the engine's clock.
     cache_salt: requests with different salts never share cached prefixes.
-    priority: higher goes first where the scheduling policy heeds it.
-    client: name of the API key that sent it; shares are counted by it. Never a label of a metric.
+    priority: higher goes first, if the scheduling policy uses priorities.
+    client: name of the API key that sent it, for fair shares. Never a label of a metric.
     grammar: what every choice's output must match; None: anything. A choice ends when nothing can follow.
-    is_background: gives way to all that are not: it is a line of a batch.
-    adapter: whose weights are added to the model's; None: the model as it is.
-    start_within_s: it is of no use if its first iteration comes later than this after its arrival; None: whenever.
+    is_background: gives way to all requests that are not (it is a line of a batch job).
+    adapter: LoRA adapter to apply; None: the base model.
+    start_within_s: fail the request if its first iteration comes later than this after arrival; None: no such limit.
     """
 
     request_id: str
@@ -51,28 +51,28 @@ class Request:
 
     @property
     def prefix_salt(self) -> str:
-        """Keeps cached prefixes apart: by the client's salt, by the weights that compute them, and by how they are
-        computed."""
-        # A digest has no colon and no equals sign, so no salt that a client chooses can look like another's.
+        """Keeps cached prefixes apart: by the client's salt, by the weights that compute them, and by whether they are
+        computed deterministically."""
+        # A digest has no colon and no equals sign, so no salt that a client chooses can imitate another combination.
         how = "=" if self.sampling.deterministic else ""
         return f"{how}{'' if self.adapter is None else self.adapter.digest}:{self.cache_salt}"
 
     @property
     def needs_ids_on_host(self) -> bool:
-        """Whether the host must know the last id before the next can be drawn: then its iterations do not overlap."""
+        """Whether the host must know the last id before the next can be drawn. Its iterations do not overlap then."""
         sampling = self.sampling
         return self.grammar is not None or sampling.beam is not None or sampling.needs_ids_on_host
 
     @property
     def may_draft(self) -> bool:
-        """Whether tokens may be computed before they are drawn: it has one choice, and where a wrong one was computed
-        nothing remembers it but its slot in the cache."""
+        """Whether it may have drafts (speculative decoding): it has one choice, and computing a wrong token leaves no
+        trace except a cache slot that is overwritten."""
         return self.sampling.num_sequences == 1 and not (self.needs_ids_on_host or self.sampling.has_penalties)
 
     @property
     def max_num_tokens(self) -> int:
         """The longest that one of its sequences can become, prompt included.
 
-        A prompt that nothing follows counts as if one token did: all of it is computed.
+        With max_tokens = 0 it is as for 1, so that the whole prompt is computed.
         """
         return len(self.prompt_token_ids) + max(1, self.sampling.max_tokens)

@@ -1,4 +1,4 @@
-"""What happened to one request, for its trace: waits and their reasons, prompt chunks. Bounded; engine thread only."""
+"""History of one request for its trace: waits and their reasons, prompt chunks. Bounded; engine thread only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ MAX_WAITS_KEPT = 16
 MAX_CHUNKS_KEPT = 32
 
 WaitReason = Literal["iteration", "sequences", "tokens", "memory", "adapter", "transfer", "deferral"]
-"""What was exhausted when the scheduler last left the request waiting: the sequences or the tokens of an iteration, KV
-blocks (`memory`), a slot or KV blocks for its adapter, which is not on the device (`adapter`), or blocks still being
-copied between device and host (`transfer`). `deferral`: nothing was; a training went first, within the deferral bound.
-`iteration`: nothing was; the request arrived while an iteration ran."""
+"""Why the scheduler last left the request waiting. `sequences`, `tokens`: the iteration's limits were reached.
+`memory`: not enough KV blocks. `adapter`: no slot or KV blocks for its adapter, which is not on the device. `transfer`:
+its blocks are still being copied. `deferral`: a training went first, within the deferral bound. `iteration`: nothing
+was short; it arrived while an iteration ran."""
 
 
 class Wait(NamedTuple):
@@ -22,15 +22,15 @@ class Wait(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Several tokens that one iteration computed: a part of the prompt, or of what a preemption had dropped."""
+    """Two or more tokens computed by one iteration: part of the prompt, or of what a preemption had dropped."""
 
     at_s: float
     num_tokens: int
 
 
 class RequestJournal:
-    """`waits` and `chunks` are the last ones; `num_chunks` counts all. Seconds on the engine's clock. num_drafted,
-    num_accepted: draft tokens that were computed for it, and those of them that were right."""
+    """`waits` and `chunks` keep the last entries; `num_chunks` counts all. Seconds on the engine's clock. num_drafted,
+    num_accepted: draft tokens computed for it, and how many of them were right."""
 
     __slots__ = ("_num_drawing", "_waiting_since_s", "chunks", "num_accepted", "num_chunks", "num_drafted", "waits")
 
@@ -47,19 +47,18 @@ class RequestJournal:
         self.waits.append(Wait(self._waiting_since_s, now_s, waited_for))
 
     def note_pause(self, now_s: float) -> None:
-        """It is preempted and waits again."""
+        """The request is preempted and waits again."""
         self._waiting_since_s = now_s
 
     def note_chunk(self, now_s: float, num_tokens: int, *, draws: bool) -> None:
-        """An iteration computes `num_tokens` tokens of the request. draws: it then draws the next one, too."""
+        """An iteration computes `num_tokens` tokens of it. draws: and then draws the next one."""
         self.num_chunks += 1
         self._num_drawing += draws
         self.chunks.append(Chunk(now_s, num_tokens))
 
     def num_iterations(self, num_tokens_of_longest: int) -> int:
-        """How many iterations computed a part of it. num_tokens_of_longest: output tokens of its longest choice.
+        """How many iterations computed some of it. num_tokens_of_longest: output tokens of its longest choice.
 
-        Every iteration that is no chunk computes one token and draws the next, so it need not be counted by itself;
-        with drafts that were right it draws as many more.
+        Other iterations than chunks need not be recorded: each draws one token, and one more per right draft.
         """
         return self.num_chunks + max(0, num_tokens_of_longest - self._num_drawing - self.num_accepted)

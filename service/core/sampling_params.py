@@ -1,4 +1,4 @@
-"""How a request's next tokens are chosen and when its sequences end: checked values, never wire shapes."""
+"""How a request's tokens are chosen and when its sequences end: checked values, never wire shapes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from service.core.embedding import Pooling
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """Beam search instead of drawing, as Hugging Face's `generate` does it.
+    """Beam search in place of drawing, as in Hugging Face's `generate`.
 
-    width: beams, >= 2. length_penalty: finished beams are compared by their sum of log probabilities over
-    length ** length_penalty. early_stopping: True ends with the width-th finished beam, False once no beam seems able
-    to become better than those, "never" once none can be. num_logprobs: as of SamplingParams, for the beams that are
-    shown.
+    width: number of beams, >= 2. length_penalty: finished beams are ranked by (sum of log probabilities) /
+    length ** length_penalty. early_stopping: True: end once `width` beams have finished; False: end once no beam seems
+    able to beat these; "never": end once none can. num_logprobs: as in SamplingParams, for the returned beams.
     """
 
     width: int
@@ -26,35 +25,34 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Validated in `api`; nothing behind it checks again.
+    """Validated in `api`; nothing after that checks again.
 
-    max_tokens: tokens each choice may generate.
+    max_tokens: how many tokens each choice may generate. 0: compute the prompt and draw nothing.
     n: choices (sequences) of the request, >= 1. Choice i draws with `seed + i`.
     temperature: >= 0; 0 is greedy (argmax).
     top_p: in (0, 1]; 1 keeps all. top_k: >= 0; 0 keeps all.
-    seed: int64; always set (`api` draws one when the client gives none). A draw is a function of
-        (seed, position) alone, so it does not depend on what else is in the batch.
-    stop_token_ids: ids that end a sequence with reason `stop`; end-of-sequence ids are among them unless the
-        client asked to ignore them.
-    min_p: in [0, 1]; tokens less than min_p times as probable as the best are dropped; 0 keeps all.
-    presence_penalty, frequency_penalty: over generated tokens; 0 for none. repetition_penalty: > 0, over prompt and
-        generated tokens; 1 for none.
+    seed: int64; always set (`api` draws one if the client gives none). A draw is a function of (seed, position)
+        alone, so it does not depend on what else is in the batch.
+    stop_token_ids: ids that end a sequence with reason `stop`. They include the end-of-sequence ids, unless the client
+        asked to ignore these.
+    min_p: in [0, 1]; drops tokens less than min_p times as probable as the most probable one; 0 keeps all.
+    presence_penalty, frequency_penalty: over generated tokens; 0: none. repetition_penalty: > 0, over prompt and
+        generated tokens; 1: none.
     logit_bias: (token id, addend) pairs, each id once.
-    allowed_token_ids: sorted, not empty; nothing else may be drawn. None: anything may.
-    bad_words: sequences of ids that must not be generated; none is empty.
-    min_tokens: tokens generated before a stop_token_id may be drawn.
-    num_logprobs: log probabilities of each drawn token and of this many most probable ones; None: not wanted.
-    logprob_token_ids: instead of the most probable tokens these are told, in this order; num_logprobs is how many.
-    num_prompt_logprobs: the same of the prompt's tokens. The prefix cache is then not asked.
+    allowed_token_ids: the only ids that may be drawn, sorted, not empty. None: any may.
+    bad_words: sequences of ids that must not be generated; each has at least one id.
+    min_tokens: how many tokens must be generated before a stop_token_id may be drawn.
+    num_logprobs: return the log probability of each drawn token, and of this many most probable tokens; None: neither.
+    logprob_token_ids: return the log probabilities of these tokens, in this order, not of the most probable ones;
+        num_logprobs is their number.
+    num_prompt_logprobs: as num_logprobs, for the prompt's tokens. The prefix cache is then not used.
 
-    beam: then nothing is drawn, and n of its beams, at most width, are the choices. num_logprobs is then at least
-        width + the number of stop_token_ids, so that enough of the best next tokens do not end a beam, and no less than
-        the beam's own.
-    deterministic: tokens and log probabilities are to the last bit those that the request has alone.
-    pooling: the prompt's hidden states are wanted, pooled; max_tokens is then 0. With mean, which needs all of them,
-        the prefix cache is not asked.
-
-    max_tokens may be 0: then the prompt is computed and nothing is drawn.
+    beam: beam search; then nothing is drawn, and the choices are the best n <= width beams. num_logprobs must then be
+        at least width + (number of stop_token_ids), so that enough of the top tokens do not end a beam, and at least
+        beam.num_logprobs.
+    deterministic: tokens and log probabilities must be bit-identical to those of the request running alone.
+    pooling: return the prompt's pooled hidden states; max_tokens must be 0. Mean pooling needs all of them, so the
+        prefix cache is then not used.
     """
 
     max_tokens: int
@@ -84,7 +82,7 @@ class SamplingParams:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that run side by side for the request."""
+        """How many sequences run side by side for the request."""
         return self.n if self.beam is None else self.beam.width
 
     @property
@@ -97,7 +95,7 @@ class SamplingParams:
 
     @property
     def looks_back(self) -> bool:
-        """Whether a draw depends on the sequence's earlier ids, or on how many of them were generated."""
+        """Whether a draw depends on the sequence's earlier ids, or on how many were generated."""
         return self.has_penalties or bool(self.bad_words) or self.min_tokens > 0
 
     @property
@@ -107,7 +105,7 @@ class SamplingParams:
 
     @property
     def is_plain(self) -> bool:
-        """Whether temperature, top-k and top-p say everything about the draws, and only the ids are wanted."""
+        """Whether temperature, top-k and top-p fully describe the draws, and nothing but the ids is returned."""
         return not (
             self.looks_back
             or self.min_p

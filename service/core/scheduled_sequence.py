@@ -1,5 +1,5 @@
-"""One sequence of an iteration, told by itself: a chunk of a prompt, or a decode of which there is more to tell than a
-row of `ScheduledDecodes` holds."""
+"""One sequence of an iteration, described individually: a prompt chunk, or a decode that needs more than a row of
+`ScheduledDecodes`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 from service.core.sampling_params import SamplingParams
 
 PENDING_TOKEN_ID = -2
-"""Stands for the id that the sequence drew last, while the host does not know it yet."""
+"""In place of the id that the sequence drew last, while only the executor knows it."""
 
 
 class Sample(NamedTuple):
-    """One id to be drawn from the logits of a scheduled sequence's last token.
+    """Draw one id from the logits of a scheduled sequence's last token.
 
-    sequence_id: the sequence that gets the id (a sibling's, when a prompt's logits serve all n choices).
-    seed: keys the draw together with the position of the new token.
+    sequence_id: the sequence that gets the id; it may be a sibling, since a prompt's logits serve all n choices.
+    seed: together with the new token's position it determines the draw.
     """
 
     sequence_id: int
@@ -24,9 +24,9 @@ class Sample(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What came before the scheduled tokens, for an executor that sees the sequence for the first time.
+    """The tokens before the scheduled ones, for an executor that sees the sequence for the first time.
 
-    token_ids: the ids at positions 0, 1, ..., num_computed_tokens - 1. num_prompt_tokens: of the whole sequence.
+    token_ids: those at positions 0, 1, ..., num_computed_tokens - 1. num_prompt_tokens: of the whole sequence.
     """
 
     token_ids: tuple[int, ...]
@@ -34,22 +34,21 @@ class Past(NamedTuple):
 
 
 class ScheduledSequence(NamedTuple):
-    """One sequence of an iteration, with all that the executor has to be told of it.
+    """One sequence of an iteration, with all that the executor must be told.
 
-    row: where the executor keeps what it remembers of the sequence, >= 1. It is the sequence's from the first plan that
-        has it with table_start 0 until another sequence's is scheduled there so.
+    row: index, >= 1, of the executor's state for the sequence. The row belongs to this sequence from the first plan
+        that has it with table_start 0 until a plan has another sequence there with table_start 0.
     token_ids: the ids to compute, at positions num_computed_tokens, num_computed_tokens + 1, ... The last one may be
-        PENDING_TOKEN_ID: the executor takes the id that the row drew last, any valid id if that draw failed.
-    num_computed_tokens: tokens before them whose keys and values are in the cache.
-    table_start, block_ids: the sequence's block table from index `table_start` on is now `block_ids`; entries
-        before it are as the executor last saw them. A sequence new to the executor has table_start 0.
-        Empty when nothing changed.
-    samples: draws from the last token's logits; empty for a prompt chunk that is not the last.
+        PENDING_TOKEN_ID: the executor takes the id that the row drew last (any valid id if that draw failed).
+    num_computed_tokens: how many tokens before them have keys and values in the cache.
+    table_start, block_ids: from index `table_start` on, the block table is now `block_ids`; earlier entries are
+        unchanged. table_start is 0 for a sequence that is new to the executor. Empty if nothing changed.
+    samples: draws from the last token's logits; empty for a prompt chunk that is not the last one.
     past: given if the sequence is new to the executor and its sampling `looks_back`.
-    targets: if the prompt's logprobs are wanted, the prompt ids at positions num_computed_tokens + 1, ..., which the
-        scheduled tokens predict. At the prompt's end they are one fewer than the scheduled tokens.
-    num_pooled: of the scheduled tokens the last ones, whose hidden states are wanted, as their sum.
-    adapter_slot: of the adapter whose weights it is computed with, 0 for none; as long as it has its row.
+    targets: if prompt logprobs are wanted: the prompt ids at positions num_computed_tokens + 1, ..., which the
+        scheduled tokens predict. In the last chunk there is one target fewer than scheduled tokens.
+    num_pooled: the sum of the hidden states of this many last scheduled tokens is to be returned.
+    adapter_slot: slot of its adapter, 0 for none. Constant while the sequence has the row.
     """
 
     sequence_id: int
@@ -69,4 +68,4 @@ class ScheduledSequence(NamedTuple):
 SEQUENCE_ID, TOKEN_IDS, SAMPLES = (
     itemgetter(ScheduledSequence._fields.index(name)) for name in ("sequence_id", "token_ids", "samples")
 )
-"""Fields of a ScheduledSequence, for `map`: a third of what the attribute costs."""
+"""Fields of a ScheduledSequence, for `map`: a third of the cost of attribute access."""

@@ -1,15 +1,15 @@
-"""One choice of a request: its tokens and how many of them are computed.
+"""One choice of a request: its tokens, and how many of them are computed.
 
-Prefill, decode, chunked prefill and recomputation are one idea: a sequence has tokens, of which
-`num_computed_tokens` have keys and values in the cache; an iteration is given some of the rest. Computing a
-position below `recompute_until` is recomputation: it was computed before a preemption. `block_digests` and
-`num_cached_blocks` are the prefix cache's notes: digests of the first blocks, and how many it has been offered.
+Prefill, decode, chunked prefill and recomputation are one idea: the keys and values of the first `num_computed_tokens`
+tokens are in the cache, and an iteration computes some of the others. Computing a position below `recompute_until` is
+recomputation: it was computed before a preemption. `block_digests` (of the first blocks) and `num_cached_blocks` (how
+many blocks were offered to it) belong to the prefix cache.
 
-What an iteration computes counts as computed from its launch on, and the id that it draws has its place among the
-tokens, as PENDING_TOKEN_ID, until the result is there. `last_iteration` numbers the last launch that it was part of.
-`matcher` stands after the last token, if the output has a grammar; a preemption leaves it as it is.
+Tokens count as computed from the launch of their iteration on, and the drawn id is in `token_ids` as PENDING_TOKEN_ID
+until the result is there. `last_iteration` is the number of the last launched iteration with this sequence. `matcher`,
+if the output has a grammar, is at the position after the last token; a preemption does not change it.
 
-A beam that is computed to its end keeps its `top`, the best next tokens, until those of its siblings are there.
+`top`, only in beam search: a beam's best next tokens, kept until all of its siblings have theirs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.core.scheduled_sequence import PENDING_TOKEN_ID, Sample
 
 
 class Sequence:
-    """Owned by the engine thread; changed only by the scheduler and in the engine's apply."""
+    """Owned by the engine thread; changed only by the scheduler and by the engine's apply."""
 
     __slots__ = (
         "block_digests",
@@ -67,31 +67,31 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated ones, with those that are pending."""
+        """Prompt and generated tokens, including pending ones."""
         return len(self.token_ids)
 
     @property
     def num_tokens_to_cache(self) -> int:
-        """Tokens whose keys and values are wanted: all but a last one, after which nothing comes."""
+        """Tokens whose keys and values are needed: all but the last possible one, which nothing follows."""
         return min(len(self.token_ids), self.max_num_tokens - 1)
 
     @property
     def num_tokens_to_compute(self) -> int:
-        """Of `num_tokens_to_cache`, those that no iteration has been launched for."""
+        """Those of `num_tokens_to_cache` for which no iteration was launched yet."""
         return min(len(self.token_ids), self.max_num_tokens - 1) - self.num_computed_tokens
 
     @property
     def num_output_tokens(self) -> int:
-        """Generated ones, with those that are pending."""
+        """Generated tokens, including pending ones."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def is_drawn_out(self) -> bool:
-        """Whether its last token is drawn, or being drawn: it computes no more."""
+        """Whether its last token was drawn or is being drawn: nothing is left to compute."""
         return len(self.token_ids) >= self.max_num_tokens
 
     def set_drawn(self, position: int, token_id: int) -> None:
-        """The token at `position`, the first whose id is not known, is drawn."""
+        """Store the id drawn for `position`, the first position whose id is not known."""
         if position == len(self.token_ids):
             self.token_ids.append(token_id)
         else:
@@ -100,12 +100,12 @@ class Sequence:
 
     @property
     def num_known_tokens(self) -> int:
-        """Tokens before a draw that failed, or whose id is not known."""
+        """Tokens before the first that is pending or whose draw failed."""
         num_known = len(self.token_ids)
         while self.token_ids[num_known - 1] < 0:
             num_known -= 1
         return num_known
 
     def drop_pending(self) -> None:
-        """Forget draws that failed, or whose ids are not known: the sequence ends before them."""
+        """Remove tokens that are pending or whose draw failed."""
         del self.token_ids[self.num_known_tokens :]

@@ -1,4 +1,4 @@
-"""A request's sequences, its choices or beams: admitted, preempted and ended together (PagedAttention, section 4.5)."""
+"""A request's sequences (choices or beams): admitted, preempted and ended together (PagedAttention, section 4.5)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ class GroupStatus(Enum):
 
 
 class SequenceGroup:
-    """What the engine knows of a request while it lives. Owned by the engine thread.
+    """The engine's state of a live request. Owned by the engine thread.
 
-    The prompt is computed once, by the leader (the first live sequence). Until `is_forked`, the other sequences
-    exist in name only: the prompt's last logits are sampled n times, and they then fork from the leader. Until then
-    their `token_ids` are one list: however many choices a waiting request has, it holds its prompt once.
-    `num_cached_tokens` counts the prompt's tokens that the prefix cache spared it: they were never computed for it.
-    `preemptions` are the last ones of `num_preemptions`. `runs_ahead`: whether an iteration may follow before the ids
-    of the one before it are known. `prompt_logprobs` gathers one entry for each prompt token but the first; None if not
-    wanted, or delivered. `pooled` is the sum of the hidden states so far that are wanted.
+    The prompt is computed once, by the leader (the first live sequence). Until `is_forked` the other sequences have no
+    blocks, and all share one `token_ids` list, so a waiting request holds its prompt once however many choices it has.
+    When the prompt is computed, its last logits are sampled n times and the others fork from the leader.
+
+    num_cached_tokens: prompt tokens taken from the prefix cache, which were never computed for this request.
+    preemptions: the last few of `num_preemptions`. runs_ahead: its next iteration may be launched before the ids of the
+    previous one are known. prompt_logprobs: gathered so far, one per prompt token except the first; None if not wanted
+    or already delivered. pooled: the sum so far of the hidden states to pool.
     """
 
     __slots__ = (
@@ -87,7 +88,7 @@ class SequenceGroup:
 
     @property
     def arrival_order(self) -> int:
-        """Grows with every request that is accepted."""
+        """Increases with every accepted request."""
         return self.sequences[0].sequence_id
 
     @property

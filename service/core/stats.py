@@ -1,4 +1,4 @@
-"""Plain facts of an iteration and of a request, handed to the metrics; seconds are on the engine's clock."""
+"""Plain facts about iterations and requests, handed to the metrics. Seconds are on the engine's clock."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from service.core.request_journal import Chunk, Wait
 
 
 class Prediction(NamedTuple):
-    """What a predictor said, and what was then measured of the same thing.
+    """What a predictor said, and what was then measured.
 
-    iteration: seconds of an iteration that computes prompts, from its launch (or from the end of the iteration before
-    it, if that still ran then) to its end. Two kinds are left out: iterations whose exact end the engine did not see,
-    and those that begin transfers, since launching a transfer takes time, too.
-    recompute: of a preempted request, seconds of the iterations in which it is computed again; predicted is what they
-    would have taken without it, and by how much longer they were to take when it was preempted.
-    swap: seconds that the copies of one transfer took, in one direction.
-    training: seconds of layer steps that one plan had.
-    The prediction rests on everything that was learnt before this measurement (of a recovery, before the preemption),
-    and on nothing of it.
+    iteration: seconds of an iteration with prompt tokens, from its launch (or from the end of the previous iteration,
+        if later) to its end. Left out: iterations whose exact end was not seen, and those that start transfers, since
+        launching these takes time, too.
+    recompute: seconds of the iterations that recompute a preempted request. Predicted: what they would have taken
+        without it, plus what recomputing was predicted to add at the time of the preemption.
+    swap: seconds of one transfer's copies, in one direction.
+    training: seconds of the layer steps of one plan.
+
+    A prediction uses only what was learned before this measurement (for a recovery: before the preemption).
     """
 
     predictor: Literal["iteration", "recompute", "swap", "training"]
@@ -29,16 +29,16 @@ class Prediction(NamedTuple):
 
 
 class Deferral(NamedTuple):
-    """For how long a request has waited, before its first chance to start, for a training. cause: `bound`, the deferral
-    bound let it wait; or `piece`, it came while layer steps ran and was looked at behind them."""
+    """How long a training made a request wait before its first chance to start. cause: `bound`: the deferral bound let
+    it wait; `piece`: it arrived while layer steps ran and was considered after them."""
 
     cause: Literal["bound", "piece"]
     seconds: float
 
 
 class TrainingStats(NamedTuple):
-    """Layer steps that one plan had, and how long they took. prediction: None where nothing was predicted, or fewer
-    steps were left than were planned."""
+    """The layer steps of one plan, and how long they took. prediction: None if none was made, or if fewer steps were
+    left than planned."""
 
     num_layer_steps: int
     seconds: float
@@ -49,12 +49,12 @@ class TrainingStats(NamedTuple):
 class PreemptionStats:
     """One preemption of a request, and what it cost to undo.
 
-    recovery: how it returned. num_tokens, num_blocks: what it had computed and held. at_s: when it was preempted.
-    predicted_s: as predicted at that moment: the seconds of the transfers out and in, or those by which recomputing
-    makes iterations longer. None before the predictor knew enough.
-    actual_s: of a swap, the seconds of the transfers out and in. Of a recomputation, the seconds by which its
-    iterations exceeded their prediction without it, shared among what they recomputed by tokens. None if the request
-    ended before that was known.
+    recovery: how the request came back. num_tokens, num_blocks: what it had computed and held. at_s: when it was
+    preempted. predicted_s: predicted at that time: seconds of the transfers out and in, or seconds that recomputing
+    adds to iterations; None if the predictor knew too little.
+    actual_s: for a swap, seconds of the transfers out and in. For a recomputation, the seconds by which its iterations
+    exceeded their prediction without it; requests recomputed together share them in proportion to tokens. None if the
+    request ended before that was known.
     """
 
     recovery: Literal["recompute", "swap"]
@@ -66,26 +66,25 @@ class PreemptionStats:
 
 
 class IterationStats(NamedTuple):
-    """One iteration. A named tuple, which is made at a third of a frozen dataclass's cost.
+    """One iteration. A NamedTuple, since that costs a third of a frozen dataclass.
 
-    batch_size: sequences scheduled. prompt_tokens: tokens computed that belong to prompts, for the first time;
-    recomputed_tokens: tokens computed again after a preemption; generated_tokens: ids drawn.
-    num_dropped, num_swapped: requests preempted while deciding, to be recomputed or to return from the host.
-    prefix_queried_tokens, prefix_hit_tokens: prompt tokens that started with this iteration, and those of them that
-    the prefix cache held. swapped_blocks: blocks whose transfer, either way, began.
-    num_arena_returns: KV blocks of a training that requests took back since the last iteration was decided, so many
-    times; num_micro_batches_lost: how many of these had a micro-batch under way.
-    num_adapter_loads: adapters that were copied to the device for it. num_adapter_evictions: adapters that had to leave
-    the device since the last iteration was decided, because slots or blocks were short.
-    schedule_s, launch_s, wait_s, apply_s: host seconds spent deciding it, launching it, waiting for its result (which
-    includes delaying the next launch) and applying the result. device_s: seconds on the device, as the host sees
-    them. Where iterations overlap, others are decided, launched and applied between this one's launch and wait.
+    batch_size: sequences scheduled. prompt_tokens: prompt tokens computed for the first time; recomputed_tokens: tokens
+    computed again after a preemption; generated_tokens: ids drawn.
+    num_dropped, num_swapped: requests preempted by this decision, to be recomputed or swapped back in.
+    prefix_queried_tokens, prefix_hit_tokens: prompt tokens of the requests that started, and those of them that the
+    prefix cache had. swapped_blocks: blocks whose transfer, in either direction, began.
+    num_arena_returns: how often requests took a training's KV blocks back since the last decision;
+    num_micro_batches_lost: how often that interrupted a micro-batch.
+    num_adapter_loads: adapters copied to the device for this iteration. num_adapter_evictions: adapters evicted from
+    the device since the last decision, for lack of slots or blocks.
+    schedule_s, launch_s, wait_s, apply_s: host seconds spent on deciding, launching, waiting for the result (including
+    the delay of the next launch) and applying it. device_s: seconds on the device, as seen from the host. With
+    overlapping iterations, others are decided, launched and applied between this one's launch and wait.
     predictions: those whose outcome was measured since the last iteration.
     is_replayed: the model's step was one CUDA graph.
-    token_gaps: pairs of seconds between two tokens of one request, and how many of this iteration's tokens came after
-    such a gap.
-    deferrals: of requests that were looked at for the first time.
-    drafts: of each sequence that computed drafts, how many, and how many of them were right.
+    token_gaps: (seconds between two tokens of a request, how many of this iteration's tokens came after that gap).
+    deferrals: of requests that were considered for the first time.
+    drafts: per sequence with drafts: (drafts computed, drafts that were right).
     """
 
     batch_size: int
@@ -118,9 +117,9 @@ class RequestStats:
     """One request at its end. `first_scheduled_s` and `first_token_s` are None if that never happened.
 
     preemptions: the last few of `num_preemptions`. waits, chunks: the last few (core/request_journal.py); num_chunks
-    counts all chunks. num_iterations: how many iterations computed a part of it. num_tokens_of_longest: output tokens
-    of its longest choice. adapter: its name; empty for the model as it is. num_drafted, num_accepted: draft tokens that
-    were computed, and those of them that were right.
+    counts all chunks. num_iterations: iterations that computed some of it. num_tokens_of_longest: output tokens of its
+    longest choice. adapter: name of its adapter; empty: base model. num_drafted, num_accepted: draft tokens computed,
+    and how many of them were right.
     """
 
     num_prompt_tokens: int
@@ -154,15 +153,15 @@ class RequestStats:
 
     @property
     def time_per_output_token_s(self) -> float | None:
-        """Mean seconds between two tokens of a choice; None with fewer than two. The choices' tokens come side by
-        side."""
+        """Mean seconds between two tokens of a choice; None with fewer than two. Choices are assumed to have equally
+        many tokens, generated side by side."""
         steps = self.num_output_tokens / self.n - 1
         return None if self.first_token_s is None or steps <= 0 else (self.finished_s - self.first_token_s) / steps
 
     @property
     def weighted_turnaround(self) -> float | None:
-        """End-to-end seconds divided by the seconds since its first iteration (AdaptiveLLM, section 4.4); 1 if it never
-        waited. None if it never ran."""
+        """End-to-end seconds / seconds since its first iteration (AdaptiveLLM, section 4.4); 1 if it never waited, None
+        if it never ran."""
         if self.first_scheduled_s is None or self.finished_s <= self.first_scheduled_s:
             return None
         return self.e2e_s / (self.finished_s - self.first_scheduled_s)
@@ -170,8 +169,8 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class AdapterUse:
-    """num_slots: adapters that the device can hold at once; 0: none are served. num_resident: those that are there, in
-    `num_blocks` KV blocks. num_running, num_waiting: requests by the name of their adapter."""
+    """num_slots: how many adapters fit on the device at once; 0: none are served. num_resident: adapters on the device,
+    whose weights take `num_blocks` KV blocks. num_running, num_waiting: requests by adapter name."""
 
     num_slots: int = 0
     num_resident: int = 0
@@ -184,18 +183,19 @@ NO_ADAPTERS = AdapterUse()
 
 
 class EngineSnapshot(NamedTuple):
-    """The engine's state after an iteration; replaced whole, so any thread may read the latest.
+    """The engine's state after an iteration. Replaced as a whole, so any thread may read the latest one.
 
-    num_running, num_waiting: requests. num_swapped: waiting requests whose blocks are on the host, or being swapped
-    out. batch_size: sequences in the last iteration, 0 when idle.
-    waiting_tokens: tokens that the waiting requests still have to compute. distinct_waiting_tokens: those of a
-    beginning that several of their prompts share counted once.
-    kv_tokens: tokens that the used blocks hold; a shared block's tokens count once. kv_token_blocks: how many blocks
-    requests had when they were counted, which may be an iteration or many ago.
-    longest_sequence: tokens that a sequence may have that is alone in the cache; None: as many as the model takes.
-    num_layer_groups: blocks that block_size tokens of a sequence fill.
-    used_blocks: with those of adapters. arena_blocks: of the others, those that a training has; requests can have them.
-    num_failed_in_a_row: iterations that have failed since the last one that gave some request something.
+    num_running, num_waiting: requests. num_swapped: waiting requests whose blocks are on the host or on the way there.
+    batch_size: sequences in the last iteration, 0 when idle.
+    waiting_tokens: tokens that waiting requests have to compute. distinct_waiting_tokens: the same, but a prefix shared
+    by several prompts counts once.
+    kv_tokens: tokens in used blocks; those of shared blocks count once. kv_token_blocks: how many blocks requests held
+    when kv_tokens was counted, which may be an iteration or many ago.
+    longest_sequence: the most tokens of a sequence that has the whole cache; None: the cache does not limit it.
+    num_layer_groups: how many blocks a sequence fills per block_size tokens.
+    used_blocks: includes those of adapters. arena_blocks: blocks lent to a training, not in used_blocks, since requests
+    can take them back.
+    num_failed_in_a_row: failed iterations since the last one that gave a request something.
     """
 
     num_running: int = 0
@@ -217,14 +217,15 @@ class EngineSnapshot(NamedTuple):
 
 
 class RankFacts(NamedTuple):
-    """What a rank tells of itself, since its start.
+    """What a rank reports of itself; sums since its start.
 
-    memory_bytes: of a GPU, that its process's allocator has taken. kv_bytes: its part of the KV cache. num_messages,
-    latency_s, max_latency_s: control messages that it took; from writing to taking them all, and the longest, without
-    the time in which the rank was busy. busy_s: its host carried out plans. waiting_s: it waited for one. num_adapters:
-    of which it holds its part in the host's memory. num_exchanges, exchange_s: of tensors with other ranks, that were
-    timed. stage: that it is of; None where there is one. compute_s: its device computed plans, where there are several.
-    Of rank 0, which tells the others, only memory, KV cache, exchanges and compute_s.
+    memory_bytes: GPU memory that its process's allocator holds. kv_bytes: its part of the KV cache. num_messages,
+    latency_s, max_latency_s: control messages received, and the time from writing to receiving them, total and longest,
+    without the time in which the rank was busy. busy_s: host time executing plans. waiting_s: time waiting for a plan.
+    num_adapters: adapters of which it has its part in host memory. num_exchanges, exchange_s: timed exchanges of
+    tensors with other ranks. stage: its pipeline stage; None if there is only one. compute_s: device time computing
+    plans, if there are several stages.
+    Rank 0, which sends the messages, reports only memory, KV cache, exchanges and compute_s.
     """
 
     rank: int

@@ -1,7 +1,7 @@
-"""Fine-tuning as engine and scheduler know it (FineInfer, section 2.4): a series of layer steps.
+"""Fine-tuning as engine and scheduler see it (FineInfer, section 2.4): a series of layer steps.
 
-A *layer step* is the shortest piece that training can be cut into: one layer of a micro-batch, forward or backward. The
-layer steps of one micro-batch, with its loss, and the optimizer's step where one is due, are a *fine-tuning iteration*.
+A *layer step* is the smallest unit of training: one layer of one micro-batch, forward or backward. A *fine-tuning
+iteration* is all layer steps of one micro-batch, with its loss, and the optimizer's step if one is due.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 MOST_GRAPH_TOKENS = 2048
-"""Of a micro-batch whose layer steps are CUDA graphs. From 1,000 or so on a device computes for longer than the host
-launches (loadtest/log/finetuning.md), and without a host between its kernels is still a few percent faster; but
-temporary tensors of graphs have memory of their own."""
+"""Micro-batches of up to so many tokens run their layer steps as CUDA graphs. From about 1,000 tokens on, computing
+takes longer than launching (loadtest/log/finetuning.md), and graphs still gain a few percent; but the temporary tensors
+of graphs need memory of their own."""
 
 
 class Arena(NamedTuple):
-    """KV blocks, neighbours, that hold a training's activations. lease: grows with each loan; what was computed under
-    another one is lost, also where the blocks are the same."""
+    """Contiguous KV blocks that hold a training's activations. lease: a number that grows with each loan. Activations
+    of an earlier lease are lost, even if the blocks are the same."""
 
     lease: int
     first_block: int
@@ -28,8 +28,9 @@ class Arena(NamedTuple):
 
 
 class TrainingShare(NamedTuple):
-    """Layer steps that a plan has. training_id: of a training that the executor was given. num_layer_steps: fewer are
-    run if no more are left; 0: see `Training.advance`. arena: where; None for a training that needs no memory."""
+    """A plan's share of a training: run `num_layer_steps` layer steps, or as many as are left; 0: see
+    `Training.advance`. training_id: a training that the executor was given. arena: where its activations live; None if
+    it needs no KV blocks."""
 
     training_id: int
     num_layer_steps: int
@@ -37,11 +38,11 @@ class TrainingShare(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """An optimizer step is done; the first is 1.
+    """An optimizer step is done; the first is number 1.
 
-    loss: mean over the step's trained tokens. token_accuracy: share of these that the model would have drawn greedily.
-    num_trained_tokens: of this step. gradient_norm: before any clipping. valid_loss, valid_accuracy: over validation
-    examples, where some were looked at after this step.
+    loss: mean over the step's trained tokens. token_accuracy: share of these that are the model's greedy choice.
+    num_trained_tokens: of this step. gradient_norm: before clipping. valid_loss, valid_accuracy: over validation
+    examples; None unless they were evaluated after this step.
     """
 
     step: int
@@ -55,19 +56,19 @@ class StepReport(NamedTuple):
 
 
 class TrainingNews(NamedTuple):
-    """What a training has to tell since it was asked before. reports: one for each optimizer step, in their order.
-    state: a copy in host memory as of the last of them, where a checkpoint is due; after the last step always."""
+    """What a training reports since it was last asked. reports: one per optimizer step, in order. state: a copy in host
+    memory as of the last report, if a checkpoint is due (after the last step it always is)."""
 
     reports: tuple[StepReport, ...] = ()
     state: object | None = None
 
 
 class TrainingOutcome(NamedTuple):
-    """What came of a share.
+    """The outcome of a share.
 
-    num_layer_steps: that were done. seconds: of them all, on the device, else on the host. layer_steps_left: the
-    training's, behind them. is_over: no more are left at all. fault: ends this training and nothing else; the rest is
-    then what was done before it.
+    num_layer_steps: how many were run. seconds: how long they took, on the device if it can measure it, else on the
+    host. layer_steps_left: of the training's present iteration, after them. is_over: none are left at all. fault: ends
+    this training and nothing else; the other fields then describe what was done before it.
     """
 
     training_id: int
@@ -80,30 +81,30 @@ class TrainingOutcome(NamedTuple):
 
 
 class TrainingInterrupted(Exception):
-    """The engine has stopped or died. It is no fault of the training, which can go on in another process from its last
+    """The engine has stopped or died. Not a fault of the training, which can resume in another process from its last
     snapshot."""
 
 
 class TrainingListener(Protocol):
-    """Whose training it is. Called on the engine thread; quick; never raises."""
+    """The owner of a training. Called on the engine thread; must be quick and must not raise."""
 
     def step(self, report: StepReport) -> None: ...
 
     def snapshot(self, state: object) -> None:
-        """A checkpoint is due, with this state, which is the listener's to keep."""
+        """A checkpoint is due. The listener now owns `state`."""
         ...
 
     def ended(self, fault: Exception | None) -> None:
-        """The last call, and exactly one. None: all steps are done, or it was stopped. TrainingInterrupted: see there;
-        one more snapshot came before it if that was possible."""
+        """The last call, made exactly once. fault: None: all steps are done, or it was stopped; TrainingInterrupted:
+        the engine ended, if possible after one more snapshot; else: what ended it."""
         ...
 
 
 class Training(Protocol):
-    """A training as its executor carries it on. Engine thread only, but for what never changes.
+    """A training, as its executor runs it. Engine thread only, except for constant properties.
 
-    training_id: of no other in the process. layer_steps_per_iteration: of a fine-tuning iteration, the same for each.
-    num_arena_bytes: what the activations of one micro-batch take.
+    training_id: unique in the process. layer_steps_per_iteration: layer steps of a fine-tuning iteration, constant.
+    num_arena_bytes: size of one micro-batch's activations.
     """
 
     @property
@@ -114,7 +115,7 @@ class Training(Protocol):
 
     @property
     def layer_steps_left(self) -> int:
-        """Of the fine-tuning iteration under way; at its edge, of the next one. 0 once it is over."""
+        """Layer steps left in the current fine-tuning iteration; between two, those of the next one. 0: it is over."""
         ...
 
     @property
@@ -122,32 +123,32 @@ class Training(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """No layer steps are left, and `take_news` has told all."""
+        """No layer steps are left, and `take_news` has reported everything."""
         ...
 
     def use_memory(self, memory: Any) -> None:
-        """Activations live in this flat uint8 tensor from now on; None: in memory of the training's own, as at first.
-        The micro-batch under way is dropped and done again."""
+        """Keep activations in this flat uint8 tensor from now on; None: in memory of its own, as at first. The current
+        micro-batch is dropped and computed again."""
         ...
 
     def advance(self, num_layer_steps: int) -> int:
-        """Run up to so many layer steps and return how many; on a GPU they are launched. Fewer only where none are
-        left. Raises what ends this training (a loss that is not finite, no memory ...).
+        """Run up to so many layer steps and return how many (on a GPU they are only launched); fewer if no more are
+        left. Raises what ends this training (a loss that is not finite, out of memory, ...).
 
-        0: nothing is computed, but where several executors have parts of the training, which all do this alike, the
-        first one gets what `state` takes of the others."""
+        With 0 nothing is computed. If several executors have parts of the training, all must make this call, and the
+        first one collects from the others what `state` needs."""
         ...
 
     def take_waited_s(self) -> float:
-        """Seconds of what `advance` launched, since this was asked before, in which the device waited for other
-        executors' parts. Asked once that is computed."""
+        """Seconds, of what `advance` launched since the last call, in which the device waited for other executors'
+        parts. Call only once that work is computed."""
         ...
 
     def take_news(self) -> TrainingNews:
-        """Asked once what `advance` launched is computed. Raises as `advance` does."""
+        """News since the last call. Call only once what `advance` launched is computed. Raises as `advance` does."""
         ...
 
     def state(self) -> object:
-        """A copy in host memory as of the last optimizer step; what was computed since then is not in it, and whoever
-        goes on from it does that again, to the same bits. Where several have parts, after `advance` of 0."""
+        """A copy in host memory as of the last optimizer step. Work since then is not in it; whoever resumes from it
+        repeats that work bit for bit. If several executors have parts: call `advance(0)` first."""
         ...

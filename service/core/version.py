@@ -1,4 +1,4 @@
-"""Which Headrace this is."""
+"""The version of Headrace that runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def distribution_version() -> str:
-    """The installed version; `unknown` in a source tree that is not installed."""
+    """The installed version; `unknown` in a source tree that was not installed."""
     try:
         return version("headrace")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Who waits for news of something that has a name: a job, a batch."""
+"""Lets tasks wait for news of a named thing: a job, a batch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 
 
 class Watchers:
-    """Event loop."""
+    """Event-loop thread only."""
 
     def __init__(self) -> None:
         self._events: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     @contextmanager
     def watched(self, name: str) -> Iterator[asyncio.Event]:
-        """Set whenever there is news of it; whoever waits for that clears it."""
+        """An event that is set at every news of `name`; the waiting task clears it."""
         changed = asyncio.Event()
         self._events[name].add(changed)
         try:
