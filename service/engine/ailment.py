@@ -1,4 +1,4 @@
-"""Why a new short request would not be answered in time: what /health tells."""
+"""What /health reports: why a new short request would not be answered in time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from service.engine.engine_loop import EngineLoop
 
 
 class Ailment(NamedTuple):
-    """status: one word for machines, `stopped`, `stuck`, `stalled` or `failing`. reason: a sentence for people, which
-    may be shown to anybody."""
+    """status: one word for machines: `stopped`, `stuck`, `stalled` or `failing`. reason: a sentence for people, without
+    confidential details."""
 
     status: str
     reason: str
 
 
 def ailment_of(loop: EngineLoop, now_s: float, stuck_after_s: float) -> Ailment | None:
-    """None if the engine gets on. Any thread. now_s: on the engine's clock. stuck_after_s: an iteration that has run
-    longer is stuck; so is an engine in which requests wait so long and no iteration runs."""
+    """None if the engine is healthy. Any thread. now_s: on the engine's clock. stuck_after_s: the engine is `stuck` if
+    an iteration has run longer than this, `stalled` if requests have waited longer while no iteration ran."""
     if not loop.is_alive:
         return Ailment("stopped", "the engine's thread has ended")
     stalled_since_s, busy_since_s = loop.watch.stalled_since_s, loop.busy_since_s

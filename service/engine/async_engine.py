@@ -1,4 +1,4 @@
-"""The engine as the event loop sees it. The two threads cross in `engine_loop.py`, there, and in `streams.py`, back."""
+"""The engine as the event loop sees it. The threads meet in `engine_loop.py` (commands) and `streams.py` (events)."""
 
 from __future__ import annotations
 
@@ -54,19 +54,18 @@ MAX_RETRY_AFTER_S = 60.0
 STUCK_AFTER_S = 10.0
 
 MAX_SHARED_FACTOR = 4
-"""All waiting prompts together may have so many times the tokens of `max_waiting_tokens`, which counts what they share
-once: the prefix cache computes it once, but the host's memory holds each."""
+"""All waiting prompts together may have so many times `max_waiting_tokens` tokens. That limit counts shared prefixes
+once, as the prefix cache computes them once; but in host memory every prompt takes its full length."""
 _LOOK_EVERY_S = 0.005
 
 
 class AsyncEngine:
     """Every method belongs to the event-loop thread.
 
-    on_death(fault) is called there if the engine's thread dies, or what it tells cannot be handed out: a stream that
-    lacks a part would be a wrong answer. Every live stream has then ended with an error, also of a request that the
-    thread had not taken yet.
-    stuck_after_s: an iteration that has run longer makes the engine unhealthy, and so do requests that wait so long
-    while none runs. stream_interval: how often a stream is told of its tokens; at once if left out.
+    on_death(fault): called there if the engine's thread dies or events cannot be delivered (a stream with a gap would
+    be a wrong answer). By then every live stream has ended with an error, also those of requests still in the inbox.
+    stuck_after_s: the engine is unhealthy if an iteration runs longer than this, or requests wait longer while none
+    runs. stream_interval: how often a stream's tokens are delivered; None: at once.
     """
 
     def __init__(
@@ -114,43 +113,42 @@ class AsyncEngine:
 
     @property
     def num_live(self) -> int:
-        """Requests that have been accepted and have not ended."""
+        """Requests that were accepted and have not ended."""
         return len(self._streams)
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences in one iteration at most."""
+        """The most sequences that one iteration can have."""
         return self._config.max_num_seqs
 
     @property
     def last_other_s(self) -> float:
-        """When there was last a live request that is not in the background, on the engine's clock; minus infinity if
-        there was none."""
+        """When a non-background request was last live, on the engine's clock; -inf if there never was one."""
         return self._clock.now_s() if len(self._streams) > self._num_background else self._last_other_s
 
     def ailment(self) -> Ailment | None:
-        """Why a new short request would not be served; None if it would."""
+        """Why a new short request would not be answered; None if it would."""
         if self._given_up:
             return Ailment("stopped", "the engine was given up")
         return ailment_of(self._loop, self._clock.now_s(), self._stuck_after_s)
 
     @property
     def busy_since_s(self) -> float | None:
-        """Since when the engine has not got on, on its clock: the beginning of the present iteration, or of the time
-        in which requests wait and none has run. None while there is nothing to do."""
+        """Since when the engine has made no progress, on its clock: the start of the current iteration, or the time
+        since which requests wait and none runs. None while there is nothing to do."""
         stalled_since_s = self._loop.watch.stalled_since_s
         return self._loop.busy_since_s if stalled_since_s is None else stalled_since_s
 
     def give_up(self, error: RequestError) -> None:
-        """The thread will not come back: no more requests, and every live one ends with `error` now."""
+        """The thread is considered lost: accept no more requests, and end every live one with `error` now."""
         self._accepting = False
         self._given_up = True
         self._fail_left(error)
 
     def check_accepts(self, num_requests: int = 1) -> None:
-        """Raise Unavailable or Overloaded if `num_requests` new requests would be refused. Costs no tokenizing.
+        """Raise Unavailable or Overloaded if `num_requests` new requests would be refused. Needs no tokenization.
 
-        More at once than may ever wait can never succeed: that is InvalidRequest.
+        Raises InvalidRequest if there are more than may ever wait at once, since a retry could not succeed.
         """
         if not self._accepting:
             raise _shutting_down()
@@ -175,9 +173,9 @@ class AsyncEngine:
             )
 
     def submit(self, request: Request) -> RequestStream:
-        """Accept a checked request; its stream ends with exactly one FinalEvent.
+        """Accept a checked request. Its stream ends with exactly one FinalEvent.
 
-        Raises ContextLengthExceeded or InvalidRequest if it could never run, Overloaded, Unavailable.
+        Raises ContextLengthExceeded or InvalidRequest if it could never run, Overloaded or Unavailable if not now.
         """
         assert request.request_id not in self._streams
         assert request.adapter is None or self._blocks.adapter_slots.num_slots, "no adapters are served"
@@ -185,7 +183,7 @@ class AsyncEngine:
         self.check_accepts()
         limit_s = self._may_wait_s(request)
         stream = RequestStream()
-        self._loop.send(Submit(request))  # first: who is not sent is in no table. No event comes before this returns
+        self._loop.send(Submit(request))  # first: if it raises, no table has the request. Events come after we return
         self._streams[request.request_id] = stream
         self._requests[request.request_id] = request
         self._num_background += request.is_background
@@ -196,19 +194,18 @@ class AsyncEngine:
         return stream
 
     def abort(self, request_id: str) -> None:
-        """End the request within one iteration. Idempotent; nothing happens if it has ended."""
+        """End the request within one iteration. Idempotent: nothing happens if it has ended."""
         if request_id in self._streams:
             self._loop.send(Abort(request_id))
 
     def stop_choice(self, request_id: str, choice_index: int) -> None:
-        """End one choice whose text is complete; tokens of it that still come are to be ignored."""
+        """End one choice whose text is complete. The caller must ignore tokens of it that still arrive."""
         if request_id in self._streams:
             self._loop.send(StopChoice(request_id, choice_index))
 
     async def stats_so_far(self, request_ids: Sequence[str]) -> dict[str, RequestStats]:
-        """What is known of those among these requests that have not ended, by their ids (`finished_s` is when it was
-        looked up), once the present iteration is over. The engine's thread may die meanwhile: the wait is the caller's
-        to bound."""
+        """Statistics, by id, of those of these requests that have not ended, taken after the current iteration;
+        `finished_s` is when they were taken. Never returns if the engine's thread dies meanwhile: use a timeout."""
         told: asyncio.Future[dict[str, RequestStats]] = self._event_loop.create_future()
 
         def tell(stats: dict[str, RequestStats]) -> None:
@@ -218,16 +215,16 @@ class AsyncEngine:
         return await told
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache: a request that is submitted from now on finds nothing of an earlier one."""
+        """Clear the prefix cache: requests submitted from now on find nothing of earlier ones."""
         self._loop.send(ForgetPrefixes())
 
     def forget_adapter(self, adapter: Adapter) -> None:
-        """No request with it will come any more: it leaves the device when none that is here runs with it."""
+        """No more requests will come with this adapter: it leaves the device once no live request uses it."""
         self._loop.send(ForgetAdapter(adapter))
 
     def start_training(self, training: Training, listener: TrainingListener) -> None:
-        """Carry the training on beside the requests, one at a time: a second is a fault, of which its listener hears.
-        Raises Unavailable. Of a thread that is stuck no listener hears."""
+        """Run the training beside the requests. Only one can run at a time: the listener of a second one is told of a
+        fault. Raises Unavailable. If the engine's thread is stuck, the listener is not told anything."""
         if not self._accepting:
             raise _shutting_down()
         if not self._loop.is_alive:
@@ -235,14 +232,14 @@ class AsyncEngine:
         self._loop.send(StartTraining(training, listener))
 
     def stop_training(self, training_id: int, *, wants_state: bool = True) -> None:
-        """End the training behind the layer steps that run: its listener gets a snapshot first, unless nobody wants it.
-        Nothing happens if it has ended. The same training may be started again."""
+        """End the training after the layer steps in flight, by default with a snapshot for its listener. Nothing
+        happens if it has ended. The same training may be started again."""
         self._loop.send(StopTraining(training_id, wants_state))
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, let the live ones finish, fail those that have not after `timeout_s`.
+        """Refuse new requests, let the live ones finish, and fail those that have not after `timeout_s`.
 
-        Also where the thread is stuck: then its streams end `stuck_after_s` later, or at once if it was given up.
+        If the engine's thread is stuck, its streams end `stuck_after_s` later; if it was given up, they have ended.
         """
         self._accepting = False
         if self._loop.is_alive and not self._given_up:
@@ -255,7 +252,7 @@ class AsyncEngine:
             self._fail_left(error)
 
     async def _thread_ended(self, within_s: float) -> None:
-        """Looks, since a thread that waits for it in `join` would hold up the end of the process itself."""
+        """Polls for the thread's end: another thread waiting in `join` would itself keep the process from ending."""
         deadline_s = self._event_loop.time() + within_s
         while self._loop.is_alive and self._event_loop.time() < deadline_s:
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -285,7 +282,7 @@ class AsyncEngine:
         )
 
     def _may_wait_s(self, request: Request) -> float:
-        """From now on. Overloaded if its time to start is over already."""
+        """Seconds that it may wait from now on. Raises Overloaded if its time to start is already over."""
         if request.start_within_s is None:
             return self._config.max_waiting_s
         left_s = request.start_within_s - (self._clock.now_s() - request.arrival_s)
@@ -307,7 +304,7 @@ class AsyncEngine:
         return min(max(per_request_s * self._loop.num_queued().requests, 1.0), MAX_RETRY_AFTER_S)
 
     def _forget(self, request_ids: Sequence[str], now_s: float) -> None:
-        """They have ended."""
+        """Remove requests that have ended."""
         for request_id in request_ids:
             del self._streams[request_id]
             if self._requests.pop(request_id).is_background:
@@ -320,14 +317,14 @@ class AsyncEngine:
             self._idle.set()
 
     def _die(self, fault: BaseException) -> None:
-        """Once: a fault may keep coming."""
+        """Give up after a fault. Only the first call has an effect, since a fault may repeat."""
         if self._given_up:
             return
         error = ServerError("the engine has stopped after a fault")
         try:
             self.give_up(error)
             self._loop.send(Stop(error))
-        except Exception:  # the process ends, and with it the streams' connections
+        except Exception:  # the process ends anyway, and closes the streams' connections
             logger.exception("streams could not be ended")
         self._on_death(fault)
 
@@ -342,7 +339,7 @@ class AsyncEngine:
         )
 
     def _call_on_loop(self, function: Callable[[_T], None], argument: _T) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, perhaps just now: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, perhaps just now: no reader is left
             self._event_loop.call_soon_threadsafe(function, argument)
 
 

@@ -1,8 +1,8 @@
-"""Beam search: which continuations of a request's beams live on, and which have become hypotheses.
+"""Beam search: which continuations of a request's beams go on, and which become finished hypotheses.
 
-The result is that of Hugging Face's `generate(num_beams=..., do_sample=False)`, rule by rule: sums of log
-probabilities, `length_penalty` as the power of the generated length that a finished sum is divided by, and its three
-ways of `early_stopping`. Tokens and sums only: the blocks are forked by the scheduler (PagedAttention, section 4.4).
+Gives the same result as Hugging Face's `generate(num_beams=..., do_sample=False)`: beams are ranked by their sum of log
+probabilities; a finished sum is divided by generated length ** `length_penalty`; `early_stopping` has the same three
+modes. Only tokens and sums here: the scheduler forks the blocks (PagedAttention, section 4.4).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from service.core.request import FinishReason
 from service.core.sampling_params import BeamParams, SamplingParams
 
 Tops = Sequence[Sequence[tuple[int, float]]]
-"""For each beam its most probable next tokens with their log probabilities, the best first."""
+"""For each beam its most probable next tokens and their log probabilities, best first."""
 
 
 class Hypothesis(NamedTuple):
-    """A finished continuation. score: its sum of log probabilities, divided by its length to the penalty's power.
+    """A finished continuation. score: its sum of log probabilities / length ** length_penalty.
 
-    logprobs: one entry a token, if they are wanted; else none.
+    logprobs: one entry per token if the request wants them, else empty.
     """
 
     score: float
@@ -31,14 +31,14 @@ class Hypothesis(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """A beam of the next step: the beam that it goes on from, and its new token."""
+    """A beam of the next step: the index of the beam that it extends, and its new token."""
 
     parent: int
     token_id: int
 
 
 class _Beam(NamedTuple):
-    """logprob: the sum of its tokens'. logprobs: as of Hypothesis."""
+    """logprob: sum over the generated tokens. logprobs: as in Hypothesis."""
 
     token_ids: tuple[int, ...]
     logprob: float
@@ -46,10 +46,10 @@ class _Beam(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A beam and one token more. own: the token's logprob.
+    """A beam extended by one token. logprob: the new sum. own: the new token's logprob.
 
-    The greater of two is the one with the greater sum `logprob`; of equal sums, that of the earlier beam: hence the
-    negative.
+    Tuples are compared in field order: the greater sum wins, and on equal sums the earlier beam. That is why the
+    parent's index is stored as a negative number.
     """
 
     logprob: float
@@ -63,7 +63,7 @@ class _Candidate(NamedTuple):
 
 
 class BeamSearch:
-    """The search of one request. Beam i is the i-th sequence of its group; at first there is one. Engine thread."""
+    """The search of one request. Beam i is the group's i-th sequence; at first there is only beam 0. Engine thread."""
 
     def __init__(self, sampling: SamplingParams) -> None:
         assert sampling.beam is not None
@@ -74,9 +74,10 @@ class BeamSearch:
         self._finished: list[Hypothesis] = []
 
     def advance(self, tops: Tops) -> list[Continuation]:
-        """The next step's beams, `width` of them; none if the search is over. A beam that goes on keeps its place.
+        """Choose the `width` beams of the next step; empty if the search is over. If several new beams extend beam i,
+        the best of them is at place i.
 
-        tops: of each beam at least width + number of stop tokens.
+        tops: per beam, at least width + (number of stop tokens) entries.
         """
         length = len(self._beams[0].token_ids) + 1
         width = self._params.width
@@ -101,7 +102,7 @@ class BeamSearch:
         return self._go_on(going_on, tops)
 
     def best(self, count: int) -> list[Hypothesis]:
-        """Once the search is over."""
+        """The best hypotheses, best first. Only after the search is over."""
         return self._finished[:count]
 
     def _continued(self, candidate: _Candidate, tops: Tops) -> _Beam:
@@ -120,7 +121,7 @@ class BeamSearch:
         del self._finished[self._params.width :]
 
     def _is_settled(self, best_logprob: float, length: int) -> bool:
-        """Whether there are enough hypotheses and no beam is thought to become better than the worst of them."""
+        """Whether there are `width` hypotheses and, by `early_stopping`, no beam can beat the worst of them."""
         if len(self._finished) < self._params.width:
             return False
         if self._params.early_stopping is True:
@@ -131,7 +132,7 @@ class BeamSearch:
         return bool(best_logprob / length**penalty <= self._finished[-1].score)
 
     def _go_on(self, chosen: list[_Candidate], tops: Tops) -> list[Continuation]:
-        """The first child of each beam takes its place; the others take the places of beams without a child."""
+        """Order the new beams: a beam's best child takes its place, further children the places of childless beams."""
         placed: dict[int, _Candidate] = {}
         others = []
         for candidate in chosen:

@@ -1,4 +1,4 @@
-"""What the event loop asks of the engine's thread: values that go through its inbox, and what each of them does."""
+"""The commands that the event loop sends to the engine's thread, and what each of them does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Its time in the queue is over: it ends with `error` unless it has started."""
+    """The request's time in the queue is over: it ends with `error`, unless it has started."""
 
     request_id: str
     error: RequestError
@@ -39,8 +39,8 @@ class StopChoice:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is known of requests so far: `tell` is called on the engine thread with the statistics of those among them
-    that have not ended, by their ids; it neither raises nor waits."""
+    """Ask for request statistics so far. `tell` is called on the engine thread with the statistics, by id, of those
+    requests that have not ended. It must not raise or block."""
 
     request_ids: Sequence[str]
     tell: Callable[[dict[str, RequestStats]], None]
@@ -53,7 +53,7 @@ class ForgetAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ForgetPrefixes:
-    """Requests that are sent after it find nothing of what came before it."""
+    """Clear the prefix cache: requests submitted later find nothing that was cached before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class StartTraining:
 
 @dataclass(frozen=True, slots=True)
 class StopTraining:
-    """wants_state: with a snapshot."""
+    """wants_state: give the listener a snapshot first."""
 
     training_id: int
     wants_state: bool
@@ -72,7 +72,7 @@ class StopTraining:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End every live request with `error`, the training with a snapshot, then the thread."""
+    """Shut down: end every live request with `error`, end the training with a snapshot, then end the thread."""
 
     error: RequestError
 
@@ -83,7 +83,7 @@ Command = (
 
 
 def carry_out(command: Command, engine: Engine) -> None:
-    """On the engine's thread, between two iterations. `Stop` is its own matter."""
+    """Carry out any command but `Stop`, which EngineLoop handles itself. Engine thread, between two iterations."""
     match command:
         case Submit(request):
             engine.requests.add(request)

@@ -1,15 +1,14 @@
-"""One iteration: decide (the scheduler), execute (the executor), apply (result_applier.py); ORCA, figure 4.
+"""One engine step: decide (the scheduler), execute (the executor), apply (result_applier.py); ORCA, figure 4.
 
 Synchronous; engine thread only.
 
-Iterations may overlap: the next one is decided and launched while the one before it still runs, so that the device
-never waits for the host. Decoding needs no result for that. The executor has the ids that were drawn (PENDING_TOKEN_ID
-in the plan), and lengths and blocks are known beforehand. Only a stop is seen one iteration late: the token that was
-drawn meanwhile is dropped, and blocks stay until that iteration is over (`IterationScheduler.finish_iteration`). What
-needs the result, as the several choices of a prompt do, sits out one iteration; preemption waits until nothing runs.
-Where the model has several stages, as many iterations are in flight, each of other requests (scheduler/lanes.py).
-Nor is the next iteration launched before the device is nearly free (`spare_s`), so that requests which arrive until
-then are in it.
+Iterations may overlap: iteration N+1 is decided and launched while N still runs, so the device never waits for the
+host. Decodes do not need N's result: the plan says PENDING_TOKEN_ID and the executor fills in the id that it drew;
+lengths and blocks are known in advance. The cost: a stop is seen one iteration late, so the extra token is dropped, and
+blocks are kept until the iteration in flight ends (`IterationScheduler.finish_iteration`). Requests that do need the
+result (a prompt with several choices, for example) skip one iteration. Preemption waits until nothing is in flight.
+A pipeline of P stages has up to P iterations in flight, and no request is in two of them (scheduler/lanes.py).
+A launch is delayed until the device is nearly idle (`spare_s`), so that requests arriving meanwhile can join it.
 """
 
 from __future__ import annotations
@@ -43,14 +42,13 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Launches iterations and has their results applied.
 
-    overlap: whether an iteration is launched while another runs. The tokens are the same either way.
-    masker: computes what draws may be; needed by requests with grammars only. idle_work: what can wait for a pause
-    (idle_turns.py). trainings: carries them on, if this engine may have any.
+    overlap: launch an iteration while another runs. The tokens are the same either way.
+    masker: computes the masks of requests with a grammar; None where none may have one. idle_work: preparation that can
+    wait until nothing runs (idle_turns.py). trainings: runs training steps; None if no trainings are accepted.
 
-    scheduler: who waits and runs. requests: those that have not ended; accepts, ends and tells of them. training: the
-    one that is carried on, if any.
-    num_failed_in_a_row: iterations that the executor could not carry out, or that gave none of their requests anything
-        because of a fault of ours. One request's fault beside others that go on is no failed iteration.
+    scheduler: waiting and running requests. requests: accepts, ends and reports live ones. training: the active one.
+    num_failed_in_a_row: consecutive failed iterations. An iteration has failed if the executor raised, or if a server
+        fault kept every request in it from getting a token. If only some requests fail, the iteration has not failed.
     """
 
     def __init__(
@@ -84,36 +82,36 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: some request has not ended, some iteration still runs, blocks of an ended
-        request are still being transferred, or there is a training."""
+        """Whether a step would do anything: a request is live, an iteration is in flight, blocks of an ended request
+        are still being transferred, or a training can run."""
         return bool(self._launched) or self.has_requests or self.scheduler.training.is_runnable
 
     @property
     def has_requests(self) -> bool:
-        """Whether some request has not ended, or holds blocks that are still being transferred."""
+        """Whether any request is live, or blocks of an ended request are still being transferred."""
         pool = self.scheduler.pool
         return bool(pool.running or pool.waiting) or self.scheduler.blocks.swap_space.has_transfers
 
     @property
     def has_launched(self) -> bool:
-        """Whether an iteration still runs; the next step waits for it."""
+        """Whether an iteration is in flight. The next step may wait for it."""
         return bool(self._launched)
 
     def spare_s(self, *, has_arrivals: bool) -> float:
-        """Seconds by which the next step may be delayed, so that requests which arrive until then are in it. 0 while
-        requests wait: they are before any new one. has_arrivals: whether some have come that would be added before it;
-        with these it takes longer."""
+        """Seconds by which the next step may be delayed, so that requests arriving until then can join it. 0 while
+        requests are waiting, since they go before any new arrival. has_arrivals: whether requests in the inbox would be
+        added before that step; adding them takes time, so the delay is shorter."""
         if self._max_launched == 1 or len(self._launched) != 1 or self._num_lanes > 1 or self.scheduler.pool.waiting:
             return 0.0
         return self._record.spare_s(self._launched[0], has_arrivals=has_arrivals)
 
     def step(self, before_wait: Callable[[], None] | None = None) -> bool:
-        """Decide and launch the next iteration; apply the oldest if as many run as may, or all if none was launched.
-        Where lanes take turns, that is the oldest alone. False if there was nothing to launch and nothing to apply; no
-        request may wait then.
+        """Launch the next iteration, then apply finished ones. Returns False if there was nothing to launch and nothing
+        to apply; no request may be waiting then.
 
-        A fault of the executor ends the requests that were in that iteration, and no others. before_wait: called
-        when all is launched that may be, before the wait for a result.
+        After a launch, the oldest ones are applied until fewer than the maximum are in flight. Otherwise all are; but
+        with several lanes only the oldest, since that frees its lane. An executor fault ends the requests of that
+        iteration and no others. before_wait: called after the launch and before the wait for a result.
         """
         may_run = self._max_launched - 1 if self._launch_next() else self._num_behind_oldest()
         if before_wait is not None:
@@ -124,8 +122,8 @@ class Engine:
         return True
 
     def probe(self) -> bool | None:
-        """Compute a prompt of the engine's own (engine_probe.py). If it gets a token, what failed before was what
-        clients had asked for, and no iteration counts as failed any more."""
+        """Run a tiny prompt of the engine's own (engine_probe.py). True: it got a token, so the earlier failures were
+        caused by what clients asked for, and `num_failed_in_a_row` is reset. None: there was no room for it."""
         self.finish_launched()
         has_drawn = probe(self.scheduler, self._executor)
         if has_drawn:
@@ -133,26 +131,26 @@ class Engine:
         return has_drawn
 
     def finish_launched(self) -> None:
-        """Wait for all iterations that run, and apply them."""
+        """Wait for all iterations in flight and apply them."""
         self._complete_all_but(0)
 
     def stop_training(self, training_id: int, *, wants_state: bool) -> None:
-        """End this training in order, between two of its layer steps; nothing happens if it has ended. wants_state: its
-        listener gets a snapshot before, from which it can go on."""
+        """Stop this training between two layer steps; does nothing if it has ended. wants_state: its listener first
+        gets a snapshot to resume from."""
         self.finish_launched()
         self.training.stop(training_id, wants_state=wants_state)
 
     def interrupt_training(self) -> None:
-        """The engine stops in order: the training, if there is one, leaves a snapshot."""
+        """The engine is shutting down: stop the training, if there is one, after a snapshot."""
         self.finish_launched()
         self.training.interrupt(wants_state=True)
 
     def snapshot(self) -> EngineSnapshot:
-        """What is told of the present moment."""
+        """The engine's present state, for metrics and admission."""
         return self._snapshots.take(self._batch_size, self.num_failed_in_a_row)
 
     def _decide(self) -> IterationPlan:
-        """A fault in the scheduler itself leaves its books in doubt: it is not caught."""
+        """The next plan, with its masks. A scheduler fault is not caught: its bookkeeping may be inconsistent."""
         plan = self.scheduler.schedule()
         if self.scheduler.pool.waiting:
             for group, fault in self.scheduler.group_start.take_refused():
@@ -166,7 +164,7 @@ class Engine:
             return replace(plan, masks=FailedMasks(fault))
 
     def _launch_next(self) -> bool:
-        """Decide and launch an iteration; False if there is nothing to compute, or the launch has failed."""
+        """Decide and launch an iteration. False if there is nothing to compute, or if the launch failed."""
         started_s = self._record.launches(has_arrivals=bool(self.scheduler.pool.waiting))
         plan = self._decide()
         if plan.is_empty:
@@ -177,25 +175,26 @@ class Engine:
         pending: PendingIteration
         try:
             pending = self._executor.launch(plan)
-        except Exception as fault:  # told by `wait`, in its turn
+        except Exception as fault:  # raised by `wait`, when its turn comes
             pending = FailedLaunch(fault)
         tally = self.scheduler.take_tally() if plan.training is None else DecisionTally()
         self._launched.append(self._record.launched(plan, pending, tally, started_s, scheduled_s))
         return not isinstance(pending, FailedLaunch)
 
     def _num_behind_oldest(self) -> int:
-        """Nothing could be launched: how many iterations may run on while the oldest one is waited for. Where lanes
-        take turns, its own lane is free then; else, and after a failed launch, the decision needs all results."""
+        """How many iterations may stay in flight while the oldest is awaited, when nothing could be launched. With
+        several lanes: all others, since finishing the oldest frees its lane. With one lane, or after a failed launch:
+        none, since the next decision needs all results."""
         is_failed = bool(self._launched) and isinstance(self._launched[-1].pending, FailedLaunch)
         return 0 if self._num_lanes == 1 or is_failed else max(0, len(self._launched) - 1)
 
     def _complete_all_but(self, num_launched: int) -> None:
-        """Wait for iterations and apply them, until so many still run."""
+        """Wait for the oldest iterations and apply them, until `num_launched` are left in flight."""
         while len(self._launched) > num_launched:
             self._complete(self._launched.popleft())
 
     def _complete(self, launched: Launched) -> None:
-        """Wait for the iteration and apply it."""
+        """Wait for the iteration and apply its result."""
         started_s, was_done = self._clock.now_s(), launched.pending.is_done()
         try:
             result = launched.pending.wait()
@@ -221,7 +220,7 @@ class Engine:
         if launched.plan.training is not None:
             self.training.fail(ServerError("an iteration that held this training failed"))
         if isinstance(launched.pending, FailedLaunch):
-            # None came behind it, and the executor may not have heard of these.
+            # Nothing was launched after it, and the executor may never have received these rows.
             self.scheduler.blocks.release_rows(launched.plan.released)
 
     def _note_whether_failed(self) -> None:

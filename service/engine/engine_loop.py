@@ -1,4 +1,4 @@
-"""The engine's thread: take commands as late as may be, step, publish; when idle, prepare what can wait, then sleep."""
+"""The engine's thread: take commands as late as possible, step, publish; when idle, do idle work, then sleep."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from service.errors import RequestError, ServerError
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_EVERY_S = 0.5
-"""While the same decodes go on: nothing but tokens comes or goes then."""
+"""How often the snapshot is renewed while the same decodes go on: only token counts change then."""
 
 LOOK_EVERY_S = 2e-3
-"""While a launch is delayed: whether the iteration has ended, against every prediction."""
+"""While a launch is delayed, how often to check whether the iteration in flight ended earlier than predicted."""
 
 
 class EngineLoop:
-    """Commands come in by `send`, events go out by `publish`. Of the rest other threads only read: `snapshot`, what
-    `num_queued` counts, `busy_since_s`, and what `watch` knows, each of them from one object that is replaced whole.
+    """Commands come in through `send`, events go out through `publish`. Other threads may also read `snapshot`,
+    `num_queued`, `busy_since_s` and `watch`; each of these reads one object that is replaced as a whole.
 
-    busy_since_s: when the present iteration began; None while there is nothing to do.
+    busy_since_s: when the current turn of the loop began; None while there is nothing to do.
 
-    publish(events): called on the engine thread with everything that has happened, once an iteration: as soon as the
-        one behind it is launched, or before that launch is delayed.
-    on_death(error): called on the engine thread, last, if the thread ends by a fault. Where that fault keeps requests
-        from ending, too, they have no final event. A training's listener hears of the end whatever ends the thread.
-    wait(event, seconds): passes the time before a launch that is delayed, or in a stall, until the event is set at
-        most, and returns whether it is; the only wait while there is work but the engine's.
-    stalled_after_s: after so long a stall is logged.
+    publish(events): called on the engine thread, at most once per iteration, with all events since the last call: as
+        soon as the next iteration is launched, or before that launch is delayed.
+    on_death(error): called last on the engine thread if the thread dies of a fault. Requests get a final event before,
+        unless the same fault prevents that. Training listeners are always told of the end.
+    wait(event, seconds): sleeps until the event is set, at most so long, and returns whether it is set. Used while a
+        launch is delayed and during a stall; apart from the engine's waits, the only sleep while there is work.
+    stalled_after_s: a stall that lasts longer is logged.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class EngineLoop:
         self._thread.start()
 
     def send(self, command: Command) -> None:
-        """Event-loop thread. Carried out before the next iteration."""
+        """Event-loop thread. The command is carried out before the next iteration is decided."""
         self._inbox.send(command)
         self._wake.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread's end; True if it has ended."""
+        """Wait for the thread to end. Returns True if it has."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -83,7 +83,7 @@ class EngineLoop:
         return self._known.snapshot
 
     def num_queued(self) -> Queued:
-        """What has not started. Event-loop thread."""
+        """Requests that have been submitted and have not started. Event-loop thread."""
         return self._known.queued(self._inbox.sent)
 
     @property
@@ -98,7 +98,7 @@ class EngineLoop:
             logger.critical("the engine thread has died", exc_info=fault)
             try:
                 self._fail_all(ServerError("the engine has stopped after a fault"))
-            except Exception:  # by the same fault, perhaps
+            except Exception:  # perhaps the same fault
                 logger.exception("requests could not be ended")
             self._end_trainings()
             self._on_death(fault)
@@ -137,8 +137,8 @@ class EngineLoop:
             self._hand_over()
 
     def _delay_launch(self) -> None:
-        """Let the time pass until the next launch is due; the event loop has the interpreter meanwhile. Each command is
-        looked at when it comes: with a request the launch may be due before."""
+        """Sleep until the next launch is due, so that the event loop can have the interpreter. Every command wakes this
+        up, since a new request may make the launch due earlier."""
         if self._spare_s() > 0.0:
             self._hand_over()
         while (spare_s := self._spare_s()) > 0.0:
@@ -149,7 +149,7 @@ class EngineLoop:
         return self._engine.spare_s(has_arrivals=self._inbox.sent.requests > self._inbox.taken.requests)
 
     def _rest(self) -> None:
-        """Until a command comes, for which a piece of idle work is given up."""
+        """Sleep until a command comes. Meanwhile do idle work, which a command interrupts."""
         self.busy_since_s, has_more = None, True
         while not self._wake.wait(IDLE_BEFORE_WORK_S if has_more else self.watch.probe_in_s):
             self.busy_since_s = self._clock.now_s()
@@ -161,12 +161,12 @@ class EngineLoop:
         self._idle.note_pause()
 
     def _end_trainings(self) -> None:
-        """The thread ends: the listener of every training hears of it."""
+        """The thread is ending: tell the listener of every training."""
         self._engine.training.interrupt(wants_state=False)
         self._inbox.close()
 
     def _take_commands(self) -> None:
-        """Carry out what has come in."""
+        """Carry out all commands in the inbox."""
         for command in self._inbox.take():
             if isinstance(command, Stop):
                 self._stopping = True
@@ -182,12 +182,12 @@ class EngineLoop:
         self._hand_over()
 
     def _note_state(self) -> None:
-        """For other threads."""
+        """Renew the state that other threads read."""
         self._known = Known(self._engine.snapshot(), self._inbox.taken)
 
     def _hand_over(self) -> None:
-        """Called when this thread is about to wait: the event loop works on the events, and while it does, every launch
-        would have to wait for the interpreter."""
+        """Publish the gathered events. Called when this thread is about to wait: while the event loop processes them it
+        holds the interpreter, which would delay a launch."""
         events = self._engine.requests.events.take()
         if events:
             self._publish(events)

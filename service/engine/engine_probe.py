@@ -1,4 +1,4 @@
-"""A prompt of the engine's own: whether the executor, or what clients ask for, is the reason that iterations fail."""
+"""The engine's own tiny prompt, which tells whether iterations fail because of the executor or because of requests."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from service.kvcache.block_manager import Fit
 from service.scheduler.iteration_scheduler import IterationScheduler
 
 _SEQUENCE_ID = -1
-"""Those of requests are numbered from 0."""
+"""Requests' sequences have ids from 0."""
 
 _TOKEN_IDS = (0, 1)
 
 
 def probe(scheduler: IterationScheduler, executor: Executor) -> bool | None:
-    """Compute it, in an iteration for itself: whether the executor draws a token for it. None: there is no room for it
-    now. Raises what the executor raises. No iteration runs."""
+    """Compute the probe in an iteration of its own. Returns whether a token was drawn; None if there is no room for it
+    now. Raises whatever the executor raises. No iteration may be in flight."""
     blocks = scheduler.blocks
     if blocks.fit(blocks.num_blocks_for(len(_TOKEN_IDS))) is not Fit.OK:
         return None

@@ -1,4 +1,4 @@
-"""What other threads, and metrics, are told of the engine: one value of plain facts."""
+"""Builds the EngineSnapshot that other threads and the metrics read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EngineSnapshots:
         return sum(swap_space.holds(group.leader.sequence_id) for group in self._scheduler.pool.preempted)
 
     def _count_kv_tokens(self) -> None:
-        """Counted anew at most every KV_TOKENS_EVERY_S: it looks at every running sequence."""
+        """Renew the count at most every KV_TOKENS_EVERY_S, because it visits every running sequence."""
         now_s = self._clock.now_s()
         if now_s >= self._kv_tokens_due_s or not self._scheduler.pool.running:
             blocks = self._scheduler.blocks

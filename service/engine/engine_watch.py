@@ -1,4 +1,4 @@
-"""Whether the engine gets on: requests that wait while nothing runs, and iterations that fail one after the other."""
+"""Whether the engine makes progress: detects stalls (requests wait, nothing runs) and iterations that keep failing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from service.engine.engine import Engine
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_IN_A_ROW = 3
-"""After this many failed iterations in a row the engine asks itself whether it is the executor that has failed, or what
-clients have asked for: one client's bad request, sent again and again, must not end the service for others."""
+"""After so many failed iterations in a row, a probe tells whether the executor is broken or the requests are at fault:
+one client that keeps sending a bad request must not end the service for the others."""
 
 PROBE_EVERY_S = 1.0
-"""While probes fail, or find no room: also without requests, since a balancer sends none to a server that fails."""
+"""While probes fail or find no room. Also without requests: a load balancer sends none to an unhealthy server."""
 
 STALLED_AFTER_S = 10.0
 
@@ -23,13 +23,13 @@ LOOK_WHILE_STALLED_S = 0.05
 
 
 class EngineWatch:
-    """Engine thread; other threads read the two facts.
+    """Engine thread; other threads may read `stalled_since_s` and `failing`.
 
-    stalled_since_s: since when there are requests and no iteration that could run; None ordinarily, for whoever waits
-    while nothing runs is admitted or refused by the next decision. failing: why every request would fail, found out by
-    a probe; None if it is not known that any would.
+    stalled_since_s: since when requests have been waiting while no iteration could run; normally None, since the next
+    decision admits or refuses a request that waits while nothing runs. failing: why every request would fail, as a
+    probe has shown; None as long as no probe has.
 
-    wait(seconds): passes the time in a stall, until something comes. stalled_after_s: after so long it is logged.
+    wait(seconds): sleeps during a stall, until something happens. stalled_after_s: a stall is logged after so long.
     """
 
     def __init__(self, engine: Engine, clock: Clock, wait: Callable[[float], object], stalled_after_s: float) -> None:
@@ -44,11 +44,11 @@ class EngineWatch:
 
     @property
     def probe_in_s(self) -> float | None:
-        """How long to wait for a command at most; None: as long as it takes."""
+        """The longest time to wait for a command before the next probe; None: no probe is due."""
         return None if self.failing is None else PROBE_EVERY_S
 
     def note_stall(self, *, goes_on: bool) -> None:
-        """goes_on: whether the step had something to do."""
+        """Call after a step that stalled, or that follows one. goes_on: the step had something to do."""
         if goes_on or not self._engine.has_work:
             self.stalled_since_s, self._stall_told = None, False
             return
@@ -62,8 +62,8 @@ class EngineWatch:
         self._wait(LOOK_WHILE_STALLED_S)
 
     def note_failures(self) -> bool:
-        """Several iterations have failed: find out whether the next request would, too. Raises if the executor does.
-        False if it was not tried, and nothing is new."""
+        """After MAX_FAILED_IN_A_ROW failures, probe whether new requests would fail, too, at most every PROBE_EVERY_S.
+        Returns whether a probe was made. Raises RuntimeError if the executor raises on the probe."""
         num_failed, now_s = self._engine.num_failed_in_a_row, self._clock.now_s()
         if num_failed < MAX_FAILED_IN_A_ROW:
             self._note_recovery("a request has got a token")

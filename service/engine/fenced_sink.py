@@ -1,4 +1,4 @@
-"""Statistics are nobody's tokens: what goes wrong with them costs their figures, and no request."""
+"""Keeps faults in the statistics away from requests: they lose figures, never tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _logger = logging.getLogger(__name__)
 
 
 class FencedSink:
-    """A StatsSink that never raises, around one that should not."""
+    """A StatsSink that never raises. It wraps one that should not."""
 
     def __init__(self, sink: StatsSink) -> None:
         self._sink = sink

@@ -1,4 +1,4 @@
-"""What the draws of an iteration may be, where grammars say so."""
+"""Which ids the draws of an iteration may give, where requests have grammars."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from service.scheduler.request_pool import RequestPool
 
 
 def with_masks(plan: IterationPlan, pool: RequestPool, masker: TokenMasker) -> IterationPlan:
-    """The plan with its masks, which are computed beside the forward pass; as it was if no draw needs one.
+    """The plan with its token masks, which are computed beside the forward pass; the same plan if no draw needs a mask.
 
-    The choices that are drawn from one prompt all stand at the beginning of one grammar: they share a mask.
+    The choices drawn from one prompt are all at the start of the grammar, so they share one mask.
     """
     matchers: list[Matcher] = []
-    rows = [-1] * len(plan.decodes)  # who has a grammar is not among them
+    rows = [-1] * len(plan.decodes)  # a request with a grammar is never in the decode batch
     for item in plan.scheduled:
         if not item.samples:
             continue
@@ -32,7 +32,7 @@ def with_masks(plan: IterationPlan, pool: RequestPool, masker: TokenMasker) -> I
 
 @dataclass(frozen=True, slots=True)
 class FailedMasks:
-    """Masks that could not be begun. Whoever waits for them has the fault, so the iteration fails as any other may."""
+    """Stands for masks that could not be started. `wait` raises the fault, so that iteration fails like any other."""
 
     fault: Exception
     rows: Sequence[int] = ()

@@ -1,4 +1,4 @@
-"""When the engine does work that can wait (`IdleWork`): in a pause, beside a training, or if iterations miss it."""
+"""When the engine does idle work (`IdleWork`): in a pause, beside a training, or when iterations would gain by it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from service.core.clock import Clock
 from service.engine.engine import Engine
 
 IDLE_BEFORE_WORK_S = 0.01
-"""Without a command for so long, the engine does a piece: not in the pause between a client's calls."""
+"""A pause begins after so long without a command: long enough not to count the gap between two calls of a client."""
 
 CATCH_UP_EVERY_S = 2.0
-"""Without any pause for so long, what iterations miss is done between two of them: it holds everybody up for about a
-tenth of a second, and makes their steps up to twice as short from then on."""
+"""After so long without a pause, work that iterations would gain by is done between two of them. It delays everybody by
+about a tenth of a second once, and makes their steps up to twice as fast from then on."""
 
 URGENT_EVERY_S = 0.25
-"""The same while most iterations do without: the first that ask to be deterministic have no CUDA graph at all."""
+"""The same, if `IdleWork.is_urgent`: the first deterministic requests, for example, have no CUDA graph at all."""
 
 
 class IdleTurns:
     """Engine thread only.
 
-    must_give_up: whether a command has come, for which a piece is given up.
+    must_give_up: whether a command has come; a piece of work is then dropped.
 
-    has_more: whether there is any work, as far as is known. catch_up_due_s: when it is time for `catch_up`.
+    has_more: whether any work is left, as far as is known. catch_up_due_s: when `catch_up` should be called next.
     """
 
     def __init__(self, engine: Engine, clock: Clock, must_give_up: Callable[[], bool]) -> None:
@@ -36,19 +36,19 @@ class IdleTurns:
         self.note_pause()
 
     def note_pause(self) -> None:
-        """The engine had nothing to do until now."""
+        """The engine had nothing to do until now: the time to the next `catch_up` starts anew."""
         self.catch_up_due_s = self._clock.now_s() + CATCH_UP_EVERY_S
 
     def use_pause(self) -> bool:
-        """There is nothing to do: do a piece. Whether there is more."""
+        """The engine has nothing to do: do a piece of work. Returns whether more is left."""
         self._engine.finish_launched()
         assert not self._engine.has_requests
         self.has_more = self._engine.idle_work.do_some(self._must_give_up)
         return self.has_more
 
     def use_training(self, *, has_commands: bool) -> None:
-        """A training, for which there is always something to do, waits for a piece, once nobody else has come for a
-        while."""
+        """With a training there is always something to do, so there are no pauses: do a piece of work once no request
+        or command has come for IDLE_BEFORE_WORK_S."""
         now_s = self._clock.now_s()
         if self._engine.has_requests or has_commands:
             self._had_requests_s = now_s
@@ -56,8 +56,8 @@ class IdleTurns:
             self.use_pause()
 
     def catch_up(self, before_work: Callable[[], None]) -> None:
-        """There may never be a pause: do a piece that iterations miss, if there is one, once those that run are
-        applied. before_work: called in between."""
+        """Do a piece of work between two iterations, if they would gain by it, since a pause may never come. Iterations
+        in flight are applied first, then before_work is called."""
         work, pause_s = self._engine.idle_work, CATCH_UP_EVERY_S
         if work.is_missed():
             pause_s = URGENT_EVERY_S if work.is_urgent() else CATCH_UP_EVERY_S

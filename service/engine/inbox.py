@@ -1,5 +1,5 @@
-"""What the event loop has sent to the engine's thread: commands that are not taken, and how much has not started, which
-any thread counts without a lock."""
+"""The event loop's queue to the engine's thread: commands not taken yet, and counters from which any thread can compute
+how many requests have not started, without a lock."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from service.engine.live_training import tell_end
 
 
 class Queued(NamedTuple):
-    """Requests that have not started, and tokens of theirs to compute. distinct_tokens: those of a beginning that
-    several prompts share counted once, but for prompts that the thread has not taken yet."""
+    """Requests that have not started, and the tokens that they have to compute. distinct_tokens: the same, but a prefix
+    that several prompts share counts once; prompts still in the inbox count in full."""
 
     requests: int
     tokens: int
@@ -24,7 +24,7 @@ class Queued(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """A number of requests and of prompt tokens."""
+    """A number of requests, and of their prompt tokens."""
 
     requests: int = 0
     tokens: int = 0
@@ -34,16 +34,17 @@ class Amount(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What other threads know of the engine: one object, replaced whole, so that no request is missing from both.
+    """What other threads know of the engine. One object, replaced as a whole, so that a request that moves from the
+    inbox to the engine is always counted in exactly one of the two.
 
-    taken: of the inbox so far, all of which the snapshot tells of.
+    taken: requests taken from the inbox so far; `snapshot` includes all of these.
     """
 
     snapshot: EngineSnapshot
     taken: Amount
 
     def queued(self, sent: Amount) -> Queued:
-        """What has not started. sent: to the inbox so far."""
+        """Requests that have not started. sent: all that were put into the inbox so far."""
         num_tokens_sent = sent.tokens - self.taken.tokens
         return Queued(
             self.snapshot.num_waiting + sent.requests - self.taken.requests,
@@ -53,9 +54,9 @@ class Known(NamedTuple):
 
 
 class Inbox:
-    """`send` is the event loop's, all else the engine's thread's.
+    """The event loop calls `send`, the engine's thread all other methods.
 
-    commands: that are not taken. sent, taken: requests so far.
+    commands: not taken yet. sent, taken: number of requests sent and taken so far.
     """
 
     def __init__(self) -> None:
@@ -65,13 +66,13 @@ class Inbox:
 
     def send(self, command: Command) -> None:
         self.commands.append(command)
-        if isinstance(command, Submit):  # counted once it can be taken: the thread may launch for it at once
+        if isinstance(command, Submit):  # counted after the append, since the thread may launch for it at once
             self.sent = self.sent.with_one_more(command.request)
         if self._is_closed:
             self._refuse_trainings()
 
     def take(self) -> Iterator[Command]:
-        """What has come in, and what comes meanwhile; each is taken once the next one is asked for."""
+        """Yield the commands, also those that arrive meanwhile. One counts as taken when the next is asked for."""
         while self.commands:
             command = self.commands.popleft()
             yield command
@@ -79,16 +80,16 @@ class Inbox:
                 self.taken = self.taken.with_one_more(command.request)
 
     def close(self) -> None:
-        """Nobody takes anything any more: the listener of every training that was to start hears of it."""
+        """The thread has ended. Trainings that were still to start, now or later, are reported as interrupted."""
         self._is_closed = True
         self._refuse_trainings()
 
     def _refuse_trainings(self) -> None:
-        """Whoever takes a command, the engine's thread or the one that sent it, tells."""
+        """Tell the listeners of all StartTraining commands. May run on both threads at once: one of them pops each."""
         while self.commands:
             try:
                 command = self.commands.popleft()
-            except IndexError:  # the other one was faster
+            except IndexError:  # the other thread popped it
                 return
             if isinstance(command, StartTraining):
                 tell_end(command.listener, TrainingInterrupted("the engine has ended"))

@@ -1,6 +1,6 @@
-"""The requests that have not ended: from the moment each is accepted to its one final event.
+"""The live requests, from acceptance to the one final event.
 
-When a request ends, for whatever reason and in whatever state, what it held is given back. Engine thread only.
+When a request ends, for any reason and in any state, all its resources are freed. Engine thread only.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class LiveRequests:
-    """Whatever ends a request ends it through `end_group`, with one final event.
+    """Every request ends through `end_group`, with exactly one final event.
 
-    events: of all of them, also of those that have ended. searches: those of requests with beams, by request id.
-    constrained: ids of those with a grammar. num_failed: how many have ended with an error so far.
+    events: gathered for publishing, also those of requests that have ended since. searches: the beam searches by
+    request id. constrained: ids of live requests with a grammar. num_failed: requests that ended with an error so far.
     """
 
     def __init__(self, scheduler: IterationScheduler, stats_sink: StatsSink, clock: Clock) -> None:
@@ -42,13 +42,13 @@ class LiveRequests:
         self.constrained: set[str] = set()
 
     def add(self, request: Request) -> None:
-        """Accept a request; `api` has validated it."""
+        """Accept a request, which `api` has validated. If that raises, the request fails with one final event."""
         first_sequence_id = self._next_sequence_id
         self._next_sequence_id += request.sampling.num_sequences
         try:
             group = SequenceGroup(request, first_sequence_id)
             search = None if request.sampling.beam is None else BeamSearch(request.sampling)
-        except Exception as fault:  # say, of its grammar
+        except Exception as fault:  # for example, its grammar could not be started
             _log(request.request_id, fault)
             stats = stats_of_lost(request, self._clock.now_s())
             self._tell_end(request.request_id, stats, Outcome.FAILED, _failed_inside(), ())
@@ -63,7 +63,7 @@ class LiveRequests:
             self.fail_inside(group, fault)
 
     def abort(self, request_id: str) -> None:
-        """End the request in whatever state it is; nothing happens if it has ended."""
+        """End the request, in any state; nothing happens if it has ended."""
         group = self._scheduler.pool.get(request_id)
         if group is None:
             return
@@ -71,7 +71,7 @@ class LiveRequests:
             for sequence in group.computing:
                 self._scheduler.group_end.cache_before_end(group, sequence)
             self.end_group(group, Outcome.ABORTED)
-        except Exception as fault:  # whatever it is, the other requests go on
+        except Exception as fault:  # of any kind: the other requests must go on
             self.fail_inside(group, fault)
 
     def fail(self, request_id: str, error: RequestError) -> None:
@@ -81,14 +81,14 @@ class LiveRequests:
             self._fail(group, error)
 
     def fail_unless_started(self, request_id: str, error: RequestError) -> None:
-        """As `fail`, but only if the request was in no iteration yet."""
+        """As `fail`, but only if the request has not been in any iteration yet."""
         group = self._scheduler.pool.get(request_id)
         if group is not None and group.first_scheduled_s is None:
             self._fail(group, error)
 
     def stop_choice(self, request_id: str, choice_index: int) -> None:
-        """End one choice because its text is complete. Without effect before its first token, and on beams: their
-        tokens come when all is over."""
+        """End one choice because its text is complete. No effect before its first token, nor on beams, whose tokens are
+        delivered only at the end of the search."""
         group = self._scheduler.pool.get(request_id)
         if group is None or not group.is_forked or group.request.sampling.beam is not None:
             return
@@ -97,20 +97,20 @@ class LiveRequests:
                 try:
                     self._scheduler.group_end.cache_before_end(group, sequence)
                     self.end_sequence(group, sequence, FinishReason.STOP)
-                except Exception as fault:  # likewise
+                except Exception as fault:  # as in `abort`
                     self.fail_inside(group, fault)
                 return
 
     def record_commands(self, seconds: float) -> None:
-        """What accepting and ending requests took between two iterations, for the statistics."""
+        """Report to the statistics how long the commands between two iterations took."""
         self._stats_sink.record_commands(seconds)
 
     def request_ids(self) -> list[str]:
-        """Ids of the requests that have not ended."""
+        """Ids of all live requests."""
         return [g.request.request_id for g in self._scheduler.pool.groups()]
 
     def stats_so_far(self, request_ids: Iterable[str]) -> dict[str, RequestStats]:
-        """Of those among these requests that have not ended, by their ids; `finished_s` is now."""
+        """Statistics, by id, of those of these requests that are live. `finished_s` is the present time."""
         now_s, stats = self._clock.now_s(), dict[str, RequestStats]()
         for request_id in request_ids:
             if (group := self._scheduler.pool.get(request_id)) is not None:
@@ -120,9 +120,10 @@ class LiveRequests:
         return stats
 
     def lose(self, groups: list[SequenceGroup], plan: IterationPlan) -> None:
-        """The plan, in which these were computed, may have been carried out in part. They may be damaged, and so are
-        requests on the move, those whose adapter may not have been loaded, and those whose blocks may not have been
-        copied: an iteration may have been launched for them since. What others hold was not touched."""
+        """An iteration failed: fail every request that it may have damaged, since its plan may have been carried out in
+        part. These are the requests in it (`groups`), those with blocks in transfer, those whose adapter it was to
+        load, and those that use blocks it was to copy; the last two may be in an iteration launched since. Blocks of
+        other requests were not touched."""
         error = ServerError("an iteration that held this request failed")
         blocks, pool = self._scheduler.blocks, self._scheduler.pool
         moving = [pool.member(sequence_id) for sequence_id in blocks.swap_space.swapping_sequence_ids()]
@@ -131,19 +132,19 @@ class LiveRequests:
         copied = [pool.member(sequence_id) for sequence_id in blocks.lose({c.destination for c in plan.copies})]
         for group in [*groups, *(member[0] for member in (*moving, *copied) if member is not None), *misled]:
             self.fail(group.request.request_id, error)
-        # Whoever was being swapped has ended.
+        # Every request whose transfer was under way has ended above.
         blocks.swap_space.finish_all()
         self._scheduler.ledger.lost_transfers()
         for adapter_id in adapter_ids:
             blocks.adapter_slots.remove_idle(adapter_id)
 
     def fail_inside(self, group: SequenceGroup, fault: Exception) -> None:
-        """A fault of ours ends this request only; also if it came while the request was being ended."""
+        """A server fault ends this request, and no other. May also be called if ending the request has raised."""
         _log(group.request.request_id, fault)
         self.end_group(group, Outcome.FAILED, _failed_inside())
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence, reason: FinishReason) -> None:
-        """End one choice, and with the last one the request."""
+        """End one choice; if it is the last live one, end the request."""
         sequence.finish_reason = reason
         if len(group.live) == 1:
             self.end_group(group, Outcome.FINISHED)
@@ -151,8 +152,8 @@ class LiveRequests:
             self._scheduler.group_end.end_sequence(group, sequence)
 
     def end_group(self, group: SequenceGroup, outcome: Outcome, error: RequestError | None = None) -> None:
-        """End the request: it gives back what it held, and nothing follows its final event. If it raises, that is not
-        told yet, and it may be called again."""
+        """End the request: free its resources and emit its final event, after which it gets none. If this raises, the
+        final event was not emitted, and it may be called again."""
         self._scheduler.group_end.end_group(group)
         request_id = group.request.request_id
         self.constrained.discard(request_id)
@@ -164,7 +165,7 @@ class LiveRequests:
     def _fail(self, group: SequenceGroup, error: RequestError) -> None:
         try:
             self.end_group(group, Outcome.FAILED, error)
-        except Exception as fault:  # likewise
+        except Exception as fault:  # as in `abort`
             self.fail_inside(group, fault)
 
     def _tell_end(
@@ -181,7 +182,7 @@ class LiveRequests:
 
 
 def stats_of_lost(request: Request, now_s: float) -> RequestStats:
-    """Of a request that nothing is known of but itself."""
+    """Statistics of a request of which only the Request itself is known."""
     sampling = request.sampling
     return RequestStats(
         num_prompt_tokens=request.num_prompt_tokens,

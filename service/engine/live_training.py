@@ -1,4 +1,4 @@
-"""The training that the engine carries on, if any: from its start to the one time that its listener hears its end."""
+"""The active training, if any, from its start until its listener is told of its end, which happens exactly once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ logger = logging.getLogger(__name__)
 
 
 class LiveTraining:
-    """One at a time. Whatever goes wrong with it ends it, and nothing else. Engine thread only.
+    """At most one training. Whatever goes wrong with it ends it and nothing else. Engine thread only.
 
-    executor: None if it takes no trainings.
+    executor: None if no trainings are accepted.
     """
 
     def __init__(self, turns: TrainingTurns, executor: TrainingExecutor | None, stats_sink: StatsSink) -> None:
@@ -26,7 +26,7 @@ class LiveTraining:
         self._live: _Live | None = None
 
     def start(self, training: Training, listener: TrainingListener) -> None:
-        """Carry it on from where it is. If that cannot be, its listener hears of the end at once."""
+        """Run the training from its present state. If that is not possible, its listener is told of its end at once."""
         try:
             if self._live is not None:
                 raise RuntimeError("another training runs")
@@ -52,7 +52,7 @@ class LiveTraining:
                 self._end(None)
 
     def apply(self, outcome: TrainingOutcome) -> None:
-        """What came of the oldest share that runs; nothing happens if its training has ended."""
+        """Apply the outcome of the oldest share in flight; nothing happens if its training has ended."""
         live = self._live
         if live is None or outcome.training_id != live.training_id:
             return
@@ -64,24 +64,24 @@ class LiveTraining:
                 live.listener.step(report)
             if outcome.news.state is not None:
                 live.listener.snapshot(outcome.news.state)
-        except Exception as fault:  # it should not raise: what it misses cannot be told again
+        except Exception as fault:  # against the listener's contract; what it missed cannot be repeated
             self._end(outcome.fault or fault)
             return
         if outcome.fault is not None or outcome.is_over:
             self._end(outcome.fault)
 
     def stop(self, training_id: int, *, wants_state: bool) -> None:
-        """End it in order, with a snapshot if wanted; nothing happens if it has ended. No iteration runs."""
+        """Stop it, after a snapshot if wanted; nothing happens if it has ended. No iteration may be in flight."""
         if self._live is not None and training_id == self._live.training_id:
             self._end(self._snapshot() if wants_state else None)
 
     def fail(self, fault: Exception) -> None:
-        """The executor has failed with a share of it."""
+        """The executor failed on an iteration with a share of the training."""
         if self._live is not None:
             self._end(fault)
 
     def interrupt(self, *, wants_state: bool) -> None:
-        """The engine ends, and with it the training, if there is one; with a snapshot if wanted and possible."""
+        """The engine ends: end the training, if there is one, after a snapshot if wanted and possible."""
         if self._live is None:
             return
         fault = self._snapshot() if wants_state else None
@@ -90,7 +90,7 @@ class LiveTraining:
         self._end(TrainingInterrupted("the engine has ended"))
 
     def _snapshot(self) -> Exception | None:
-        """The fault that kept it from being taken."""
+        """Give the listener a snapshot. Returns the fault that prevented it, else None."""
         assert self._live is not None and self._executor is not None
         try:
             self._live.listener.snapshot(self._executor.training_state(self._live.training_id))
@@ -115,7 +115,7 @@ class _Live(NamedTuple):
 
 
 def tell_end(listener: TrainingListener, fault: Exception | None) -> None:
-    """The listener's last call."""
+    """Make the listener's last call."""
     if fault is not None and not isinstance(fault, TrainingInterrupted):
         logger.error("a training has failed", exc_info=fault)
     try:

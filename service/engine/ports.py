@@ -1,4 +1,4 @@
-"""What the engine needs from outside, as Protocols; `composition` hands in the real ones, tests scripted ones."""
+"""What the engine needs from outside, as Protocols. `composition` passes in the real ones, tests scripted ones."""
 
 from __future__ import annotations
 
@@ -13,70 +13,71 @@ from service.core.training import Training
 
 
 class PendingIteration(Protocol):
-    """An iteration that the executor has begun."""
+    """An iteration that was launched."""
 
     def is_done(self) -> bool:
-        """Whether it is computed, or has failed, so that `wait` takes next to no time. Never waits and never raises."""
+        """Whether it is computed or has failed, so that `wait` returns almost at once. Never blocks, never raises."""
         ...
 
     def wait(self) -> IterationResult:
-        """Wait for the result and return it; raises if the iteration failed. Called once, in the order of launches.
-        Other threads run meanwhile."""
+        """Block until the result is there and return it; raise if the iteration failed. Called once per iteration, in
+        launch order. Releases the interpreter meanwhile."""
         ...
 
 
 class Executor(Protocol):
-    """Carries out plans, in the order of their launches. Called from the engine thread only.
+    """Executes plans in launch order. Engine thread only.
 
-    An exception from `launch` or `wait` is a fault of that whole iteration, not of one request. Transfers that were
-    under way then have ended one way or another; no result tells of them.
+    An exception from `launch` or `wait` is a fault of the whole iteration, not of one request. Transfers under way at
+    that time must have ended, in success or not; no later result reports them.
     """
 
     def launch(self, plan: IterationPlan) -> PendingIteration:
-        """Begin the plan, after those before it. A second may be launched before the first has been waited for."""
+        """Start the plan, after those launched before. May be called again before the first one was waited for."""
         ...
 
 
 class TrainingExecutor(Protocol):
-    """Carries on the trainings that plans have shares of. Called from the engine thread only, and for `remove_training`
-    and `training_state` while no iteration runs, or the executor has failed."""
+    """Runs the layer steps of trainings that plans have shares of. Engine thread only; `remove_training` and
+    `training_state` only while no iteration is in flight, or after the executor has failed."""
 
     def add_training(self, training: Training) -> int:
-        """Plans may have shares of it from now on. Returns how many KV blocks it needs, neighbours, whenever it
-        computes."""
+        """From now on plans may have shares of it. Returns how many contiguous KV blocks it needs while it computes."""
         ...
 
     def remove_training(self, training_id: int) -> None:
-        """None will any more. One that is not there is no fault."""
+        """No later plan has a share of it. An unknown id is ignored."""
         ...
 
     def training_state(self, training_id: int) -> object:
-        """`Training.state` of one that is there."""
+        """`Training.state` of an added training."""
         ...
 
 
 class IdleWork(Protocol):
-    """Preparation that can wait until there is nothing to compute. Engine thread; must not raise."""
+    """Preparation that can wait until there is nothing to compute (capturing CUDA graphs, for example). Engine thread;
+    must not raise."""
 
     def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
-        """Do one piece, the one that is missed most; returns whether there is more. Called while no iteration runs.
+        """Do one piece of work, the most useful one; returns whether more is left. No iteration is in flight.
 
-        must_give_up: asked every few milliseconds; once it is true the piece is dropped, to be done another time. None:
-        the piece is done whoever comes.
+        must_give_up: polled every few milliseconds; once true, the piece is dropped, to be done again later. None: the
+        piece is always completed.
         """
         ...
 
     def is_missed(self) -> bool:
-        """Whether the last iterations would have gained by a piece, so that the next ones may wait for it."""
+        """Whether the last iterations would have been faster with a piece that is not done yet, so that it is worth
+        delaying the next ones for it."""
         ...
 
     def is_urgent(self) -> bool:
-        """Whether most of them would have gained much, so that the next pieces are not to be far apart."""
+        """Whether most of them would have been much faster, so that pieces should follow each other quickly."""
         ...
 
 
 class NoIdleWork:
-    """Everything was prepared at start."""
+    """Null object: everything was prepared at start."""
 
     def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
         return False
@@ -89,10 +90,10 @@ class NoIdleWork:
 
 
 class StatsSink(Protocol):
-    """Receives facts. Called from the engine thread; must be quick and must not raise."""
+    """Receives statistics. Engine thread; must be quick and must not raise."""
 
     def record_iteration(self, stats: IterationStats) -> None:
-        """An iteration was applied; those that fail are not told."""
+        """An iteration was applied. Failed iterations are not recorded."""
         ...
 
     def record_training(self, stats: TrainingStats) -> None:
@@ -100,9 +101,9 @@ class StatsSink(Protocol):
         ...
 
     def record_commands(self, seconds: float) -> None:
-        """Between two iterations, adding and removing requests took so long."""
+        """Between two iterations, adding and removing requests took so many seconds."""
         ...
 
     def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
-        """A request has ended, which is told once. finish_reasons: of those of its choices that finished."""
+        """A request has ended; called once per request. finish_reasons: those of its choices that finished."""
         ...

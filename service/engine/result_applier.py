@@ -1,7 +1,7 @@
-"""What the result of an iteration changes of the requests that were in it: the engine's apply.
+"""The engine's apply: update requests with the result of an iteration.
 
-The tokens of the decode batch are applied at once; all others, and of the batch's those that must be looked at, one by
-one (sequence_results.py). Engine thread only.
+Tokens of the decode batch are applied in bulk. Everything else, including those tokens of the batch that need a look
+(a stop token, for example), is applied one by one (sequence_results.py). Engine thread only.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from service.scheduler.iteration_scheduler import IterationScheduler
 
 
 class ResultApplier:
-    """Results come in the order of their iterations. Whatever ends a request ends it through `requests`."""
+    """Results come in the order in which iterations were launched. All requests are ended through `requests`."""
 
     def __init__(self, requests: LiveRequests, scheduler: IterationScheduler, clock: Clock) -> None:
         self._requests = requests
         self._scheduler = scheduler
         self._clock = clock
         self._one_by_one = SequenceResults(requests, scheduler, clock)
-        self._num_told = 0  # events before the present iteration's
-        self._result_s = self._last_result_s = 0.0  # when the present iteration's result came, and the one's before
+        self._num_told = 0  # events gathered before the current iteration's
+        self._result_s = self._last_result_s = 0.0  # when the current result came, and when the one before it came
 
     def apply(self, plan: IterationPlan, result: IterationResult) -> ProcessedTokens:
-        """What the plan, the oldest that runs, computed and drew becomes the requests'. A fault of one request ends
-        that request only."""
+        """Apply the result of `plan`, the oldest iteration in flight. A fault of one request ends no other."""
         groups = self._scheduler.finish_iteration()
         if result.finished_transfers:
             self._scheduler.finish_transfers(result.finished_transfers)
         self._num_told = len(self._requests.events)
-        if plan.training is not None:  # between two tokens of the same requests, perhaps
+        if plan.training is not None:  # it may lie between two tokens of a request: keep `_result_s` as it is
             return ProcessedTokens(self._result_s)
         self._last_result_s, self._result_s = self._result_s, self._clock.now_s()
         tokens = ProcessedTokens(self._result_s)
@@ -49,8 +48,8 @@ class ResultApplier:
         return tokens
 
     def gave_something(self) -> bool | None:
-        """Whether the iteration that was just applied gave any request a token, or ended it in order. False if it gave
-        nobody anything and some request failed by a fault of ours; None if there was nothing to give."""
+        """Whether the iteration just applied gave any request a token or a regular end. False if no request got
+        anything and some failed by a server fault. None if there was nothing to give."""
         verdict = None
         for news in self._requests.events[self._num_told :]:
             if isinstance(news, BatchTokens):
@@ -65,7 +64,7 @@ class ResultApplier:
     def _apply_decodes(
         self, batch: DecodeBatch, members: DecodeMembers, result: IterationResult, tokens: ProcessedTokens
     ) -> None:
-        """Apply the tokens of the decode batch: all in one step, but for those that must be looked at."""
+        """Apply the tokens of the decode batch: in bulk, except for those that need a look."""
         token_ids = result.token_ids[: len(members)]
         looked_at = batch.take(members, token_ids, self._result_s)
         self._tell_all_but(looked_at, members.request_ids, token_ids)
@@ -76,14 +75,14 @@ class ResultApplier:
                 if group.live:
                     left_s = self._result_s if place in members.left else None
                     self._one_by_one.apply_decode(group, token_ids[place], logprobs, left_s)
-                else:  # it ended after the launch
+                else:  # the request ended after the launch
                     num_dropped += 1
-            except Exception as fault:  # whatever it is, the others get theirs
+            except Exception as fault:  # whatever it is, the other requests get their tokens
                 self._requests.fail_inside(group, fault)
         tokens.add_decodes(len(members) - num_dropped, self._last_result_s)
 
     def _tell_all_but(self, places: Iterable[int], request_ids: list[str], token_ids: tuple[int, ...]) -> None:
-        """One plain token for each of the requests, but for those at these places."""
+        """Emit one plain token event per request, except for those at `places`."""
         left_out = sorted(places, reverse=True)
         if not left_out:
             self._requests.events.append(BatchTokens(request_ids, token_ids))

@@ -1,7 +1,7 @@
-"""What an iteration's result changes of one sequence: its token is appended, choices fork, beams go on, stop conditions
-are looked at. Engine thread only.
+"""Applies an iteration's result to one sequence: append the token, fork choices, advance beams, check stop conditions.
+Engine thread only.
 
-Most decodes never come here: result_applier.py applies them all at once.
+Most decodes never come here: result_applier.py applies them in bulk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Draws = list[tuple[int, TokenLogprobs | None]]
 
 
 class SequenceResults:
-    """Whatever ends a request ends it through `requests`."""
+    """Every request ends through `requests`."""
 
     def __init__(self, requests: LiveRequests, scheduler: IterationScheduler, clock: Clock) -> None:
         self._requests = requests
@@ -44,7 +44,7 @@ class SequenceResults:
     def apply(
         self, plan: IterationPlan, scheduled: list[SequenceGroup], result: IterationResult, tokens: ProcessedTokens
     ) -> None:
-        """Of all that were scheduled by themselves; scheduled: their groups. A fault of one ends its request only."""
+        """Apply the results of `plan.scheduled`; scheduled: the groups of its items. A fault ends one request only."""
         logprobs = result.logprobs or (None,) * len(result.token_ids)
         scored, sums = dict(result.prompt_logprobs), dict(result.pooled)
         end = len(plan.decodes)
@@ -55,7 +55,7 @@ class SequenceResults:
             first, end = end, end + len(item.samples) + len(drafts)
             member = self._scheduler.pool.member(item.sequence_id)
             if member is None:
-                continue  # it ended after the launch; what it drew since is dropped
+                continue  # it ended after the launch: drop what was drawn for it
             try:
                 draws = list(zip(result.token_ids[first:end], logprobs[first:end], strict=True))
                 if item.targets and not self._note_prompt_logprobs(group, item, scored[item.sequence_id]):
@@ -67,7 +67,7 @@ class SequenceResults:
                     self._apply_drafts(item, drafts, draws, group, tokens)
                 else:
                     self._apply_one(item, draws, group, member[1], tokens)
-            except Exception as fault:  # whatever it is, the others of the iteration get their tokens
+            except Exception as fault:  # of any kind: the iteration's other requests must get their tokens
                 self._requests.fail_inside(group, fault)
 
     def apply_decode(
@@ -77,8 +77,8 @@ class SequenceResults:
         logprobs: TokenLogprobs | None,
         left_s: float | None,
     ) -> None:
-        """Of a live group in the decode batch whose token must be looked at. left_s: the result's time, if it has left
-        the batch since the launch; it may have joined it again."""
+        """Apply a token of the decode batch that needs a look. The group is live. left_s: time of the result, if the
+        group has left the batch since the launch (it may be back in it by now); else None."""
         sequence = group.live[0]
         if token_id == INVALID_TOKEN_ID:
             self._requests.end_group(group, Outcome.FAILED, _failed_draw(group.request))
@@ -99,7 +99,7 @@ class SequenceResults:
         start, end = item.num_computed_tokens, item.num_computed_tokens + len(item.token_ids)
         tokens.add(sequence, start, end, len(draws))
         self._scheduler.history.computed(group.request.client, end - start)
-        # Blocks of an answer are cached when it ends: nobody goes on from it before.
+        # Blocks of the answer are cached when it ends, since no other request can use them before.
         self._cache_blocks(group, sequence, min(end, sequence.num_prompt_tokens))
         self._scheduler.blocks.forget_unseen(sequence.sequence_id, end)
         if group.prompt_logprobs is not None and end >= sequence.num_prompt_tokens:
@@ -119,7 +119,7 @@ class SequenceResults:
         if not group.is_forked:
             fork_choices(group, self._scheduler.blocks)
         for receiver, (token_id, logprobs) in zip(receivers, draws, strict=True):
-            if group.live:  # a grammar's failure ends all choices at once
+            if group.live:  # else the grammar has failed for an earlier choice, which ended all choices
                 self._append_token(group, receiver, end, token_id, logprobs)
         self._scheduler.history.generated(group.request.client, len(draws))
         tokens.note_gap(group)
@@ -132,15 +132,15 @@ class SequenceResults:
         group: SequenceGroup,
         tokens: ProcessedTokens,
     ) -> None:
-        """Draw after draw, as long as what it was computed behind are the sequence's own tokens: one draw more than
-        drafts are right. What comes behind was drawn after a wrong token, and is nobody's."""
+        """Apply the draws one by one while the token that each was computed after is right: one more than there are
+        right drafts. Later draws follow a wrong token and are dropped."""
         sequence, start, journal = group.live[0], item.num_computed_tokens, group.journal
         num_right, num_applied = num_equal(drafts, [token_id for token_id, _ in draws]), 0
         self._scheduler.blocks.forget_unseen(sequence.sequence_id, start)
         journal.num_drafted += len(drafts)
         for token_id, logprobs in draws[: num_right + 1]:
             if not group.live:
-                break  # the token before it was the last
+                break  # the token before was the last one
             if token_id == INVALID_TOKEN_ID:
                 self._requests.end_group(group, Outcome.FAILED, _failed_draw(group.request))
                 break
@@ -154,7 +154,7 @@ class SequenceResults:
         tokens.note_gap(group)
 
     def _end_prompt(self, group: SequenceGroup) -> None:
-        """All of the prompt is computed, and nothing is to follow."""
+        """The prompt is fully computed, and no token is to be generated."""
         reason, pooling = FinishReason.LENGTH, group.request.sampling.pooling
         if pooling is not None:
             assert group.pooled is not None, "the last token's hidden state is always wanted"
@@ -171,14 +171,15 @@ class SequenceResults:
     def _note_prompt_logprobs(
         self, group: SequenceGroup, item: ScheduledSequence, logprobs: tuple[TokenLogprobs, ...]
     ) -> bool:
-        """After a preemption the same positions may come again, with the same values. False if some are no numbers."""
+        """Store the chunk's prompt logprobs. False if some are NaN. After a preemption the same positions may come
+        again, with equal values."""
         if group.prompt_logprobs is not None:
             start = item.num_computed_tokens
             group.prompt_logprobs[start : start + len(logprobs)] = logprobs
         return not any(math.isnan(entry.chosen) for entry in logprobs)
 
     def _note_top(self, group: SequenceGroup, sequence: Sequence, logprobs: TokenLogprobs | None) -> None:
-        """A beam is computed to its end. Once all are, the search takes its next step."""
+        """A beam's last token is computed. Once this is so for all beams, the search takes its next step."""
         assert logprobs is not None, "a beam asks for the best next tokens"
         sequence.top = logprobs.top
         tops = [beam.top for beam in group.computing if beam.top is not None]
@@ -191,7 +192,7 @@ class SequenceResults:
         if group.first_token_s is None:
             group.first_token_s = self._clock.now_s()
         if candidates:
-            if not group.is_forked:  # the prompt's one beam becomes all
+            if not group.is_forked:  # the prompt's single beam becomes `width` beams
                 fork_choices(group, self._scheduler.blocks)
             parents, token_ids = [c.parent for c in candidates], [c.token_id for c in candidates]
             continue_beams(group.live, parents, token_ids, self._scheduler.blocks)
@@ -200,7 +201,7 @@ class SequenceResults:
             self._end_search(group, search)
 
     def _end_search(self, group: SequenceGroup, search: BeamSearch) -> None:
-        """The best hypotheses are the choices; all their tokens come at once."""
+        """The search is over: its best hypotheses become the choices, and all their tokens are emitted at once."""
         request = group.request
         for index, hypothesis in enumerate(search.best(request.sampling.n)):
             token_ids, logprobs = hypothesis.token_ids, hypothesis.logprobs or repeat(None)
@@ -237,7 +238,7 @@ class SequenceResults:
         token_id: int,
         logprobs: TokenLogprobs | None,
     ) -> None:
-        """The token is the sequence's; it may be its last one."""
+        """Emit a token that was appended to the sequence, and end the sequence if it is the last one."""
         reason = _finish_reason(group.request, sequence, position, token_id)
         is_plain = reason is None and logprobs is None and len(group.sequences) == 1
         event = token_id if is_plain else TokenEvent(sequence.choice_index, token_id, reason, logprobs)
@@ -247,7 +248,7 @@ class SequenceResults:
             self._requests.end_sequence(group, sequence, reason)
 
     def _cache_blocks(self, group: SequenceGroup, sequence: Sequence, end: int) -> None:
-        """The sequence is computed up to token `end`: its full blocks may serve others from now on."""
+        """Offer the sequence's full blocks before token `end` to the prefix cache."""
         self._scheduler.blocks.cache_prefix(sequence, group.request.prefix_salt, end)
 
 
@@ -256,7 +257,8 @@ def _sequence_id(item: tuple[ScheduledSequence, SequenceGroup]) -> int:
 
 
 def _note_pooled(group: SequenceGroup, item: ScheduledSequence, vector: Vector) -> None:
-    """After a preemption the prompt may begin anew."""
+    """Add a chunk's hidden states to the sum. A chunk at position 0 restarts it: after a preemption the prompt may be
+    computed again."""
     if group.pooled is None or item.num_computed_tokens == 0:
         group.pooled = vector
     else:
@@ -264,7 +266,7 @@ def _note_pooled(group: SequenceGroup, item: ScheduledSequence, vector: Vector) 
 
 
 def _finish_reason(request: Request, sequence: Sequence, position: int, token_id: int) -> FinishReason | None:
-    """Whether the token that was just drawn is the sequence's last one."""
+    """Why the sequence ends with this token, which was just drawn; None if it goes on."""
     is_complete = sequence.matcher is not None and sequence.matcher.is_finished
     if is_complete or token_id in request.sampling.stop_token_ids:
         return FinishReason.STOP
@@ -272,12 +274,13 @@ def _finish_reason(request: Request, sequence: Sequence, position: int, token_id
 
 
 def _refused_token(matcher: Matcher) -> RequestError:
-    """Why a token was not accepted: a grammar that is too costly is the client's fault, a token against it ours."""
+    """Why a token was not accepted. A grammar that exceeds its limits is the client's fault; a token that the mask
+    should have forbidden is ours."""
     return matcher.refusal or ServerError(_NOT_THE_GRAMMARS)
 
 
 def _failed_draw(request: Request) -> RequestError:
-    """Why a draw came to nothing: the client's own contradiction if that can be, else the model's fault."""
+    """Why a draw failed. Constraints that leave no token are the client's fault; else logits were not finite."""
     sampling = request.sampling
     if request.grammar is not None and (sampling.allowed_token_ids is not None or sampling.bad_words):
         return InvalidRequest(_NOTHING_LEFT)

@@ -1,6 +1,6 @@
-"""What stands beside the step: how long its iterations take, when the next is to be launched, and their statistics.
+"""Measurements around the step: durations, when to launch the next iteration, statistics.
 
-Nothing here changes a request. What goes wrong with a measurement costs that measurement alone. Engine thread only.
+Nothing here changes a request. A fault in a measurement loses that measurement and nothing else. Engine thread only.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from service.scheduler.decision_tally import DecisionTally
 logger = logging.getLogger(__name__)
 
 _NOTICEABLE_WAIT_S = 2e-4
-"""Longer than fetching a result that is there."""
+"""A wait longer than this means that the result was not ready: fetching a ready one takes less."""
 
 
 class Launched(NamedTuple):
-    """A launched iteration, and what its statistics will need. Seconds on the engine's clock: when it was begun to be
-    decided, when it was decided, and when it was launched."""
+    """A launched iteration, with what its statistics need later. On the engine's clock: started_s: the decision began;
+    scheduled_s: the decision was made; launched_s: the launch was done."""
 
     plan: IterationPlan
     pending: PendingIteration
@@ -40,8 +40,8 @@ class Launched(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """When the wait for an iteration began, without the time by which the launch behind it was delayed, when its result
-    was there, and for how long it had the device."""
+    """wait_started_s: when the wait for the result began, shifted back by the delay of the next launch. executed_s:
+    when the result was there. device_s: for how long the iteration had the device."""
 
     wait_started_s: float
     executed_s: float
@@ -49,11 +49,11 @@ class Executed(NamedTuple):
 
 
 class ProcessedTokens:
-    """What an iteration has computed and drawn, by kind, and how long each request had waited for its token. Its result
-    came at `now_s`.
+    """Counts of the tokens that an iteration computed and drew, and the time since each request's previous token.
+    now_s: when its result came.
 
-    generated: drawn. prompt: computed for the first time. recomputed: computed again, after a preemption. drafts: as of
-    IterationStats.
+    generated: drawn. prompt: prompt tokens computed for the first time. recomputed: computed again after a preemption.
+    drafts: as in IterationStats.
     """
 
     __slots__ = ("_now_s", "_num_since", "drafts", "generated", "prompt", "recomputed")
@@ -64,31 +64,30 @@ class ProcessedTokens:
         self.recomputed = 0
         self.drafts: list[tuple[int, int]] = []
         self._now_s = now_s
-        # Requests that decode side by side had their last tokens at the same moment: one entry stands for many.
+        # Time of the previous token -> number of requests: those that decode together had it at the same moment.
         self._num_since: dict[float, int] = {}
 
     def add(self, sequence: Sequence, start: int, end: int, num_drawn: int) -> None:
-        """Tokens `start` to `end` of the sequence were computed."""
+        """Tokens at positions start, ..., end - 1 of the sequence were computed."""
         fresh = max(start, sequence.recompute_until)
         self.generated += num_drawn
         self.recomputed += max(0, min(end, sequence.recompute_until) - start)
         self.prompt += max(0, min(end, sequence.num_prompt_tokens) - fresh)
 
     def note_gap(self, group: SequenceGroup) -> None:
-        """A token of the group was drawn. Called for each of its choices, it counts once: their tokens come side by
-        side."""
+        """A token of the group was drawn. However many choices call this, the gap counts once per iteration."""
         last_s, group.last_token_s = group.last_token_s, self._now_s
         if last_s is not None and last_s != self._now_s:
             self._count(last_s, 1)
 
     def add_decodes(self, num_tokens: int, last_s: float) -> None:
-        """So many tokens of the decode batch were drawn; those before them came at `last_s`."""
+        """`num_tokens` tokens of the decode batch were drawn; the previous ones came at `last_s`."""
         self.generated += num_tokens
         if num_tokens:
             self._count(last_s, num_tokens)
 
     def gaps(self) -> tuple[tuple[float, int], ...]:
-        """`IterationStats.token_gaps`: what inter-token latency is made of."""
+        """`IterationStats.token_gaps`, from which inter-token latency is computed."""
         return tuple((self._now_s - since_s, count) for since_s, count in self._num_since.items())
 
     def _count(self, last_s: float, num_gaps: int) -> None:
@@ -96,10 +95,10 @@ class ProcessedTokens:
 
 
 class StepRecord:
-    """For each iteration in turn: `launches`, `launched`, `executed`, `applied`; or `lost` in place of the last two.
-    One of a training is not `applied`: its statistics are its own.
+    """Call per iteration, in this order: `launches`, `launched`, `executed`, `applied`; after a failure `lost` in place
+    of the last two. An iteration of a training has no `applied`, since it has its own statistics.
 
-    predicted_s: of the oldest plan that runs.
+    predicted_s: predicts the seconds of the oldest plan in flight.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class StepRecord:
         self._executed_s = 0.0
 
     def spare_s(self, running: Launched, *, has_arrivals: bool) -> float:
-        """Seconds by which the launch behind this iteration, which alone runs, may be delayed."""
+        """Seconds by which the launch after `running`, the only iteration in flight, may be delayed."""
         now_s = self._clock.now_s()
         if not self._launch_timing.is_timing:
             predicted_s = self._predicted_s(running.plan)
@@ -129,7 +128,7 @@ class StepRecord:
         return 0.0 if spare_s > 0.0 and running.pending.is_done() else spare_s
 
     def launches(self, *, has_arrivals: bool) -> float:
-        """The next iteration is going to be decided; returns when."""
+        """The next iteration is about to be decided. Returns the present time."""
         now_s = self._clock.now_s()
         self._launch_timing.launches(now_s, has_arrivals=has_arrivals)
         return now_s
@@ -146,23 +145,23 @@ class StepRecord:
         return Launched(plan, pending, tally, started_s, scheduled_s, self._clock.now_s())
 
     def lost(self) -> None:
-        """An iteration failed: how long it took says nothing."""
+        """An iteration failed: its duration must not be learned from."""
         self._launch_timing.lost()
 
     def executed(
         self, launched: Launched, result: IterationResult, wait_started_s: float, *, was_done: bool, is_last: bool
     ) -> Executed:
-        """The result is there. was_done: before the wait for it began. is_last: no later iteration is launched."""
+        """The result is there. was_done: it was there before the wait began. is_last: nothing was launched after it."""
         executed_s = self._clock.now_s()
         device_s = executed_s - max(launched.scheduled_s, self._executed_s)
-        # If a later one was launched meanwhile and this one was not waited for, it had ended at some time before.
+        # If a later one is launched and we did not wait for this one, its exact end is unknown.
         is_exact = is_last or (not was_done and executed_s - wait_started_s > _NOTICEABLE_WAIT_S)
         idle_s = max(0.0, launched.scheduled_s - self._executed_s)
         delayed_s = self._launch_timing.ended(device_s, is_exact=is_exact)
         self._executed_s = executed_s
         try:
             self._ledger.executed(launched.plan, ExecutionTime(device_s, is_exact, result.compute_s, idle_s))
-        except Exception:  # of a predictor that learns: nobody's tokens hang on it
+        except Exception:  # of a predictor that learns: no token depends on it
             self._unmeasured.tell()
         return Executed(wait_started_s - delayed_s, executed_s, device_s)
 
@@ -173,10 +172,10 @@ class StepRecord:
         executed: Executed,
         tokens: ProcessedTokens,
     ) -> None:
-        """The result is the requests' now."""
+        """The result has been applied to the requests: record the statistics."""
         try:
             self._stats_sink.record_iteration(self._stats(launched, result, executed, tokens))
-        except Exception:  # the tokens are told already, and the figures are lost
+        except Exception:  # the events are out; only these figures are lost
             self._unmeasured.tell()
 
     def _stats(
@@ -210,10 +209,10 @@ class StepRecord:
         )
 
     def _predicted_s(self, plan: IterationPlan) -> float | None:
-        """A fault of the predictor is one more reason not to know."""
+        """None also if the predictor raises."""
         try:
             return self._predict_s(plan)
-        except Exception:  # the launch is then not delayed
+        except Exception:  # then the launch is not delayed
             self._unmeasured.tell()
             return None
 

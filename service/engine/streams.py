@@ -1,5 +1,5 @@
-"""From the engine's thread to the readers of requests: each request's outbox, and when its reader is told of what is
-there. But for `publish` event-loop thread only."""
+"""From the engine's thread to the readers of requests: the outbox of each request, and when its reader is called.
+Event-loop thread only, except for `StreamDelivery.publish`."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from service.core.events import BatchTokens, FinalEvent, News, StreamEvent, one_
 logger = logging.getLogger(__name__)
 
 BUSY = 0.5
-"""The share of its time that the event loop may have work if every token is told at once. The rest is the engine's
-thread's, which needs the same interpreter."""
+"""How much of its time the event loop may be busy while every token is delivered at once. The engine's thread needs the
+rest, since both use the same interpreter."""
 
 COALESCED_WAKES_PER_S = 6_000
-"""Of readers, where more would make the event loop busier than that. Each costs 15 to 20 us, half of it the socket's: a
-tenth of a core."""
+"""Reader calls per second while tokens are coalesced because the event loop was busier than BUSY. One call costs 15 to
+20 us, half of it the socket's, so this is a tenth of a core."""
 
 LEAST_COALESCED_S = 0.03
 
 WINDOW_S = 0.05
-"""The load is what was measured over at least so long."""
+"""The load is measured over windows of at least so long."""
 
 _GOLDEN_RATIO = 0.618034
 _IDS_ONLY = {int}
 
 
 class RequestStream:
-    """Events are appended to `events`, where they may gather, and leave by `take`, all at once. Tokens of the decode
-    batch stay in `rows`, from row `num_taken` on, and are the stream's at `place` of each; they are behind `events`.
+    """The outbox of one request. Events are appended to `events`, where they may gather; `take` removes them all.
 
-    The reader is called, not woken: what a token costs would be less than the way into a task and out of it.
-    due_s: where events are told at intervals, when the next ones may be, on the engine's clock; 0 before the first
-    (see `StreamPacing`).
+    Tokens of the decode batch are not copied here one by one: they stay in `rows`, a list that all streams of the batch
+    share. This stream's tokens are the entries at index `place`, from row `num_taken` on; they come after `events`.
+    The reader is a plain callback, since waking a task for each token would cost more than the token's work.
+    due_s: with an interval between deliveries, the engine-clock time from which the next one may be made; 0 before the
+    first (see `StreamPacing`).
     """
 
     __slots__ = ("_reader", "due_s", "events", "num_taken", "place", "rows")
@@ -54,21 +55,21 @@ class RequestStream:
 
     @property
     def has_events(self) -> bool:
-        """Whether there is anything to take."""
+        """Whether `take` would return anything."""
         return bool(self.events) or len(self.rows) > self.num_taken
 
     def read_by(self, reader: Callable[[], None]) -> None:
-        """`reader` is called from now on when there are events to take, amid those of other requests: it neither
-        raises nor waits. It may leave them; then nobody calls before there are more."""
+        """Set the callback for new events. It runs between deliveries to other requests, so it must not raise or block.
+        If it does not `take` the events, it is not called again until more arrive."""
         self._reader = reader
 
     def wake(self) -> None:
-        """Let the reader take what is there, if anything is."""
+        """Call the reader if there are events to take."""
         if self._reader is not None and self.has_events:
             self._reader()
 
     def take(self) -> list[StreamEvent]:
-        """Everything since the last call."""
+        """Remove and return all events."""
         events, self.events = self.events, []
         num_taken, rows = self.num_taken, self.rows
         if len(rows) > num_taken:
@@ -77,22 +78,22 @@ class RequestStream:
         return events
 
     def take_ids(self) -> list[int] | None:
-        """As `take`, if all are plain tokens; else None, and nothing is taken."""
+        """As `take`, if all events are plain tokens; otherwise None, and nothing is removed."""
         if self.events and set(map(type, self.events)) != _IDS_ONLY:
             return None
         return cast(list[int], self.take())
 
     def take_rows(self) -> None:
-        """What is in the rows is among `events` from now on."""
+        """Move the tokens from `rows` into `events`."""
         self.events = self.take()
         self.rows, self.num_taken = [], 0
 
 
 class BatchStreams:
-    """Streams that get one token each in every iteration: a row of tokens costs nothing for each of them until it takes
-    its own, and only those that are due are looked at.
+    """Streams that get one token each in every iteration. Appending an iteration's row of tokens costs the same however
+    many streams there are; each stream picks out its own when it is read, and only streams that are due are looked at.
 
-    request_ids: whose they are, as the engine names them in `BatchTokens`.
+    request_ids: the object in `BatchTokens.request_ids`, whose order gives the places.
     """
 
     def __init__(self, request_ids: Sequence[str], streams: Mapping[str, RequestStream]) -> None:
@@ -103,29 +104,29 @@ class BatchStreams:
         heapify(self._turns)
 
     def add(self, token_ids: tuple[int, ...]) -> None:
-        """One more token for each."""
+        """Append one token for every stream."""
         if not self.rows:
             for place, stream in self._streams:
                 stream.rows, stream.num_taken, stream.place = self.rows, 0, place
         self.rows.append(token_ids)
 
     def give_tokens(self) -> None:
-        """Give the streams what is theirs, so that other events may follow."""
+        """Move every stream's tokens into its `events`, so that other events can follow them."""
         if self.rows:
             for _, stream in self._streams:
                 stream.take_rows()
             self.rows = []
 
     def all(self) -> list[RequestStream]:
-        """In the order of their places."""
+        """All streams, in the order of their places."""
         return [stream for _, stream in self._streams]
 
     def due(self, now_s: float, plan: Callable[[RequestStream], None]) -> list[RequestStream]:
-        """Those that are due by now. plan: sets when a stream is due again."""
+        """The streams that are due at `now_s`. plan: called for each of them, to set its next `due_s`."""
         due, passed, turns = list[RequestStream](), list[tuple[float, int, RequestStream]](), self._turns
         while turns and turns[0][0] <= now_s:
             _, place, stream = heappop(turns)
-            if stream.due_s <= now_s:  # else it had its turn elsewhere
+            if stream.due_s <= now_s:  # else it was delivered elsewhere meanwhile
                 plan(stream)
                 due.append(stream)
             passed.append((stream.due_s, place, stream))
@@ -135,19 +136,19 @@ class BatchStreams:
 
 
 class StreamInterval(Protocol):
-    """One question: for how long a stream that was told of tokens is left alone. Event-loop thread only."""
+    """A policy with one question: how long to leave a stream alone after a delivery. Event-loop thread only."""
 
     def seconds(self, num_streams: int) -> float:
-        """Where `num_streams` streams get tokens at a time; 0: each is told at once."""
+        """Seconds between two deliveries to a stream while `num_streams` streams get tokens. 0: deliver at once."""
         ...
 
     def note(self, num_ready: int, num_woken: int, now_s: float) -> None:
-        """Of `num_ready` streams that have something for their readers, `num_woken` were told."""
+        """Of `num_ready` streams that had events, the readers of `num_woken` were called."""
         ...
 
 
 class FixedInterval:
-    """Always the same: the plain twin."""
+    """Always the same interval: the plain twin."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -160,12 +161,12 @@ class FixedInterval:
 
 
 class IntervalByLoad:
-    """At once while that keeps the event loop less than BUSY; else few enough to cost little.
+    """Deliver at once while that keeps the event loop below BUSY. Above, coalesce tokens down to COALESCED_WAKES_PER_S.
 
-    What waking one reader costs is what the event loop's thread computed in a window, over the readers that it woke:
-    all other work of the event loop counts too, so who comes in keeps tokens together.
+    The cost of one reader call is estimated as the event-loop thread's CPU time in a window, divided by the calls made
+    in it. This includes all other work of the event loop, so new HTTP requests, too, make tokens coalesce.
 
-    busy_s: seconds that the calling thread has computed so far.
+    busy_s: returns the calling thread's CPU seconds so far.
     """
 
     def __init__(self, now_s: float, busy_s: Callable[[], float] = time.thread_time) -> None:
@@ -191,10 +192,10 @@ class IntervalByLoad:
 
 
 class StreamPacing:
-    """While the interval is 0, every event is told at once. Else a stream's first event and its last are, and those
-    between together, each stream at its own time within the interval.
+    """Decides when to deliver. If the interval is 0, every event is delivered at once. Otherwise a stream's first event
+    and its final event are, and the events between are coalesced; each stream has its own time within the interval.
 
-    streams: those that are open, by request id; whoever owns them adds and removes.
+    streams: the open streams by request id. The owner adds and removes them.
     """
 
     def __init__(self, streams: Mapping[str, RequestStream], interval: StreamInterval, clock: Clock) -> None:
@@ -206,10 +207,10 @@ class StreamPacing:
         self._batch = BatchStreams((), {})
 
     def deliver(self, news: Sequence[News], now_s: float) -> list[str]:
-        """Give the streams what iterations have to tell, now or together with later events. Those of streams that are
-        gone are dropped. Returns the ids of the requests that have ended with them.
+        """Deliver events, now or later together with others. Events of streams that are gone are dropped. Returns the
+        ids of the requests whose final event was among them.
 
-        All events are where they belong before the first reader is called.
+        All events are in their outboxes before the first reader is called.
         """
         if len(news) == 1 and isinstance(news[0], BatchTokens):
             self._deliver_batch(news[0], now_s)
@@ -217,7 +218,7 @@ class StreamPacing:
         return self._deliver_each(news, now_s)
 
     def _deliver_batch(self, tokens: BatchTokens, now_s: float) -> None:
-        """What most iterations tell."""
+        """The fast path: one BatchTokens, which is what most iterations give."""
         batch = self._batch_of(tokens)
         num_ready = len(tokens.token_ids)
         interval_s = self._interval.seconds(num_ready)
@@ -231,7 +232,7 @@ class StreamPacing:
         self._interval.note(num_ready, len(due), now_s)
 
     def _batch_of(self, tokens: BatchTokens) -> BatchStreams:
-        """The streams that these tokens are for, which have them now."""
+        """The streams of the batch, after appending these tokens."""
         if tokens.request_ids is not self._batch.request_ids:
             self._batch.give_tokens()
             self._batch = BatchStreams(tokens.request_ids, self._streams)
@@ -264,27 +265,27 @@ class StreamPacing:
             stream.wake()
         if must_sweep:
             self._sweep_in(interval_s)
-        if ended:  # nobody keeps their streams any longer
+        if ended:  # drop the last references to their streams
             self._batch = BatchStreams((), {})
         self._interval.note(len(events), len(due), now_s)
         return ended
 
     def _plan(self, stream: RequestStream, now_s: float, interval_s: float) -> None:
-        """When it is due again. The first pause of those that were told at once until now is shorter, by another share
-        for each stream: so their times spread."""
+        """Set when the stream is due again. For a stream that was delivered at once until now, the first pause is
+        shortened by a fraction that differs from stream to stream, so that their times spread over the interval."""
         share = 1.0
         if stream.due_s < now_s - interval_s:
             share = self._phase = (self._phase + _GOLDEN_RATIO) % 1.0
         stream.due_s = now_s + share * interval_s
 
     def _sweep_in(self, interval_s: float) -> None:
-        """After `interval_s`, look at the events that were left to wait, unless a look is planned already."""
+        """Deliver events left waiting after `interval_s`, unless that is scheduled already."""
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(interval_s, self._wake_due, interval_s)
 
     def _wake_due(self, interval_s: float) -> None:
-        """Tell the readers that are due by now of events that wait; if there were any, look again in an interval."""
-        self._sweep = None  # first: whatever fails here, the next events plan a look again
+        """Call the readers that are due and have events. If others wait, schedule the next call."""
+        self._sweep = None  # first, so that after an exception below the next events schedule a sweep again
         now_s = self._clock.now_s()
         waiting = [stream for stream in self._streams.values() if stream.has_events]
         due = [stream for stream in waiting if stream.due_s <= now_s]
@@ -297,10 +298,9 @@ class StreamPacing:
 
 
 class StreamDelivery:
-    """What the engine's thread tells, handed out on the event loop that runs when this is made.
+    """Delivers the engine thread's events on the event loop that is running when this is constructed.
 
-    on_end(request ids, now): these requests have ended, and their streams know it. on_fault(fault): what was told
-    cannot be handed out.
+    on_end(request ids, now): the final events of these requests were delivered. on_fault(fault): a delivery raised.
     """
 
     def __init__(
@@ -317,12 +317,12 @@ class StreamDelivery:
         self._event_loop = asyncio.get_running_loop()
 
     def publish(self, news: list[News]) -> None:
-        """Engine thread. `deliver` it there."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, perhaps just now: nobody listens any more
+        """Engine thread. Schedules `deliver` on the event loop."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, perhaps just now: no reader is left
             self._event_loop.call_soon_threadsafe(self._deliver_published, news)
 
     def deliver(self, news: Sequence[News]) -> None:
-        """Hand it out now."""
+        """Deliver now. Event-loop thread."""
         now_s = self._clock.now_s()
         ended = self._pacing.deliver(news, now_s)
         if ended:
