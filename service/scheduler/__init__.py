@@ -1,4 +1,4 @@
-"""Who runs next. Plain decisions over the request pool and the block tables; engine thread; no tensors.
+"""Who runs next: plain decisions over the request pool and the block tables. Engine thread; no tensors.
 
 One scheduler asks small policies, one question each; no policy inherits from another.
 """

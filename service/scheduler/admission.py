@@ -1,4 +1,4 @@
-"""Whether the next waiting request may start: does its memory fit? Policies that look ahead: memory_forecast.py."""
+"""Whether the memory for the next waiting request is there, so that it may start. See also memory_forecast.py."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Admission(Protocol):
         running: Sequence[SequenceGroup],
         num_promised: int = 0,
     ) -> Fit:
-        """Whether there is room now for all of the group's present tokens, its first ones in the cached blocks
-        `prefix`, and for its adapter, unless others run with it. num_promised: blocks that are not taken yet, and that
-        the prompts of running groups need (`num_blocks_to_come`).
+        """Whether there is room now for all tokens that the group has, the first of them being in the cached blocks
+        `prefix`, and for its adapter unless a running group uses it. num_promised: blocks that prompts of running
+        groups still need and that are not allocated yet (`num_blocks_to_come`).
 
         Changes nothing.
         """
@@ -30,11 +30,11 @@ class Admission(Protocol):
 
 
 class OnDemandAdmission:
-    """Needs room for the tokens that exist now, not for those to come (PagedAttention, section 4.3).
+    """Requires room for the tokens that exist now, not for those to be generated (PagedAttention, section 4.3).
 
-    A watermark of blocks stays free for the running sequences to grow, so that an admission does not cause a
-    preemption in the next iteration. With nothing running there is nobody to grow and the watermark is waived:
-    a request that passed `fits_ever` can then always start, which is why admission never deadlocks.
+    A watermark of blocks is kept free for the growth of running sequences, so that an admission does not cause a
+    preemption in the next iteration. If nothing runs, nothing can grow, and the watermark is waived: a request that
+    passed `fits_ever` can then always start. That is why admission never deadlocks.
     """
 
     def __init__(self, watermark_blocks: int) -> None:
@@ -53,6 +53,6 @@ class OnDemandAdmission:
 
 
 def fits_ever(request: Request, blocks: BlockManager, max_num_seqs: int) -> bool:
-    """Whether the request, with its adapter, could run to its end if it had the whole cache and all seats to itself."""
+    """Whether the request, with its adapter, could run to its end if it had the whole cache and all sequences."""
     has_seats = request.sampling.num_sequences <= max_num_seqs
     return has_seats and blocks.fit(num_blocks_alone(request, blocks)) is not Fit.NEVER

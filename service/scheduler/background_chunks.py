@@ -1,4 +1,4 @@
-"""Prompts in the background take little of an iteration that others wait for."""
+"""Limits how many background prompt tokens an iteration computes while other requests may have to wait for it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 from service.scheduler.request_pool import RequestPool
 
 ON_GPU, ON_CPU = 32, 8
-"""Prompt tokens of an iteration. For so few rows more it takes hardly longer: it reads all weights anyway."""
+"""Prompt tokens per iteration. So few more rows hardly take longer, since every iteration reads all weights anyway."""
 
 QUIET_S = 1.0
-"""So long after the last of the others has ended they are thought to come again: whoever comes waits for the iteration
-that runs."""
+"""How long after the last non-background request has ended others are still expected: a new one has to wait for the
+iteration that runs."""
 
 
 class BackgroundChunks:
-    """beside_others: prompt tokens in the background that an iteration computes at most while there are others."""
+    """beside_others: the most background prompt tokens in an iteration while there are non-background requests."""
 
     def __init__(self, pool: RequestPool, beside_others: int) -> None:
         self._pool = pool
@@ -24,8 +24,7 @@ class BackgroundChunks:
         self._last_other_s = -math.inf
 
     def most(self, now_s: float) -> int | None:
-        """How many tokens it may be now; None: any number. Whoever is to be told in time of the others' end asks again
-        and again."""
+        """The present limit; None: no limit. To be called in every decision: it notices here when others end."""
         pool = self._pool
         if pool.has_others or pool.num_others_ended != self._num_others_ended:
             self._num_others_ended, self._last_other_s = pool.num_others_ended, now_s

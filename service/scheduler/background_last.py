@@ -1,4 +1,4 @@
-"""Requests in the background go behind all others, whatever the policy is."""
+"""Background requests go after all others, whatever the scheduling policy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from service.scheduler.scheduling_policy import SchedulingPolicy
 
 
 class BackgroundLast:
-    """`policy` orders the others and never hears of those in the background: these start as they came, when nobody else
-    waits, and the last of them gives its memory up first."""
+    """`policy` orders the other requests and never sees background ones. These start in order of arrival, after all
+    waiting others, and are preempted first, the latest arrival first."""
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         self._policy = policy

@@ -1,4 +1,4 @@
-"""Blocks for the next tokens of running groups: which group needs how many, and which groups get them."""
+"""Blocks for the next tokens of running groups: how many each group needs, and who gets them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from service.scheduler.plan_draft import PlanDraft
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The blocks that running groups need. decodes: `DecodeBatch.shortage`. unbatched: the other groups, each with its
-    number of blocks."""
+    """Blocks that running groups need for their next tokens. decodes: what `DecodeBatch.shortage` returned. unbatched:
+    the other groups, each with its number of blocks."""
 
     decodes: Int64Array
     unbatched: list[tuple[SequenceGroup, int]]
@@ -28,27 +28,27 @@ class Shortage:
 
 
 class BlockGrowth:
-    """Engine thread only. Of the lane that is being decided."""
+    """For the lane being decided, unless stated otherwise. Engine thread only."""
 
     def __init__(self, blocks: BlockManager, lanes: Lanes) -> None:
         self._blocks = blocks
         self._lanes = lanes
 
     def shortage(self) -> Shortage:
-        """What the groups need for the next token of each sequence; a prompt's chunk takes more if there is more
-        (`room_for_chunk`). A group of one choice writes to no shared block and needs nothing while its last block has
-        room; one of several choices may have to copy a shared block. Under a window, a decode that needs a block has
-        given back first what it no longer sees: if it has just left the batch, nobody has done so yet."""
+        """What the groups need for one next token per sequence; a prompt chunk takes more if it can (`room_for_chunk`).
+        A group with one choice never writes to a shared block, so it needs nothing while its last block has room; with
+        several choices, a shared block may have to be copied. With a sliding window, blocks that a decode no longer
+        sees are freed first, if it needs a new one: a group that has just left the decode batch still holds some."""
         return self._shortage(self._lanes.batch)
 
     def num_promised(self) -> int:
-        """Blocks that the prompts of running groups, of all lanes, will yet take."""
+        """Blocks that the prompts of all lanes' running groups will still need."""
         groups = (group for batch in self._lanes for group in batch.unbatched.values())
         return sum(num_blocks_to_come(group, self._blocks) for group in groups)
 
     @property
     def leaves_room_elsewhere(self) -> bool:
-        """Whether the groups of the other lanes can have what they need next."""
+        """Whether enough blocks are available for the next tokens of the other lanes' groups."""
         others = [batch for batch in self._lanes if batch is not self._lanes.batch]
         return sum(self._shortage(batch).num_blocks for batch in others) <= self._blocks.supply.num_available
 
@@ -67,16 +67,16 @@ class BlockGrowth:
         return shortage
 
     def has_room(self, shortage: Shortage) -> bool:
-        """Whether every group can have what it needs now."""
+        """Whether every group can have its blocks now."""
         return shortage.num_blocks <= self._blocks.supply.num_available
 
     def will_have_room(self, shortage: Shortage) -> bool:
-        """Whether there are enough blocks for all groups, or will be once the transfers under way have finished."""
+        """Whether every group can have its blocks now, or once the transfers under way have finished."""
         return shortage.num_blocks <= self._blocks.supply.num_available + self._blocks.swap_space.num_departing
 
     def grow(self, shortage: Shortage, draft: PlanDraft) -> None:
-        """Give blocks to the unbatched groups, in their order; a group for which there are too few sits this iteration
-        out. The decode batch takes its own as it advances; it is empty while blocks are short."""
+        """Give blocks to the unbatched groups, in order; a group for which there are too few skips this iteration. The
+        decode batch takes its own when it advances; while blocks are short, it is empty."""
         num_kept = len(shortage.decodes)
         for group, num_blocks in shortage.unbatched:
             if num_blocks + num_kept <= self._blocks.supply.num_available:
@@ -86,8 +86,8 @@ class BlockGrowth:
                 draft.sitting_out.add(group.arrival_order)
 
     def room_for(self, sequence: Sequence, num_tokens: int) -> int:
-        """Let the sequence's blocks have room for so many tokens, as far as blocks are free that nobody asks for.
-        Returns for how many they have. It writes to no shared block."""
+        """Grow the sequence's table to hold `num_tokens` tokens, as far as there are free blocks, without reclaiming
+        any. Returns how many it can hold. The sequence must not write to shared blocks."""
         blocks, table = self._blocks, self._blocks.table(sequence.sequence_id)
         num_more = min(blocks.num_blocks_for(num_tokens) - len(table.block_ids), blocks.pool.num_free)
         if num_more >= blocks.num_groups:
@@ -97,7 +97,7 @@ class BlockGrowth:
         return blocks.num_tokens_in(len(table.block_ids))
 
     def room_for_chunk(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> int:
-        """As `room_for`, of any blocks that can be taken."""
+        """As `room_for`, but blocks may also be reclaimed, and shared blocks are copied if they are written to."""
         blocks, table = self._blocks, self._blocks.table(sequence.sequence_id)
         num_more = min(blocks.num_blocks_for(num_tokens) - len(table.block_ids), blocks.supply.num_available)
         if num_more >= blocks.num_groups:
@@ -111,12 +111,13 @@ class BlockGrowth:
         return swap_space.has_transfers and swap_space.is_swapping(group.leader.sequence_id)
 
     def _forget_unseen(self, sequence: Sequence) -> None:
-        """Of a decode; a prompt's blocks are offered to others when its chunk's result comes, and given back then."""
+        """Free blocks that a decode no longer sees. Not for prompts: their blocks are freed when the chunk's result
+        comes, after they were offered to the prefix cache."""
         if sequence.num_tokens_to_compute == 1:
             self._blocks.forget_unseen(sequence.sequence_id, sequence.num_computed_tokens)
 
     def _appends(self, group: SequenceGroup) -> list[Append]:
-        """Room for each sequence's next token. Choices that have no table yet wait for their prompt."""
+        """One token more for each sequence. Choices without a table are left out: they wait for their prompt."""
         return [
             (s.sequence_id, _next_end(s), self._write_from(group, s))
             for s in group.computing
@@ -124,10 +125,10 @@ class BlockGrowth:
         ]
 
     def _write_from(self, group: SequenceGroup, sequence: Sequence) -> int:
-        """A choice never writes the prefix that it shares, so its writes begin after it."""
+        """First position that the sequence may write. Choices never write the prefix that they share."""
         return max(sequence.num_computed_tokens, num_shared_tokens(group.request, self._blocks.block_size))
 
 
 def _next_end(sequence: Sequence) -> int:
-    """Position behind the next token that it computes."""
+    """The position after the next token to compute."""
     return sequence.num_computed_tokens + (sequence.num_tokens_to_compute > 0)

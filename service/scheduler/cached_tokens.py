@@ -1,4 +1,4 @@
-"""How much of the blocks that are used has tokens in it."""
+"""How many tokens the used blocks hold."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from service.scheduler.lanes import Lanes
 
 
 def num_cached_tokens(blocks: BlockManager, lanes: Lanes) -> int:
-    """Tokens that the device's used blocks hold, those of a shared block counted once. Adapters' blocks hold none.
-    A token that several groups of layers keep counts for each of them, as their blocks do.
+    """Tokens in the device's used blocks; those of a shared block count once, and adapters' blocks hold none. With
+    several layer groups a token counts once per group, since each keeps it in a block of its own.
 
     Blocks that are being swapped out count as empty.
     """
@@ -19,7 +19,7 @@ def num_cached_tokens(blocks: BlockManager, lanes: Lanes) -> int:
             if not blocks.has_table(sequence.sequence_id):
                 continue
             table = blocks.table(sequence.sequence_id)
-            if table.num_held and table.block_ids[-1] not in last_blocks:  # else forked, and not yet written on
+            if table.num_held and table.block_ids[-1] not in last_blocks:  # else a fork that still shares the block
                 unfilled += blocks.num_tokens_in(len(table.block_ids)) - sequence.num_computed_tokens
                 last_blocks.add(table.block_ids[-1])
     num_used = blocks.pool.num_used - blocks.swap_space.num_departing - blocks.adapter_slots.num_blocks

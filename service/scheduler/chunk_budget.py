@@ -8,29 +8,29 @@ from service.prediction.iteration_time import IterationTime
 from service.prediction.workload import Workload
 
 MIN_CHUNK = 32
-"""Prompt tokens that an iteration computes at least, if as many wait: prompts must make progress too."""
+"""The least prompt tokens per iteration, if so many wait: prompts must make progress, too."""
 
 PIECE = 256
-"""Tokens; a GPU reads weights for as long as it multiplies some 300 rows with them. Up to there a prompt beside decodes
-costs less than by itself; beyond, an iteration of twice the tokens takes twice the time."""
+"""Tokens. A GPU takes as long to read the weights as to multiply about 300 rows with them. Up to there, prompt tokens
+beside decodes cost less than on their own; beyond, twice the tokens take twice the time."""
 
 USUAL_TOKENS = 2048
-"""Of an iteration; Llama-8B on one H200 computes as many in 48 ms. Twice as many take 2 % less than twice the time, but
-whoever comes, or decodes, waits twice as long."""
+"""Tokens per iteration. Llama-8B on one H200 computes so many in 48 ms. Twice as many would be 2 % cheaper per token,
+but decodes and new requests would wait twice as long."""
 
 DEEP_QUEUE = 16
-"""Iterations of the whole token budget that wait: then 2 % are more than such a wait."""
+"""With so many full iterations of prompt tokens waiting, those 2 % matter more than the longer wait."""
 
 FEW_A_DECODE = 16
-"""Waiting prompt tokens a decode, up to which iterations are shorter still. Between 12 and 20 it makes no difference
-for Llama-8B on one H200, by a simulation over the measured times of its steps (loadtest/log/serving.md)."""
+"""Waiting prompt tokens per decode up to which iterations are half a PIECE shorter. Any value from 12 to 20 gives the
+same for Llama-8B on one H200, in a simulation with the measured times of its steps (loadtest/log/serving.md)."""
 
 
 class ChunkBudget(Protocol):
     def num_tokens(self, num_decodes: int, num_read: int, start: int, num_waiting: int) -> int:
-        """How many prompt tokens to compute beside so many decodes, which attend to `num_read` tokens. start: the
-        position of the first of them in its prompt. num_waiting: prompt tokens that are to be computed by now. At least
-        1; with the decodes never more than fit an iteration."""
+        """How many prompt tokens to compute beside `num_decodes` decodes, which attend to `num_read` tokens. start: the
+        position of the first of these tokens in its prompt. num_waiting: prompt tokens still to be computed, of all
+        requests. At least 1; together with the decodes at most max_num_batched_tokens."""
         ...
 
 
@@ -45,12 +45,14 @@ class FixedBudget:
 
 
 class InPieces:
-    """Beside decodes, while one iteration of USUAL_TOKENS could compute all waiting prompt tokens: only as many as fill
-    it up to a multiple of PIECE, and at least PIECE. All at once would take no less time, and meanwhile each decode
-    would get one token instead of several. At least half a PIECE if no more than FEW_A_DECODE tokens wait for each
-    decode: then the answers gain more by short iterations than the prompts lose by waiting for one more of them.
-    USUAL_TOKENS if more tokens wait (throughput counts then) or nothing decodes, and the whole token budget once a
-    DEEP_QUEUE waits.
+    """Throughput if much waits, short iterations if little does.
+
+    Nothing decodes, or more than USUAL_TOKENS wait: fill the iteration up to USUAL_TOKENS tokens, or up to the whole
+    budget once DEEP_QUEUE full iterations wait.
+    Otherwise: fill it up to the next multiple of PIECE, with at least PIECE prompt tokens. Computing all waiting ones
+    at once would take as long, and each decode would get one token in that time in place of several. If at most
+    FEW_A_DECODE tokens wait per decode, at least half a PIECE: the decodes then gain more from short iterations than
+    the prompts lose by one more of them.
     """
 
     def __init__(self, max_num_batched_tokens: int) -> None:
@@ -67,11 +69,11 @@ class InPieces:
 
 
 class InterTokenTarget:
-    """As many prompt tokens as let the iteration end within the target, by the fitted predictor: a decode waits for one
-    iteration between two of its tokens. The whole token budget is used when nothing decodes.
+    """As many prompt tokens as let the iteration end within the target for inter-token latency, by the fitted
+    predictor. The whole token budget if nothing decodes.
 
-    The predictor follows the machine, so the budget follows what is measured: on a GPU what the device computes, since
-    the host's part passes meanwhile where iterations overlap. A target too short for any prompt gives the minimum.
+    The predictor learns from measurements, so the budget adapts to the machine. On a GPU it counts device time only,
+    since host work is hidden when iterations overlap. If the target is too short for any prompt: MIN_CHUNK.
     """
 
     def __init__(self, iteration_time: IterationTime, target_s: float, max_num_batched_tokens: int) -> None:
@@ -85,7 +87,7 @@ class InterTokenTarget:
             return most
         heat = self._iteration_time.heat.level
         low, high = min(MIN_CHUNK, most), most
-        while low < high:  # the most tokens that end in time; more tokens never take less
+        while low < high:  # bisect: more tokens never take less time
             middle = (low + high + 1) // 2
             workload = Workload.of_chunk(start, middle, num_decodes, num_read, heat)
             predicted_s = self._iteration_time.predicted_s(workload)

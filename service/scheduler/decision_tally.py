@@ -1,4 +1,4 @@
-"""What the scheduler's decisions did, counted for the metrics."""
+"""Counts of what the scheduler decided, for the metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.core.stats import Deferral, Prediction
 
 @dataclass(slots=True)
 class DecisionTally:
-    """`core/stats.py` says what each count means."""
+    """`core/stats.py` explains each count."""
 
     num_dropped: int = 0
     num_swapped: int = 0

@@ -1,15 +1,14 @@
-"""The persistent decode batch: most iterations consist of little else, and to decide one costs next to nothing.
+"""The persistent decode batch: most iterations are little else, and deciding one of these costs next to nothing.
 
-A running request whose only choice decodes computes one token in every iteration, and nothing else about it changes
-but, once in block_size iterations, its block table. So such requests stand in one table of columns from one iteration
-to the next, and an iteration is a few operations on whole columns. All other running groups are `unbatched`, and each
-is looked at in every iteration: prompts, several choices, beams, groups whose blocks are being copied to or from the
-host, and groups whose drawn ids the host must know. With every group unbatched the decisions are the same, only slower:
-that is the plain twin.
+A decoding request with one choice computes one token per iteration, and nothing else about it changes, except for its
+block table once in block_size iterations. Such requests are kept as columns of one table from iteration to iteration,
+so deciding is a few operations on whole columns. All other running groups are `unbatched` and looked at one by one:
+prompts, several choices, beams, groups with blocks in transfer to or from the host, and groups whose drawn ids the host
+must know. If every group is unbatched, the decisions are the same, only slower: that is the plain twin.
 
-While a group is in the batch, the columns say how far it is; its sequence and group lag behind. Drawn ids are written
-to the sequences' tokens when somebody joins or leaves, when one of them must be looked at, and every LONGEST_RUN
-iterations: to touch hundreds of sequences that have left the processor's caches is what costs (loadtest/LOG.md).
+While a group is in the batch, its progress is in the columns; its Sequence and SequenceGroup lag behind. Drawn ids are
+written to the sequences when a group joins or leaves, when a token needs a look (a stop, for example), and every
+LONGEST_RUN iterations, since touching hundreds of sequences outside the CPU's caches is costly (loadtest/LOG.md).
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from service.kvcache.block_table import BlockTable
 from service.scheduler.history import History
 
 LONGEST_RUN = 32
-"""Iterations of the same members whose drawn ids are kept as they came, until the sequences' tokens get them."""
+"""For how many iterations of the same members drawn ids are kept before they are written to the sequences."""
 
 SEQUENCE_ID, ROW, SEED, LAST, NUM_TOLD, NUM_NEW, END, ROOM = range(8)
 """The columns. row, seed: as in ScheduledDecodes. last: position of the last token that the sequence may have.
-num_told: its tokens when it joined, which its group counts without the batch. num_new: tokens to compute next.
-end: position behind them, of the token that it draws. room: tokens that its blocks hold."""
+num_told: number of its tokens when it joined; its group's own counts end there. num_new: tokens to compute next.
+end: the position after these, which is that of the token to be drawn. room: tokens that its blocks can hold."""
 
 
 class DecodeBatch:
-    """Engine thread only. Every running group of its lane (lanes.py) is either in the batch or `unbatched` (keyed by
-    order of arrival, in order of start). versions: those that its decodes will have. history: is told of the batch's
-    tokens when they are written to the sequences."""
+    """The running groups of one lane (lanes.py): each is either in the batch or in `unbatched` (group by arrival order,
+    inserted in order of start). Engine thread only. versions: numbers for `ScheduledDecodes.version`. history: told of
+    the batch's tokens when they are written to the sequences."""
 
     def __init__(self, blocks: BlockManager, versions: Iterator[int], history: History) -> None:
         self.unbatched: dict[int, SequenceGroup] = {}
@@ -49,8 +48,8 @@ class DecodeBatch:
         self._members = DecodeMembers(history)
         self._versions = versions
         self._version = 0
-        self._numbers: dict[int, int] = {}  # by order of arrival: the members
-        self._tables: dict[int, BlockTable] = {}  # by sequence id: theirs
+        self._numbers: dict[int, int] = {}  # joining number of each member, by arrival order
+        self._tables: dict[int, BlockTable] = {}  # block table of each member, by sequence id
         self._num_joined = 0
         self._watched_ids = Counter[int]()
         self._launched: deque[DecodeMembers] = deque()
@@ -64,45 +63,45 @@ class DecodeBatch:
         return group.arrival_order in self._numbers
 
     def holds(self, group: SequenceGroup) -> bool:
-        """Whether the group is here, in the batch or unbatched."""
+        """Whether the group is in this lane, batched or unbatched."""
         return group in self or group.arrival_order in self.unbatched
 
     @property
     def num_seqs(self) -> int:
-        """Live sequences of all groups that are here."""
+        """Live sequences of all groups in this lane."""
         return len(self) + sum(len(group.live) for group in self.unbatched.values())
 
     def start(self, group: SequenceGroup) -> None:
-        """The group runs from now on."""
+        """The group starts to run, unbatched."""
         self.unbatched[group.arrival_order] = group
 
     def take_over(self, group: SequenceGroup, running: Iterable[SequenceGroup]) -> None:
-        """The group, which runs already, is here from now on. running: all of them, in order of start."""
+        """Take over a group that already runs in another lane. running: all running groups, in order of start."""
         here = {*self.unbatched, group.arrival_order}
         self.unbatched = {each.arrival_order: each for each in running if each.arrival_order in here}
 
     def stop(self, group: SequenceGroup) -> None:
-        """The group runs no more. What its sequence and it say is up to date from now on."""
+        """The group stops running. From now on the token counts of it and its sequence are up to date."""
         if self.unbatched.pop(group.arrival_order, None) is None and group in self:
             self._leave(group)
 
     def dissolve(self, running: Iterable[SequenceGroup]) -> None:
-        """From now on every group is unbatched. running: all of them, in order of start."""
+        """Move every group out of the batch. running: all groups of this lane, in order of start."""
         for group in self._members.groups:
             if group in self:
                 self._leave(group)
         self.unbatched = {group.arrival_order: group for group in running}
 
     def part_with(self, groups: Iterable[SequenceGroup]) -> None:
-        """From now on these are unbatched."""
+        """Move these groups out of the batch: they are unbatched then."""
         for group in groups:
             if group in self:
                 self._leave(group)
                 self.unbatched[group.arrival_order] = group
 
     def join(self, groups: list[SequenceGroup]) -> None:
-        """Of each group's one live sequence all tokens are computed, or being computed, but the last, whose id is
-        pending."""
+        """Move unbatched groups into the batch. Each must have one live sequence, of which every token but the last is
+        computed or being computed, and the last one's id is pending."""
         if not groups:
             return
         self._drop_left()
@@ -125,8 +124,8 @@ class DecodeBatch:
         self._version = next(self._versions)
 
     def shortage(self) -> Int64Array:
-        """Places of the decodes that need blocks for their next tokens, as often as it needs blocks, side by side. What
-        they no longer see through a window they have given back first."""
+        """Which decodes need blocks for their next tokens: the place of each, repeated once per block needed,
+        ascending. With a sliding window, blocks that these decodes no longer see are freed first."""
         self._drop_left()
         end, room = self._columns[END], self._columns[ROOM]
         places: Int64Array = (end > room).nonzero()[0]
@@ -141,8 +140,9 @@ class DecodeBatch:
         return places.repeat(num_units * self._blocks.num_groups)
 
     def advance(self, number: int, shortage: Int64Array) -> tuple[DecodeMembers, ScheduledDecodes] | None:
-        """Iteration `number` computes the next tokens of all its members, which are returned; None if there are none.
-        shortage: as it is now; enough blocks are free for it. Groups whose last token is drawn now leave."""
+        """Plan iteration `number`: every member computes its next tokens. Returns the members and their columns; None
+        if the batch is empty. shortage: what `shortage` returned; the caller has checked that there are so many blocks.
+        Groups that draw their last token in this iteration leave the batch."""
         if not self._numbers:
             return None
         columns, members = self._columns, self._members
@@ -169,13 +169,13 @@ class DecodeBatch:
         return members, decodes
 
     def finish(self) -> None:
-        """The oldest iteration that runs has ended, whatever came of it."""
+        """The oldest iteration in flight has ended, successfully or not."""
         self._launched.popleft()
 
     def take(self, members: DecodeMembers, token_ids: tuple[int, ...], now_s: float) -> dict[int, SequenceGroup]:
-        """Take in what an iteration of these members, which has just finished, has drawn: one id for each. Returns by
-        place the groups whose id the caller must look at, because more may follow from it, or they are in the batch no
-        more. The tokens of all that are in it are up to date then."""
+        """Record what a just finished iteration drew: one id per member. Returns, by place, the groups whose id the
+        caller must look at: it may be a stop token, the client wants more than the id, or the group has left the batch.
+        If any are returned, the tokens of all sequences in the batch are up to date."""
         if members is not self._members:
             members.write(token_ids)
         elif members.keep(token_ids) >= LONGEST_RUN:
@@ -183,7 +183,7 @@ class DecodeBatch:
         self._last_result_s = now_s
         looked_at = members.left.copy()
         for group in looked_at.values():
-            if not group.live:  # what it drew since it ended is dropped
+            if not group.live:  # it ended before this draw, which is dropped
                 self._history.decoded(group.request.client, -1)
         for number in members.detailed:
             place = members.place_of(number)
@@ -197,12 +197,12 @@ class DecodeBatch:
         return looked_at
 
     def write_tokens(self) -> None:
-        """The tokens of all sequences in the batch are up to date from now on, but for ids that are not drawn yet."""
+        """Bring the token ids of all sequences in the batch up to date, except for ids that are not drawn yet."""
         self._members.write_kept()
 
     def num_uncounted(self, group: SequenceGroup) -> int:
-        """Tokens of the group that are drawn and that it does not count, because it is in the batch. Its sequence's
-        tokens are up to date from now on."""
+        """How many drawn tokens the group's own counts lack because it is in the batch; 0 if it is not. Also brings its
+        sequence's token ids up to date."""
         number = self._numbers.get(group.arrival_order)
         if number is None:
             return 0
@@ -212,13 +212,13 @@ class DecodeBatch:
         return max(0, group.live[0].num_known_tokens - int(self._columns[NUM_TOLD, place]))
 
     def num_unfilled(self) -> int:
-        """Places for tokens in the batch's blocks that are not computed."""
+        """Token slots in the batch's blocks that no computed token fills yet."""
         self._drop_left()
         columns = self._columns
         return int((columns[ROOM] - columns[END] + columns[NUM_NEW]).sum())
 
     def check_invariants(self, running: Iterable[SequenceGroup]) -> None:
-        """Raise AssertionError unless every group is in one place, and the columns say what its table says."""
+        """Raise AssertionError unless each group is in exactly one place and the columns agree with its block table."""
         assert sorted([*self._numbers, *self.unbatched]) == sorted(group.arrival_order for group in running)
         assert len(self._tables) == len(self._numbers)
         self._drop_left()
@@ -236,7 +236,7 @@ class DecodeBatch:
             assert len(sequence.token_ids) <= num_computed + 1
 
     def _leave(self, group: SequenceGroup) -> None:
-        """It is in the batch no more. Tokens may still be under way, and the request may end before they arrive."""
+        """Take the group out of the batch. Iterations in flight may still draw tokens for it, even once it ended."""
         number = self._numbers.pop(group.arrival_order)
         place = self._members.place_of(number)
         assert place is not None
@@ -253,7 +253,7 @@ class DecodeBatch:
     def _bring_up_to_date(self, group: SequenceGroup, columns: list[int]) -> None:
         sequence = group.live[0]
         table = self._tables.pop(sequence.sequence_id)
-        table.changed_from = len(table.block_ids)  # the plans have told of all
+        table.changed_from = len(table.block_ids)  # the plans have sent every block so far
         num_new = sequence.num_known_tokens - columns[NUM_TOLD]
         if num_new > 0:
             group.num_output_tokens += num_new
@@ -263,7 +263,7 @@ class DecodeBatch:
         sequence.last_iteration = max(sequence.last_iteration, self._last_number)
 
     def _drop_left(self) -> None:
-        """Who has left is in the columns no more."""
+        """Remove the groups that have left from the columns."""
         left = self._members.left
         if left:
             stays = np.ones(len(self._members), np.bool_)
@@ -273,11 +273,11 @@ class DecodeBatch:
             self._version = next(self._versions)
 
     def _grow(self, places: Int64Array) -> GrownTables:
-        """One block more for the decode at each place; with several groups, one for each of them."""
+        """Append a block for each entry of `places`; with G layer groups, a decode has G entries per unit."""
         columns, block_size, num_groups = self._columns, self._blocks.block_size, self._blocks.num_groups
         sequence_ids = columns[SEQUENCE_ID, places].tolist()
         block_ids = self._blocks.supply.append_each([self._tables[sequence_id] for sequence_id in sequence_ids])
-        nth = np.arange(len(places)) - places.searchsorted(places)  # of the decode's
+        nth = np.arange(len(places)) - places.searchsorted(places)  # 0, 1, ... within each decode's entries
         starts = columns[ROOM, places] // block_size * num_groups + nth
         grown = GrownTables(places, starts, np.array(block_ids, np.int64))
         np.add.at(columns[ROOM], places[::num_groups], block_size)
@@ -285,17 +285,16 @@ class DecodeBatch:
 
 
 def _watched_ids(group: SequenceGroup) -> frozenset[int]:
-    """Ids from which more follows than that the group goes on: a stop, or a failed draw."""
+    """Ids after which the group does not simply go on: stop tokens and a failed draw."""
     return group.request.sampling.stop_token_ids | {INVALID_TOKEN_ID}
 
 
 class DecodeMembers:
-    """Who is in the batch: what an iteration of it must still know when its result comes. Groups in the order in which
-    they joined, the same place in each list. Who joins or leaves does so in a copy, but
-    for `left`, so that an iteration which was launched keeps the members that it had.
+    """The members of the decode batch, in the order in which they joined; lists are aligned by place. An iteration in
+    flight keeps the object that it was launched with: joining and leaving make a copy, but `left` changes in place.
 
-    numbers: of their joining, rising. left: groups that have left since, by place. detailed: numbers of those whose
-    clients are told more of a token than its id. num_by_client: how many are whose.
+    numbers: joining numbers, ascending. left: groups that have left since, by place. detailed: joining numbers of
+    groups whose clients get more than the id of a token. num_by_client: how many members each client has.
     """
 
     __slots__ = (
@@ -317,7 +316,7 @@ class DecodeMembers:
         return len(self.groups)
 
     def with_more(self, groups: Sequence[SequenceGroup], first_number: int) -> DecodeMembers:
-        """These, and behind them `groups`, numbered from `first_number` on. What was drawn for them is written."""
+        """A copy with `groups` appended, which get the joining numbers from `first_number` on. Kept ids are written."""
         copy = self._copy()
         copy.numbers += range(first_number, first_number + len(groups))
         copy.groups += groups
@@ -328,7 +327,7 @@ class DecodeMembers:
         return copy
 
     def remaining(self) -> DecodeMembers:
-        """Without those that have left."""
+        """A copy without the groups that have left."""
         copy = self._copy()
         for place in sorted(self.left, reverse=True):
             number, client = self.numbers[place], self.left[place].request.client
@@ -342,36 +341,36 @@ class DecodeMembers:
         return copy
 
     def place_of(self, number: int) -> int | None:
-        """Of the group that joined as the `number`-th; None if it is not here."""
+        """Place of the group with this joining number; None if it is no member."""
         place = bisect_left(self.numbers, number)
         return place if place < len(self) and self.numbers[place] == number else None
 
     def leave(self, number: int) -> None:
-        """The group, perhaps a member, leaves: its sequence gets no more ids from here."""
+        """The group, if it is a member, leaves: ids drawn in this batch are no longer written to its sequence."""
         place = self.place_of(number)
         if place is not None:
             self.left[place] = self.groups[place]
             self._token_ids[place] = []
 
     def keep(self, token_ids: tuple[int, ...]) -> int:
-        """One id more for each, to be written later. Returns how many are kept."""
+        """Keep one id per member, to be written later. Returns how many iterations' ids are kept."""
         self._rows.append(token_ids)
         return len(self._rows)
 
     def write_kept(self) -> None:
-        """The sequences' tokens are up to date from now on, but for ids that are not drawn yet; so is the history."""
+        """Write all kept ids to the sequences, and report their number to the history."""
         if self._rows:
             self._count(len(self._rows))
             _exhaust(map(list.extend, self._token_ids, zip(*self._rows, strict=True)))
             self._rows = []
 
     def write(self, token_ids: tuple[int, ...]) -> None:
-        """One id more for each."""
+        """Write one id per member to the sequences at once."""
         self._count(1)
         _exhaust(map(list.append, self._token_ids, token_ids))
 
     def _count(self, num_tokens: int) -> None:
-        """So many of each."""
+        """Report `num_tokens` tokens of each member to the history."""
         for client, num_members in self.num_by_client.items():
             self._history.decoded(client, num_members * num_tokens)
 

@@ -1,12 +1,12 @@
-"""Deferred continuous batching (FineInfer, section 2.4): whether requests wait for a training, or it for them.
+"""Deferred continuous batching (FineInfer, section 2.4): do requests wait for the training, or it for them?
 
-A request that finds the batch empty is left to wait while what it has waited and what is left of the fine-tuning
-iteration under way (between two: a whole one) do not exceed the deferral bound together. So training gets whole
-iterations, and requests come in batches. An iteration that the bound would cut short is cut at once: its layer steps so
-far are kept, and waiting for more of them would spare it nothing.
+Requests that arrive while the batch is empty are deferred as long as (time waited so far) + (time left of the current
+fine-tuning iteration; of a whole one if none has begun) does not exceed the deferral bound. So training gets whole
+iterations, and requests start in batches. If the bound would be exceeded, requests start at once: the layer steps done
+so far are kept, so waiting longer would gain nothing.
 
-Newcomers join a batch that runs at once, as FineInfer's public code lets them: the training waits for its end anyhow.
-Nor does anybody wait who has run before: a preemption is no reason to stop in mid-answer.
+New requests join a running batch at once, as in FineInfer's public code: the training waits for the batch to end
+anyhow. Requests that have run before are never deferred: a preemption must not make an answer pause for the training.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from service.core.iteration import IterationPlan
 
 
 class TrainingPolicy(Protocol):
-    """Asked only while a training could run."""
+    """Asked only while there is a training that could run."""
 
     def admits(self, waited_s: float, step_s: float) -> bool:
-        """Whether waiting requests start now, of which none runs and the first has waited so long; else the training
-        goes on. step_s: what is left of the fine-tuning iteration, as estimated; infinite before anything is known."""
+        """Whether to start waiting requests now (True), or to go on with the training. No request runs. waited_s: how
+        long the first one has waited. step_s: estimated time left of the fine-tuning iteration; infinite before
+        anything was measured."""
         ...
 
     def slack_s(self, plan: IterationPlan) -> float:
-        """Seconds for which the training may have the device behind this iteration, before the next one of the same
+        """For how many seconds layer steps may use the device between this iteration and the next one of the same
         requests."""
         ...
 
 
 class DeferredBatching:
-    """Training on an empty batch only. A bound of 0 is inference first, an infinite one the job first."""
+    """Trains only while the batch is empty. Bound 0: inference first; infinite: the training first."""
 
     def __init__(self, deferral_bound_s: float) -> None:
         self._bound_s = deferral_bound_s

@@ -1,7 +1,7 @@
-"""A queue of AdaptiveLLM's fairness-based scheduling (section 3.5): its members by priority, and their mean priority.
+"""A queue for AdaptiveLLM's fairness-based scheduling (section 3.5): members by priority, and their mean priority.
 
-A member's priority, its time since arrival divided by its length, changes all the time. But of two of one length the
-earlier always has the higher one, and a sum of priorities is linear in time. So neither question looks at all members.
+A member's priority, (time since arrival) / length, changes all the time. But among members of equal length the earliest
+always has the highest priority, and the sum of priorities is linear in time. So neither needs a visit to all members.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from heapq import heapify, heappop, heapreplace
 from service.core.sequence_group import SequenceGroup
 
 _Entry = tuple[float, int, int, int, list[SequenceGroup]]
-"""The least one goes first: priority, negated; arrival order, no two alike; place among the members of that length."""
+"""Ordered by: negated priority; arrival order, which is unique. Then: index in the list, length, the list itself."""
 
 
 class FairQueue:
-    """Engine thread only. A member's length in tokens is taken when it is added: who waits does not grow.
+    """Engine thread only. A member's length in tokens is taken when it is added, since it cannot grow while it waits.
 
-    members: by length; those of one length in order of arrival.
+    members: by length; each list in order of arrival.
     """
 
     def __init__(self) -> None:
         self.members: dict[int, list[SequenceGroup]] = {}
         self._lengths: dict[int, int] = {}  # by arrival order
-        self._inverse_lengths = 0.0  # their sum
+        self._inverse_lengths = 0.0  # sum of 1 / length
         self._scaled_arrivals = 0.0  # sum of arrival / length
 
     def __len__(self) -> int:
@@ -44,20 +44,20 @@ class FairQueue:
         members.remove(group)
         if not members:
             del self.members[length]
-        if not self._lengths:  # and no rounding error is kept
+        if not self._lengths:  # also drops rounding errors
             self._inverse_lengths = self._scaled_arrivals = 0.0
             return
         self._inverse_lengths -= 1 / length
         self._scaled_arrivals -= group.request.arrival_s / length
 
     def total_priority(self, now_s: float) -> float:
-        """The sum of the members' priorities."""
+        """Sum of the members' priorities."""
         return now_s * self._inverse_lengths - self._scaled_arrivals
 
 
 def by_priority(queues: Sequence[FairQueue], now_s: float) -> Iterator[SequenceGroup]:
-    """The members of all of these, the highest priority first, equal ones as they came. A member that was given may be
-    removed before the next one is asked for."""
+    """The members of all queues, highest priority first; on equal priority, the earliest arrival first. Members already
+    yielded may be removed while iterating."""
     heads = [_entry(members, 0, length, now_s) for queue in queues for length, members in queue.members.items()]
     heapify(heads)
     while heads:
@@ -73,13 +73,13 @@ def by_priority(queues: Sequence[FairQueue], now_s: float) -> Iterator[SequenceG
 
 
 def mean_priority(queues: Sequence[FairQueue], now_s: float) -> float:
-    """Of all members of these together; below any if there are none."""
+    """Mean priority over all members of these queues; -inf if there are none."""
     num_members = sum(map(len, queues))
     return sum(queue.total_priority(now_s) for queue in queues) / num_members if num_members else float("-inf")
 
 
 def fair_priority(length: int, arrival_s: float, now_s: float) -> float:
-    """Seconds since arrival for each token."""
+    """Seconds since arrival, per token of length."""
     return (now_s - arrival_s) / length
 
 

@@ -1,17 +1,17 @@
 """AdaptiveLLM's fairness-based scheduling (section 3.5, Algorithm 2): short requests do not wait behind long ones.
 
-A request's priority is its time since arrival divided by its length in tokens: it grows while the request waits,
-faster for short ones, so nobody starves. A queue's priority is the mean of its members'; the queue of swapped
-requests and the queue of those to be computed, new or dropped, compete as a whole. New ones, being short, mostly win.
+A request's priority is (time since arrival) / (length in tokens). It grows while the request waits, faster for short
+ones, so no request starves. A queue's priority is the mean of its members'. Two queues compete as wholes: swapped
+requests, and those to be computed (new, or dropped by a preemption). New ones, being short, mostly win.
 
 Three rules differ from the paper's:
-- It pauses the request of lowest priority, mostly the longest: the dearest to bring back. Here who was preempted least
-  often gives way, and of those the one that started last, which has the least to lose. So nobody who has just returned
-  is chased out again by the next one.
-- It starts new ones until all have started. Those paused for them fill the host's memory; from then on they are
-  dropped and computed again. Here the paused go first while the host is nearly full, and of them those that it holds.
-- It compares the means of those that fit, and takes from one queue an iteration. Here whole queues are compared, which
-  needs no look at each member, and what the first one leaves goes to the other, so that no seat stays empty.
+- The paper pauses the request of lowest priority, usually the longest and so the most expensive to bring back. Here the
+  victim is the one preempted least often, and among equals the one that started last, which has the least to lose. So
+  a request that has just returned is not paused again for the next one.
+- The paper starts new requests until all have started. The paused ones fill the host's memory, and further ones must be
+  dropped and recomputed. Here, while the host is nearly full, paused requests go first, swapped before dropped.
+- The paper compares the means of the requests that fit, and takes from one queue per iteration. Here whole queues are
+  compared, which needs no visit to each member, and what the first queue leaves goes to the other.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from service.kvcache.swap_space import SwapSpace
 from service.scheduler.fair_queue import FairQueue, by_priority, mean_priority
 
 SPARE_HOST_SHARE = 1 / 16
-"""Of the host's blocks: with fewer free, most of those who are paused would have to be dropped."""
+"""Share of the host's blocks. With fewer free, most victims would have to be dropped."""
 
 
 class Fair:
-    """swap_space: where those may go that give way; without any, all of them are dropped, whoever goes first."""
+    """swap_space: where victims are swapped to; if it has no blocks, all are dropped, and the host is never full."""
 
     def __init__(self, swap_space: SwapSpace) -> None:
         self._swap_space = swap_space
@@ -49,8 +49,8 @@ class Fair:
         self._queue_of.pop(group.arrival_order).remove(group)
 
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
-        """The queue of higher mean priority first, and within a queue the request of higher priority first. While the
-        host is nearly full, first those that it holds, then the others that were preempted, then the new ones."""
+        """The queue of higher mean priority first, each queue by priority. While the host is nearly full: swapped
+        requests first, then dropped ones, then new ones."""
         swapped, dropped, new = self._swapped, self._dropped, self._new
         if self._is_host_nearly_full():
             turns = [[swapped], [dropped], [new]]
@@ -59,7 +59,7 @@ class Fair:
         return chain.from_iterable(by_priority(queues, now_s) for queues in turns)
 
     def victim(self, running: Sequence[SequenceGroup]) -> SequenceGroup:
-        """Of the groups that were preempted least often the one that started last."""
+        """Of the groups preempted least often, the one that started last."""
         return min(reversed(running), key=_num_preemptions)
 
     def _is_host_nearly_full(self) -> bool:

@@ -1,5 +1,5 @@
-"""First come, first served (ORCA, section 4.2). The latest arrival is preempted first, and returns
-before newer ones (PagedAttention, section 4.5)."""
+"""First come, first served (ORCA, section 4.2). The latest arrival is preempted first, and returns before
+newer ones start (PagedAttention, section 4.5)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from service.core.sequence_group import SequenceGroup
 
 
 class FirstComeFirstServed:
-    """Keeps ORCA's iteration-level property: who arrived earlier has run in at least as many iterations.
+    """Keeps ORCA's iteration-level property: an earlier arrival has run in at least as many iterations as a later one.
 
-    But for those who sit iterations out, and so may fall behind: where iterations overlap, requests whose drawn ids the
-    host must know first, by one iteration; and those whose blocks are being swapped out or in, by as many as the copies
-    take. And `max_preemptions` outranks it.
+    Exceptions are groups that skip iterations: by one, where iterations overlap, those whose drawn ids the host must
+    know first; by as many as the copies take, those being swapped out or in. `max_preemptions` also takes precedence.
     """
 
     def begins_to_wait(self, group: SequenceGroup) -> None:

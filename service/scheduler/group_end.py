@@ -1,4 +1,4 @@
-"""Requests that end, or one of their choices: what they hold is given back."""
+"""The end of a request, or of one of its choices: everything that it holds is freed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.scheduler.speculation import DraftChoice
 
 
 class GroupEnd:
-    """Engine thread only. drafts: None: nobody drafts."""
+    """Engine thread only. drafts: None if there is no speculation."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class GroupEnd:
         self._history = history
 
     def cache_before_end(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """The sequence is about to end between two results: its full blocks may serve others."""
+        """The sequence is about to end before its next result: offer its full blocks to the prefix cache."""
         self._lanes.write_tokens()
-        if not group.num_preemptions:  # else it may just be computed again
+        if not group.num_preemptions:  # else some of its blocks may not be recomputed yet
             self._blocks.cache_decoded(sequence, group.request.prefix_salt)
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """Free what a live sequence holds, however it ends. The last one is ended by `end_group`."""
+        """Free what a live sequence holds, however it ended. `end_group` ends the last one."""
         sequence.drop_pending()
         if sequence is group.leader and len(group.live) > 1:
             hand_over_lead(group, self._blocks)
@@ -50,8 +50,8 @@ class GroupEnd:
         self._history.choice_ended(sequence.num_output_tokens)
 
     def end_group(self, group: SequenceGroup) -> None:
-        """End every live sequence of the group, and then the group. If it raises, it may be called again and goes on
-        from there: what a request holds is given back, whatever is wrong with it."""
+        """End all live sequences of the group, then the group. If this raises, it may be called again and continues
+        where it stopped: all resources are freed, whatever is wrong with the request."""
         self._lanes.stop(group)
         for sequence in list(reversed(group.live)):
             self.end_sequence(group, sequence)

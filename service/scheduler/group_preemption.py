@@ -1,5 +1,5 @@
-"""A running group gives its memory up, whole: moved to the host, or dropped and computed again later
-(PagedAttention, section 4.5: all-or-nothing)."""
+"""Preemption of a whole running group: swap it out to the host, or drop it and recompute it later (PagedAttention,
+section 4.5: all-or-nothing)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 class GroupPreemption:
-    """Engine thread only; while no iteration runs. One preempted `max_preemptions` times is spared, if it can be and is
-    not in the background."""
+    """Engine thread only; only while no iteration is in flight. A group preempted `max_preemptions` times is spared if
+    another one can be taken, unless it is a background request."""
 
     def __init__(
         self,
@@ -39,19 +39,19 @@ class GroupPreemption:
         self._max_preemptions = max_preemptions
 
     def victim(self, running: Sequence[SequenceGroup]) -> SequenceGroup:
-        """The group that the scheduling policy would pause. running: at least one."""
+        """The group to preempt, chosen by the scheduling policy; background groups first. running: not empty."""
         background = [group for group in running if group.request.is_background]
         return self._policy.victim(background or may_be_preempted(running, self._max_preemptions))
 
     def preempt(self, group: SequenceGroup, draft: PlanDraft) -> None:
-        """Take the group's device blocks. The caller removes it from the running groups."""
+        """Take the group's device blocks. The caller must remove it from the running groups."""
         group.num_preemptions += 1
         group.journal.note_pause(draft.now_s)
         sequence_ids = [s.sequence_id for s in group.computing if self._blocks.has_table(s.sequence_id)]
         num_tokens, num_blocks = num_computed_tokens(group), self._blocks.num_distinct_blocks(sequence_ids)
         costs = self._ledger.predict(num_tokens, self._num_kept_tokens(group), num_blocks)
-        is_whole = len(sequence_ids) == len(group.computing)  # else some have yet to share what is computed
-        # Behind a window of one token there may be none to move.
+        is_whole = len(sequence_ids) == len(group.computing)  # else some choices wait for the shared prompt
+        # With a sliding window of one token there may be no block to move.
         has_room = is_whole and 0 < num_blocks <= self._blocks.swap_space.num_free
         recovery = self._preemption.choose(group, costs) if has_room else Recovery.RECOMPUTE
         self._ledger.preempted(group, recovery, num_tokens, num_blocks, costs, draft.now_s)
@@ -69,7 +69,7 @@ class GroupPreemption:
 
     def _drop(self, group: SequenceGroup, draft: PlanDraft) -> None:
         draft.tally.num_dropped += 1
-        if group.num_preemptions == 1:  # else it may just be computed again
+        if group.num_preemptions == 1:  # else some of its blocks may not be recomputed yet
             self._let_be_found(group)
         for sequence in group.live:
             sequence.recompute_until = max(sequence.recompute_until, sequence.num_computed_tokens)
@@ -79,7 +79,7 @@ class GroupPreemption:
             self._launched.free(sequence)
 
     def _let_be_found(self, group: SequenceGroup) -> None:
-        """Its full blocks may serve others, and itself when it returns. A fault costs no more than that."""
+        """Offer its full blocks to the prefix cache, for others and for its own return. A fault only loses that."""
         try:
             for sequence in group.computing:
                 self._blocks.cache_decoded(sequence, group.request.prefix_salt)
@@ -87,7 +87,7 @@ class GroupPreemption:
             logger.exception("the blocks of request %s are not cached", group.request.request_id)
 
     def _num_kept_tokens(self, group: SequenceGroup) -> int:
-        """Tokens that others use too and that the prefix cache knows: they need not be computed again."""
+        """Tokens in cached blocks that other groups hold, too: these will not have to be recomputed."""
         try:
             prefix = self._blocks.match_prefix(group.leader, group.request.prefix_salt)
         except Exception:

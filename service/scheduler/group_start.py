@@ -1,4 +1,4 @@
-"""Waiting groups start, or return: in the policy's order, while budget, seats and memory last."""
+"""Starts waiting groups, new or preempted: in the policy's order, while budget, sequences and memory last."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from service.scheduler.request_pool import RequestPool
 from service.scheduler.scheduler_policies import SchedulerPolicies
 
 _HELD = ("sequences", "memory", "adapter")
-"""What those who run hold."""
+"""What running requests hold, so that ending or preempting one can help."""
 
 
 class GroupStart:
-    """Engine thread only. The first group that does not fit ends the admissions: no smaller one overtakes it. One whose
-    fit cannot be told, by a fault, is refused: it waits until the caller ends it."""
+    """Engine thread only. The first group that does not fit stops admission: no smaller one overtakes it. A group whose
+    check raises is put aside (`take_refused`) and waits until the caller ends it."""
 
     def __init__(
         self,
@@ -50,17 +50,17 @@ class GroupStart:
         self._clock = clock
         self._max_num_seqs = max_num_seqs
         self.others_lack_room = False
-        """Whether one who is not in the background was last left waiting for what those in it may hold."""
+        """Whether a non-background group was last left waiting for something that background groups may hold."""
         self._refused_s = -math.inf
         self._lacked: WaitReason = "iteration"
         self._refused: list[tuple[SequenceGroup, Exception]] = []
 
     def let_wait(self, reason: WaitReason) -> None:
-        """Note that a group has to wait on, for want of this."""
+        """Record why a group has to wait on."""
         self._refused_s, self._lacked = self._clock.now_s(), reason
 
     def admit(self, draft: PlanDraft, *, without_background: bool = False) -> None:
-        """Start the groups that the draft still has room for; the running ones have theirs already."""
+        """Start groups while the draft has room. Running groups must have been scheduled already."""
         self.others_lack_room = False
         num_seated = self._num_seated(draft)
         seats = self._max_num_seqs - num_seated
@@ -96,7 +96,7 @@ class GroupStart:
                 self._swap_in(group, draft)
                 self._load_adapter(group, draft)
                 continue
-            self._allocate(group, prefix, draft)  # first: the prefix may lie in free blocks
+            self._allocate(group, prefix, draft)  # before the adapter: the prefix may lie in free blocks
             self._load_adapter(group, draft)
             if group.first_scheduled_s is None:
                 group.first_scheduled_s = now_s
@@ -105,12 +105,12 @@ class GroupStart:
             num_promised += num_blocks_to_come(group, self._blocks)
 
     def take_refused(self) -> list[tuple[SequenceGroup, Exception]]:
-        """Those refused since the last call, each with its fault."""
+        """The groups refused since the last call, each with the exception of its check."""
         refused, self._refused = self._refused, []
         return refused
 
     def describe_wait(self) -> str:
-        """Who waits, and what there is for them, for the log. Names no client."""
+        """Who waits and what resources there are, for the log. Names no client."""
         pool, blocks, host = self._pool, self._blocks.pool, self._blocks.swap_space
         slots = self._blocks.adapter_slots
         first = pool.waiting[0] if pool.waiting else None
@@ -129,14 +129,14 @@ class GroupStart:
         )
 
     def _num_seated(self, draft: PlanDraft) -> int:
-        """Sequences that hold a seat. One whose last token is being drawn by an earlier iteration holds none."""
+        """Sequences that count against max_num_seqs. One whose last token is already being drawn does not."""
         unbatched = (sequence for group in self._lanes.batch.unbatched.values() for sequence in group.live)
         return len(draft.decodes) + sum(not sequence.is_drawn_out for sequence in unbatched)
 
     def _fit(
         self, group: SequenceGroup, seats: int, budget: int, num_promised: int
     ) -> tuple[list[int], WaitReason | None]:
-        """The group's cached blocks, and for want of what it cannot start (None: it can)."""
+        """The group's cached blocks, and what it lacks to start (None: nothing)."""
         if budget <= 0:
             return [], "tokens"
         if len(group.live) > seats:
@@ -153,8 +153,8 @@ class GroupStart:
         return prefix, "memory" if is_there else "adapter"
 
     def _cached_prefix(self, group: SequenceGroup) -> list[int]:
-        """Blocks that need not be computed: none if all of the prompt is needed. Under a window the leader's last ones
-        would do for itself, but choices that share its prompt with it again see others."""
+        """Cached blocks of the group's prompt; none if all of it must be computed, or with a sliding window and
+        several choices: what is cached for the leader's position need not be what its siblings will see."""
         if group.needs_whole_prompt or (self._blocks.window is not None and len(group.computing) > 1):
             return []
         return self._blocks.match_prefix(group.leader, group.request.prefix_salt)
@@ -166,7 +166,7 @@ class GroupStart:
         draft.transfers.append(transfer)
 
     def _load_adapter(self, group: SequenceGroup, draft: PlanDraft) -> None:
-        """Its adapter, if it has one, is on the device before this plan computes; and stays, since the group runs."""
+        """Have its adapter, if any, on the device before this plan computes. It stays while the group runs."""
         adapter = group.request.adapter
         load = None if adapter is None else self._blocks.load_adapter(adapter)
         if load is not None:
@@ -174,7 +174,7 @@ class GroupStart:
             draft.tally.num_adapter_loads += 1
 
     def _allocate(self, group: SequenceGroup, prefix: list[int], draft: PlanDraft) -> None:
-        """Give the leader blocks for its first chunk; the other choices have tables once they can share its prompt."""
+        """Allocate the leader's first chunk. The other choices get tables once they can share its prompt."""
         blocks, leader = self._blocks, group.leader
         num_cached = blocks.num_tokens_in(len(prefix))
         blocks.allocate(leader.sequence_id, min(num_cached + draft.budget, leader.num_tokens), prefix)
@@ -186,5 +186,5 @@ class GroupStart:
 
 
 def _num_spared(leader: Sequence) -> int:
-    """Tokens of the prompt that its cached blocks bring and that were never computed for it."""
+    """Prompt tokens that came from cached blocks and were never computed for this request."""
     return max(0, min(leader.num_computed_tokens, leader.num_prompt_tokens) - leader.recompute_until)

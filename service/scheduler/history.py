@@ -1,6 +1,6 @@
-"""What the scheduler remembers of the past: tokens served to each client, and how long outputs became.
+"""What the scheduler remembers: tokens served per client, and the lengths of recent outputs.
 
-Facts only, kept whatever the policies are; `token_shares.py` and `memory_forecast.py` read them. Engine thread.
+Recorded whatever the policies are; `token_shares.py` and `memory_forecast.py` read it. Engine thread.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ ENOUGH_LENGTHS = 16
 
 
 class History:
-    """The counters are those of "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024, section 4.1):
-    generated tokens weigh double, and a client that comes back from idleness is lifted to the least of the active
-    ones, so that time spent idle cannot be saved up.
+    """Counters as in "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024, section 4.1): a generated
+    token weighs twice a prompt token, and a client that becomes active again is raised to the lowest counter among the
+    active ones, so that idle time cannot be saved up.
     """
 
     def __init__(self) -> None:
@@ -32,20 +32,20 @@ class History:
         self._num_live[client] += 1
 
     def computed(self, client: str, num_tokens: int) -> None:
-        """So many of the client's tokens were computed."""
+        """Tokens of the client were computed."""
         self._served[client] += COMPUTED_WEIGHT * num_tokens
 
     def decoded(self, client: str, num_tokens: int) -> None:
-        """`num_tokens` tokens were computed, and as many generated. The decode batch tells of some later, but
-        before anybody is admitted. Negative: of those that were told so many are nobody's."""
+        """Tokens of the client were computed, and as many generated. The decode batch reports its tokens late, but
+        always before an admission. A negative number takes back tokens that were reported and then dropped."""
         self._served[client] += (COMPUTED_WEIGHT + GENERATED_WEIGHT) * num_tokens
 
     def generated(self, client: str, num_tokens: int) -> None:
-        """So many tokens were drawn for the client."""
+        """Tokens were generated for the client."""
         self._served[client] += GENERATED_WEIGHT * num_tokens
 
     def choice_ended(self, num_output_tokens: int) -> None:
-        """A choice of anybody has ended, however it did."""
+        """A choice of any client has ended, in whatever way."""
         self._output_lengths.append(num_output_tokens)
 
     def request_ended(self, client: str) -> None:
@@ -55,11 +55,11 @@ class History:
             del self._num_live[client]
 
     def served(self, client: str) -> int:
-        """Weighted tokens."""
+        """Weighted tokens served to the client."""
         return self._served[client]
 
     def likely_output_length(self) -> int | None:
-        """Nine of ten recent choices were no longer; None before enough have ended."""
+        """90th percentile of recent output lengths; None before ENOUGH_LENGTHS choices have ended."""
         if len(self._output_lengths) < ENOUGH_LENGTHS:
             return None
         return sorted(self._output_lengths)[len(self._output_lengths) * 9 // 10]

@@ -1,4 +1,4 @@
-"""Layer steps of a training between the iterations of requests, as far as these leave time (FlexLLM, NSDI '26)."""
+"""Layer steps of a training between the iterations of requests, as far as time is left (FlexLLM, NSDI '26)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from service.prediction.workload import Workload
 
 
 class InterleavedTraining:
-    """Nobody is deferred. What an iteration is predicted to leave of the target between tokens is the training's."""
+    """No request is deferred. The training gets what an iteration is predicted to leave of the inter-token target."""
 
     def __init__(self, iteration_time: IterationTime, target_s: float) -> None:
         self._iteration_time = iteration_time

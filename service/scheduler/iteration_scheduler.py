@@ -1,4 +1,4 @@
-"""Iteration-level scheduling (ORCA, sections 3, 4.2): who computes how many tokens is decided anew each iteration."""
+"""Iteration-level scheduling (ORCA, sections 3, 4.2): every iteration, decide anew who computes how many tokens."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from service.scheduler.training_turns import TrainingTurns
 
 
 class IterationScheduler:
-    """One scheduler over one request pool, asking small policies (`SchedulerPolicies`). Engine thread only.
+    """One scheduler over one request pool, which asks small policies (`SchedulerPolicies`). Engine thread only.
 
-    Most iterations have the same decodes as the one before: `_schedule_decodes`. All others are decided by
-    `LaneScheduling`, which would decide those, too.
+    Most iterations have the same decodes as the one before; `_schedule_decodes` is the fast path for those.
+    `LaneScheduling` decides all others. It could decide every iteration, with the same result, only slower.
 
-    pool, blocks, lanes, ledger, history: the books that it keeps. Who applies a result writes to them, too.
-    group_start, group_end: how a request comes to run, and how it ends. training: the training that may have iterations
-    of its own, if any. num_lanes: stages of the model, for each of which there may be an iteration in flight, of other
-    requests each (lanes.py). versions: of decodes, where the executor has had another scheduler before.
+    pool, blocks, lanes, ledger, history: the scheduler's state. Applying a result updates them, too.
+    group_start, group_end: how requests begin to run, and how they end. training: the training that takes turns with
+    requests, if any. num_lanes: pipeline stages; each may have an iteration in flight (lanes.py). versions: numbers for
+    `ScheduledDecodes.version`; pass on an earlier scheduler's if the executor is the same, so that none occurs twice.
 
-    An iteration may be decided while those before it still run (`finish_iteration` has not been called for them).
-    Then nothing is taken from a running sequence: if memory runs out, the decision waits until nothing runs.
+    An iteration may be decided while earlier ones run (`finish_iteration` has not been called for them). No running
+    sequence is preempted then: if memory runs out, the decision waits until nothing is in flight.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class IterationScheduler:
         self.training = TrainingTurns(policies.training, lending, one_at_a_time=num_lanes > 1)
         self._clock = clock
         self._tally = DecisionTally()
-        # Of each lane, version and number of the last plan's decodes, if it had no others; and the same as before?
+        # Per lane: version and length of the last plan's decodes, if it had nothing else; lanes that repeated these.
         self._steady: dict[DecodeBatch, tuple[int, int]] = {}
         self._repeated: set[DecodeBatch] = set()
         self._launched = LaunchedIterations(blocks)
@@ -97,13 +97,13 @@ class IterationScheduler:
         )
 
     def add(self, group: SequenceGroup) -> None:
-        """Put an accepted request into the pool. If that fails, the request can be ended as any other."""
+        """Put an accepted request into the pool. If this raises, the request can still be ended like any other."""
         self.history.arrived(group.request.client)
         self.pool.add(group)
 
     def schedule(self) -> IterationPlan:
-        """Decide the next iteration, which is then launched. Empty if nothing can run before those that run now have
-        finished; if none does, then nothing waits either."""
+        """Decide the next iteration, which the caller must launch. An empty plan means: nothing can run until an
+        iteration in flight has finished; or, if none is in flight, no request is waiting."""
         if self.training.is_runnable:
             return self._training_plans.schedule(self._schedule_requests, self._tally)
         return self._schedule_requests()
@@ -119,15 +119,15 @@ class IterationScheduler:
             if self._launched and (
                 not self._growth.will_have_room(shortage) or self._whole_lane.background_is_in_the_way
             ):
-                break  # and no other lane goes on: once nothing runs, somebody is preempted
+                break  # nor try another lane: once nothing is in flight, a request is preempted
             plan = self._schedule_lane(shortage)
             if not plan.is_empty:
                 return plan
         return IterationPlan(())
 
     def _schedule_decodes(self, batch: DecodeBatch) -> IterationPlan | None:
-        """The common case: the lane has nothing but its decode batch, for which there is memory, and nobody waits. None
-        if that is not so. `LaneScheduling` would decide the same, and is the plain twin."""
+        """The fast path: the lane has only its decode batch, there are blocks for it, and no request is waiting. None
+        if that is not so. `LaneScheduling` would decide the same and is the plain twin."""
         if batch.unbatched or self.pool.waiting:
             return None
         shortage = batch.shortage()
@@ -142,14 +142,14 @@ class IterationScheduler:
         return IterationPlan((), released=released, decodes=decodes)
 
     def _must_wait_for_ids(self, batch: DecodeBatch, drafts: DraftChoice) -> bool:
-        """Whether the lane's next iteration hangs on the ids of the one that runs; else who drafts in it is chosen."""
+        """Whether the lane's next iteration needs the ids that its last one draws. If not, choose who drafts in it."""
         if self._launched.has_drafts(batch):
             return True
         running = [group for group in self.pool.running if batch.holds(group)]
         return drafts.must_wait(batch, running, is_launched=self._launched.has(batch))
 
     def _schedule_lane(self, shortage: Shortage) -> IterationPlan:
-        """Empty if none of the lane's groups can run, and none is admitted."""
+        """Decide for the whole lane. Empty if none of its groups can run and none is admitted."""
         draft = PlanDraft(self._launched.next_number, self._clock.now_s(), self._tally, self.blocks.adapter_slots)
         if not self._whole_lane.decide(draft, shortage):
             return IterationPlan(())
@@ -160,31 +160,31 @@ class IterationScheduler:
         return draft.plan(self.blocks.take_released_rows(), awaits_transfer=awaits_transfer)
 
     def predicted_s(self, plan: IterationPlan) -> float | None:
-        """What a plan that runs is predicted to take; None before enough has been seen."""
+        """Predicted seconds of an iteration with this plan. None before enough iterations were measured."""
         return self.training.predicted_s if plan.training is not None else self.ledger.iteration_s(plan)
 
     @property
     def is_steady(self) -> bool:
-        """Whether the last iteration, of each lane that has anybody, has the same decodes as the one before it, and
-        nobody else, and all of them still run."""
+        """Whether every non-empty lane's last iteration had exactly the same decodes as the one before it, nothing
+        else, and all of these decodes still run."""
         lanes = [batch for batch in self.lanes if batch.num_seqs]
         return bool(lanes) and all(b in self._repeated and self._steady[b][1] == len(b) for b in lanes)
 
     def finish_iteration(self) -> LaunchedGroups:
-        """The oldest iteration that runs has ended, whatever came of it."""
+        """The oldest iteration in flight has ended, successfully or not. Returns the groups that were in it."""
         groups = self._launched.finish()
         if groups.batch is not None and groups.decodes is not None:
             groups.batch.finish()
         return groups
 
     def finish_transfers(self, finished: tuple[FinishedTransfer, ...]) -> None:
-        """The executor says that these copies are done."""
+        """The executor reports that the copies of these transfers are done."""
         for transfer in finished:
             self.blocks.swap_space.finish(transfer.transfer_id)
             self.ledger.moved(transfer)
 
     def take_tally(self) -> DecisionTally:
-        """What was decided since the last call."""
+        """Counts of what was decided since the last call."""
         tally, self._tally = self._tally, DecisionTally()
         if self.blocks.adapter_slots.num_slots:
             tally.num_adapter_evictions = self.blocks.adapter_slots.take_num_evicted()
@@ -192,7 +192,7 @@ class IterationScheduler:
         return tally
 
     def _note_launch(self, groups: LaunchedGroups, decodes: ScheduledDecodes) -> None:
-        """Of an iteration of the lane whose turn it is; and whether it repeats the one before it, if it computes."""
+        """Record the launch of the current lane's iteration, and whether it repeats the one before it."""
         batch = self.lanes.batch
         self._launched.begin(groups)
         self.lanes.note_launch()

@@ -1,5 +1,5 @@
-"""An iteration decided in full, group by group: prompts and who is admitted, several choices, preemption. So every
-iteration could be decided, and the common case (`IterationScheduler`) is held to it."""
+"""Decides an iteration in full, group by group: prompt chunks, admissions, several choices, preemptions. It could
+decide every iteration; the fast path in `IterationScheduler` must give the same result."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from service.scheduler.speculation import DraftChoice
 
 
 class LaneScheduling:
-    """Engine thread only.
+    """Engine thread only. Each iteration:
 
-    Each iteration: running sequences that decode get their one token; then the chunk budget's tokens go to
-    prompts, in order of their start, cut into chunks; then waiting requests are admitted, in the policy's order,
-    while budget, seats and memory last. Prompts in the background come last, and while there are others they get few
-    tokens. If the running groups cannot all grow, the policy's victim is preempted,
-    whole; it returns from host memory or is recomputed (PagedAttention, section 4.5). So is one in the background, if
-    another request has no seat or memory. Adapters that nobody runs with go before. Blocks being copied to the host
-    are not free yet, and a group being copied back cannot be preempted: groups that need their blocks sit out. The
-    budget exceeds the seats, so the first prompt always advances.
+    1. Blocks. If the running groups cannot all get blocks for their next token, the policy's victim is preempted as a
+       whole, to be swapped in or recomputed later (PagedAttention, section 4.5). A background group is also preempted
+       if another request lacks a sequence or memory. Adapters that no running group uses are evicted before that.
+       Blocks being swapped out are not free yet, and a group being swapped in cannot be preempted; groups that need
+       these blocks skip the iteration.
+    2. Running sequences that decode get their one token.
+    3. The chunk budget goes to running prompts, in order of start, cut into chunks.
+    4. Waiting requests are admitted in the policy's order, while budget, sequences and memory last.
+    5. Background prompts come last, and get few tokens while there are other requests.
 
-    drafts: None: nobody drafts.
+    The budget exceeds the number of sequences, so the first prompt always advances.
+
+    drafts: None if there is no speculation.
     """
 
     def __init__(
@@ -59,8 +62,8 @@ class LaneScheduling:
         self._drafts = drafts
 
     def decide(self, draft: PlanDraft, shortage: Shortage) -> bool:
-        """The iteration of the lane whose turn it is. False if none of its groups can run, and none is admitted.
-        shortage: as it is now."""
+        """Decide the current lane's iteration. False if none of its groups can run and none is admitted. shortage: what
+        `BlockGrowth.shortage` says now."""
         gives_way = self.background_is_in_the_way
         has_preempted = self._make_room(shortage, draft)
         giving_way = self._schedule_unbatched(draft)
@@ -68,7 +71,7 @@ class LaneScheduling:
         if self._pool.waiting and (lacks_memory or not self._growth.leaves_room_elsewhere):
             self._start.let_wait("memory")
         elif self._pool.waiting:
-            self._lanes.write_tokens()  # who admits may look at what runs
+            self._lanes.write_tokens()  # admission policies may look at running groups
             self._start.admit(draft, without_background=gives_way)
         self._add_chunks(giving_way, draft)
         return draft.computes or bool(draft.transfers) or self.awaits_transfer(draft)
@@ -80,14 +83,14 @@ class LaneScheduling:
 
     @property
     def background_is_in_the_way(self) -> bool:
-        """Whether somebody else waits for what requests in the background may hold."""
+        """Whether a non-background request waits for something that background groups may hold."""
         start, pool = self._start, self._pool
         return start.others_lack_room and pool.num_background_running > 0 and pool.has_others_waiting
 
     def begin(self, draft: PlanDraft) -> None:
-        """Count what the draft computes as computed. A drawn id becomes pending, so that the next iteration can go on
-        before it is known; unless the choices of a prompt fork with it, or the host has to look at every id. A group
-        whose only choice draws has only decodes ahead, and joins the decode batch."""
+        """The draft is launched: count its tokens as computed. A drawn id becomes pending, so that the next iteration
+        can be decided before it is known; not so if choices fork at it, or if the host must look at every id. A group
+        whose only choice draws has only decodes ahead, so it joins the decode batch."""
         joining = []
         for group, sequence, end, draws in draft.advances:
             sequence.num_computed_tokens = end
@@ -101,8 +104,8 @@ class LaneScheduling:
         self._lanes.batch.join(joining)
 
     def _make_room(self, shortage: Shortage, draft: PlanDraft) -> bool:
-        """Blocks for the next tokens of every sequence of the lane, which the decode batch then computes. True if some
-        group was preempted for them. Where that is not so, one in the background that is in the way is."""
+        """Get blocks for the next tokens of the lane's sequences, and schedule the decode batch. Returns whether a
+        group was preempted for these blocks. If none was, a background group that is in the way is preempted."""
         growth, pool = self._growth, self._pool
         num_running = len(pool.running)
         if not growth.has_room(shortage):
@@ -111,7 +114,7 @@ class LaneScheduling:
         while not growth.will_have_room(shortage):
             victim = self._preemption.victim(pool.running)
             if growth.is_swapping(victim):
-                break  # it cannot be taken before it is there, and nobody gives way in its stead
+                break  # its blocks cannot be freed before they have arrived, and no other group may be taken instead
             self._preempt(victim, draft)
             shortage = growth.shortage()
         has_preempted = len(pool.running) < num_running
@@ -133,8 +136,8 @@ class LaneScheduling:
         self._pool.pause(victim)
 
     def _schedule_unbatched(self, draft: PlanDraft) -> list[tuple[SequenceGroup, Sequence]]:
-        """The sequences that are not in the batch: first those with one token to compute, then chunks of prompts. Those
-        in the background give way while others wait: they are returned, for what is left of the budget."""
+        """Schedule the lane's unbatched sequences: those with one token to compute first, then prompt chunks. Returns
+        the background prompts if non-background requests wait: they get what is left of the budget after admission."""
         blocks = self._blocks
         prefilling: list[tuple[SequenceGroup, Sequence]] = []
         for group in self._lanes.batch.unbatched.values():
@@ -156,13 +159,13 @@ class LaneScheduling:
         if background and not all(group.request.is_background for group in self._pool.waiting):
             prefilling = [each for each in prefilling if not each[0].request.is_background]
         else:
-            prefilling.sort(key=_is_in_background)  # stable: in order of start otherwise
+            prefilling.sort(key=_is_in_background)  # stable: otherwise in order of start
             background = []
         self._add_chunks(prefilling, draft)
         return background
 
     def _add_decode(self, group: SequenceGroup, sequence: Sequence, draft: PlanDraft) -> None:
-        """Its one token, and the drafts that there is room for."""
+        """Schedule its one token, and as many of its drafts as there is room for."""
         drafts = () if self._drafts is None else self._drafts.of(sequence)
         if drafts and not draft.sitting_out:
             room = self._growth.room_for(sequence, sequence.num_tokens + len(drafts))
@@ -173,7 +176,7 @@ class LaneScheduling:
         draft.add(group, sequence, sequence.num_tokens, self._blocks.table(sequence.sequence_id))
 
     def _add_chunks(self, prefilling: list[tuple[SequenceGroup, Sequence]], draft: PlanDraft) -> None:
-        """As far as the budget goes, and the memory. Each has room for one token at least."""
+        """Schedule chunks as far as budget and memory go. Each prompt has room for at least one token."""
         for group, sequence in prefilling:
             if group.request.is_background:
                 draft.leave_to_background(self._background_chunks.most(draft.now_s))

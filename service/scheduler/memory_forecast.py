@@ -1,4 +1,4 @@
-"""How much memory the running requests will need, and the two admission policies that look ahead."""
+"""Forecasts of memory use, and the two admission policies that look ahead."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from service.scheduler.memory_need import num_blocks_at_most, num_blocks_to_star
 
 
 class ReserveAdmission:
-    """ORCA's Algorithm 1 (section 4.2): a request starts only if all that it may ever need can be reserved beside
-    the others and their adapters.
+    """ORCA's Algorithm 1 (section 4.2): a request starts only if all blocks that it may ever need can be reserved, in
+    addition to those reserved for running requests and their adapters.
 
-    Nothing is ever preempted, and memory stands empty for tokens that may never come: the plain twin of the
-    policies that overcommit. Who has ended may still hold blocks, until the iterations that touch them are over.
+    Nothing is ever preempted, but memory is reserved for tokens that may never come: the plain twin of the policies
+    that overcommit. An ended request may hold blocks until the iterations in flight with it are over.
     """
 
     def fit(
@@ -37,12 +37,12 @@ class ReserveAdmission:
 
 
 class ForecastAdmission:
-    """A request starts if the forecast peak, with it, stays within the cache (LightLLM's router, whose request manager
-    FineInfer takes over in section 3.4.2).
+    """A request starts if the forecast peak including it fits the cache (as LightLLM's router does, whose request
+    manager FineInfer adopts in section 3.4.2).
 
-    A choice is expected to get as long as nine of ten recent ones, or max_tokens before enough have ended, and to fill
-    half of its last block: without that, lengths that are known are still preempted for unfilled ends
-    (loadtest/scenarios/tokenattention.py). A wrong forecast costs a preemption, never correctness.
+    Each choice is expected to reach the 90th percentile of recent output lengths, or max_tokens before enough choices
+    have ended, and to leave half of its last block unfilled. Without that half block, preemptions occur even if all
+    lengths are known (loadtest/scenarios/tokenattention.py). A wrong forecast costs a preemption, never correctness.
     """
 
     def __init__(self, history: History) -> None:
@@ -58,7 +58,7 @@ class ForecastAdmission:
     ) -> Fit:
         block_size = blocks.block_size
         lengths = [pair for other in (*running, group) for pair in self._lengths(other, block_size)]
-        peak = 0  # a token counts once for each group of layers
+        peak = 0  # in tokens; a token counts once per layer group
         if blocks.groups.num_full:
             peak += blocks.groups.num_full * peak_num_tokens(lengths)
         if blocks.groups.num_windowed:
@@ -70,7 +70,7 @@ class ForecastAdmission:
         return blocks.fit(num_blocks_to_start(group, prefix, blocks), num_promised)
 
     def _lengths(self, group: SequenceGroup, block_size: int) -> list[tuple[int, int]]:
-        """(tokens now, tokens to come) of each live choice. What they share counts as the one's that ends last."""
+        """(tokens now, tokens to come) per live choice. The shared prompt counts for the choice that ends last."""
         likely, max_tokens = self._history.likely_output_length(), group.request.sampling.max_tokens
         expected = max_tokens if likely is None else min(likely, max_tokens)
         unfilled = (block_size - 1) // 2
@@ -83,11 +83,11 @@ class ForecastAdmission:
 
 
 def peak_num_tokens(sequences: Iterable[tuple[int, int]], most_each: int | None = None) -> int:
-    """The most tokens ever held at once by sequences of (tokens now, tokens to come), one more in each iteration.
-    most_each: that a sequence holds, under a window; the result is an upper bound then.
+    """The peak number of tokens held by sequences of (tokens now, tokens to come), growing by one token per iteration.
+    most_each: what one sequence holds at most, with a sliding window; the result is then an upper bound.
 
-    Memory is highest just before a sequence ends. With the longest to come first, when the i-th ends the ones before
-    it still live, and all of them have grown as much as it has.
+    Memory peaks just before some sequence ends. Sort by tokens to come, descending: when the i-th sequence ends, those
+    before it still live, and each of the i has grown by the i-th's tokens to come.
     """
     held, peak = 0, 0
     for index, (num_now, num_to_come) in enumerate(sorted(sequences, key=lambda pair: -pair[1]), 1):

@@ -1,5 +1,5 @@
-"""How many blocks a request needs, now and at its longest; its choices share the prompt's full blocks, and all that run
-with an adapter share the adapter's."""
+"""How many blocks a request needs, now and at its longest. Its choices share the prompt's full blocks; requests that
+run with the same adapter share the adapter's blocks."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from service.kvcache.block_table import HOLE, num_left_behind
 
 
 def num_shared_tokens(request: Request, block_size: int) -> int:
-    """The prompt's tokens in full blocks: what all choices can share without copying."""
+    """Prompt tokens in full blocks: what all choices can share without copying."""
     return request.num_prompt_tokens // block_size * block_size
 
 
 def num_blocks_now(group: SequenceGroup, blocks: BlockManager, num_left_behind: int = 0) -> int:
-    """Blocks that hold every token that the group has now, none of them allocated yet; under a window, the most of them
-    that are held at once. num_left_behind: units that nobody needs who sees through the window."""
+    """Blocks for all tokens that the group has now, if none is allocated yet; with a sliding window, the most that it
+    holds at once. num_left_behind: leading units that lie before the window already."""
     num_each = [blocks.num_units_for(sequence.num_tokens) for sequence in group.computing]
     return _held_by_choices(group.request, num_each, blocks, num_left_behind)
 
 
 def num_blocks_to_start(group: SequenceGroup, prefix: list[int], blocks: BlockManager) -> int:
-    """Blocks, of those that can be taken, that starting the group takes: for its adapter, unless others run with it,
-    and for its tokens, the first of them in the cached blocks `prefix`.
+    """How many available blocks it takes to start the group: for its adapter, unless a running group uses it, and for
+    its tokens, the first of which are in the cached blocks `prefix`.
 
-    A swapped group needs what it had, and room for each choice to grow, so that it does not go again at once.
+    A swapped group needs the blocks that it had, and one more per choice, so that it is not preempted again at once.
     """
     of_adapter = blocks.adapter_slots.num_blocks_to_pin(group.request.adapter)
     if blocks.swap_space.holds(group.leader.sequence_id):
@@ -37,8 +37,7 @@ def num_blocks_to_start(group: SequenceGroup, prefix: list[int], blocks: BlockMa
 
 
 def num_blocks_to_come(group: SequenceGroup, blocks: BlockManager) -> int:
-    """Blocks that the tokens which a running group has now will yet take: a prompt takes them chunk by chunk. None for
-    a group that decodes."""
+    """Blocks that a running group's present tokens still need: prompts take them chunk by chunk. 0 for decodes."""
     to_come = 0
     for sequence in group.computing:
         num_needed = blocks.num_units_for(sequence.num_tokens_to_cache)
@@ -53,14 +52,14 @@ def num_blocks_to_come(group: SequenceGroup, blocks: BlockManager) -> int:
 
 
 def num_blocks_at_most(request: Request, blocks: BlockManager) -> int:
-    """Blocks of the request's own when every choice has run to max_tokens; under a window, the most of them that it
-    holds at once. A last token is never cached."""
+    """The request's own blocks when every choice has run to max_tokens; with a sliding window, the most held at once.
+    The last token is never cached."""
     num_each = [blocks.num_units_for(request.max_num_tokens - 1)] * request.sampling.num_sequences
     return _held_by_choices(request, num_each, blocks)
 
 
 def _held_by_choices(request: Request, num_each: list[int], blocks: BlockManager, num_left_behind: int = 0) -> int:
-    """Blocks of choices that fill so many units each, those of the prompt shared."""
+    """Blocks of choices with so many units each, of which they share those of the prompt."""
     if len(num_each) == 1:
         return blocks.most_held(num_each[0], num_left_behind)
     shared = num_shared_tokens(request, blocks.block_size) // blocks.block_size
@@ -69,6 +68,6 @@ def _held_by_choices(request: Request, num_each: list[int], blocks: BlockManager
 
 
 def num_blocks_alone(request: Request, blocks: BlockManager) -> int:
-    """Blocks that the request, at its most, and its adapter hold."""
+    """Blocks of the request at its longest, and of its adapter."""
     of_adapter = 0 if request.adapter is None else request.adapter.num_blocks
     return of_adapter + num_blocks_at_most(request, blocks)

@@ -1,7 +1,7 @@
-"""Drafts by prompt lookup: what stood behind the last few tokens where they stood before (Saxena, 2023).
+"""Drafts by prompt lookup (Saxena, 2023): find the last few tokens earlier in the text; propose what followed.
 
-No model guesses them. Text that copies (code that is edited, passages that are quoted, JSON with the same keys) is full
-of them, and other text has few.
+No draft model is needed. Text that copies (edited code, quoted passages, JSON with repeated keys) gives many right
+drafts, other text few.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Protocol
 from service.core.sequence import Sequence
 
 LONGEST, SHORTEST = 3, 2
-"""Tokens that must have stood there before; a longer match is believed first."""
+"""Lengths of the n-grams that are looked up, longest first."""
 
 WINDOW = 16_384
-"""So many of the last tokens are looked at: a bound on time and memory."""
+"""How many of the last tokens are searched: bounds time and memory."""
 
 
 class Drafter(Protocol):
-    """Of one sequence. Engine thread only."""
+    """Drafts for one sequence. Engine thread only."""
 
     def draft(self, sequence: Sequence, num_known: int, num: int) -> tuple[int, ...]:
-        """At most `num` ids that may follow the sequence's first `num_known` ones. Those are known, and become no
-        fewer from call to call."""
+        """Up to `num` ids that may follow the sequence's first `num_known` tokens, whose ids are known. num_known never
+        decreases from call to call."""
         ...
 
 
 class NgramDrafts:
-    """A Drafter. The tokens are kept as a string of one character each: `str.rfind` finds the last place of a few
-    among thousands in microseconds, where an index would take hundreds of bytes a token."""
+    """A Drafter. Tokens are kept as a string with one character per id: `str.rfind` searches thousands of them in
+    microseconds, while an index would take hundreds of bytes per token."""
 
     __slots__ = ("_num_seen", "_text")
 
@@ -37,8 +37,8 @@ class NgramDrafts:
         self._num_seen = 0
 
     def draft(self, sequence: Sequence, num_known: int, num: int) -> tuple[int, ...]:
-        """What follows the last place of the last tokens. Where that is fewer than `num` tokens back, the text repeats
-        itself, and so does the draft."""
+        """What followed the latest match. If that is fewer than `num` tokens, the text repeats itself with that period,
+        and so does the draft."""
         text = self._up_to_date(sequence.token_ids, num_known)
         for length in range(LONGEST, SHORTEST - 1, -1):
             place = text.rfind(text[-length:], 0, len(text) - 1)

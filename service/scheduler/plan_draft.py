@@ -1,4 +1,4 @@
-"""A plan in the making."""
+"""A plan under construction."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from service.scheduler.decode_batch import DecodeMembers
 
 
 class Advance(NamedTuple):
-    """A sequence computes its tokens before position `end`, and draws. Behind drafts it is not known which ids are its
-    own: then `draws` is empty, and each draft has an Advance like its sequence's."""
+    """The sequence computes its tokens before position `end`, then draws. With drafts it is unknown which draws will
+    count: `draws` is then empty, and every draft adds an equal Advance."""
 
     group: SequenceGroup
     sequence: Sequence
@@ -28,12 +28,12 @@ class Advance(NamedTuple):
 
 
 class PlanDraft:
-    """The plan of iteration `number`, decided at `now_s`; what is done for it is counted in `tally`.
+    """The plan of iteration `number`, decided at `now_s`. Counts go to `tally`.
 
-    budget: prompt tokens left to schedule; first those of others, then those in the background. members, decodes: of
-    the decode batch, already counted as computed; no members if it has none. scheduled, advances: the other sequences,
-    one entry in each, not counted yet. has_drafts: some of these are drafts. sitting_out: groups, by order of arrival,
-    for which there are no blocks before transfers have finished.
+    budget: prompt tokens left to schedule, first for other requests, then for background ones.
+    members, decodes: the decode batch, already advanced; members is None if it is empty.
+    scheduled, advances: the other sequences, one entry in each list; not advanced yet. has_drafts: some are drafts.
+    sitting_out: arrival orders of groups that skip this iteration because blocks only come free by transfers.
     """
 
     __slots__ = (
@@ -77,23 +77,24 @@ class PlanDraft:
 
     @property
     def num_decodes(self) -> int:
-        """Sequences with one token to compute, while no other was added."""
+        """Decodes scheduled so far. Only valid before any prompt chunk was added."""
         return len(self.decodes) + len(self.scheduled)
 
     @property
     def num_read(self) -> int:
-        """Tokens that these attend to."""
+        """Tokens that these decodes attend to."""
         of_others = sum(item.num_computed_tokens + 1 for item in self.scheduled)
         return int(self.decodes.num_computed_tokens.sum()) + len(self.decodes) + of_others
 
     def leave_to_background(self, most: int | None) -> None:
-        """What is left of the budget, and no more than so much, is for prompts in the background. Said before each."""
+        """From now on only background prompts follow, with at most `most` tokens in all (None: no limit). Call before
+        each of them; only the first call has an effect."""
         if not self._is_in_background and most is not None:
             self.budget = min(self.budget, most)
         self._is_in_background = True
 
     def add(self, group: SequenceGroup, sequence: Sequence, end: int, table: BlockTable) -> None:
-        """The sequence computes its tokens before position `end`, and draws if those are all. table: its own."""
+        """Schedule the sequence's tokens before position `end`; it draws if these are all. table: its block table."""
         start = sequence.num_computed_tokens
         sampling = group.request.sampling
         draws: tuple[Sample, ...] = ()
@@ -132,7 +133,7 @@ class PlanDraft:
     def add_with_drafts(
         self, group: SequenceGroup, sequence: Sequence, table: BlockTable, drafts: tuple[int, ...]
     ) -> None:
-        """The sequence computes its last token, and behind it these drafts, for which its blocks have room."""
+        """Schedule the sequence's last token, followed by these drafts. Its blocks must have room for them."""
         self.add(group, sequence, sequence.num_tokens, table)
         first, start = self.scheduled[-1], sequence.num_tokens
         self.scheduled += (
@@ -143,12 +144,12 @@ class PlanDraft:
         self.has_drafts = True
 
     def add_chunk(self, group: SequenceGroup, sequence: Sequence, table: BlockTable) -> None:
-        """As many of the sequence's tokens as the budget has left."""
+        """Schedule as many of the sequence's tokens as the budget allows."""
         end = min(sequence.num_computed_tokens + self.budget, sequence.num_tokens)
         self.add(group, sequence, end, table)
 
     def plan(self, released: tuple[int, ...], *, awaits_transfer: bool) -> IterationPlan:
-        """It is made."""
+        """The finished plan."""
         return IterationPlan(
             tuple(self.scheduled),
             tuple(self.copies),
@@ -161,7 +162,7 @@ class PlanDraft:
 
 
 def _num_pooled(pooling: Pooling | None, num_tokens: int, *, is_last: bool) -> int:
-    """Of a prompt's chunk of so many tokens. is_last: of the prompt."""
+    """`ScheduledSequence.num_pooled` of a prompt chunk with `num_tokens` tokens. is_last: it ends the prompt."""
     if pooling == "mean":
         return num_tokens
     return int(pooling == "last" and is_last)

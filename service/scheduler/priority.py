@@ -1,4 +1,4 @@
-"""Requests of higher priority first, equal ones in the order of their arrival."""
+"""Higher priority first; equal priorities in order of arrival."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from service.core.sequence_group import SequenceGroup
 
 
 class ByPriority:
-    """A flood of important requests starves the others: that is what was asked for."""
+    """A flood of high-priority requests starves the others, as it is meant to."""
 
     def begins_to_wait(self, group: SequenceGroup) -> None:
         pass
@@ -17,7 +17,7 @@ class ByPriority:
         pass
 
     def order(self, waiting: Sequence[SequenceGroup], now_s: float) -> Sequence[SequenceGroup]:
-        return sorted(waiting, key=_urgency, reverse=True)  # stable, so equal ones stay as they came
+        return sorted(waiting, key=_urgency, reverse=True)  # stable: equal priorities stay in order of arrival
 
     def victim(self, running: Sequence[SequenceGroup]) -> SequenceGroup:
         return max(running, key=_rank)

@@ -14,12 +14,12 @@ from service.scheduler.waiting_tokens import WaitingTokens
 
 
 class RequestPool:
-    """`waiting` is in order of arrival, `running` in order of start. The policy is told who waits. The adapter of who
-    runs is pinned. Engine thread only.
+    """`waiting` is in order of arrival, `running` in order of start. Tells the policy which groups wait, and pins the
+    adapters of running groups. Engine thread only.
 
-    waiting_tokens: what they have to compute; tokens_per_prefix_entry: of the prefix cache. num_waiting_by_adapter,
-    num_running_by_adapter: of the groups with one, by its name. num_background_waiting, num_background_running: of the
-    groups in the background. num_others_ended: of those that were not, ever.
+    waiting_tokens: what waiting groups have to compute; tokens_per_prefix_entry: of the prefix cache.
+    num_waiting_by_adapter, num_running_by_adapter: groups by adapter name. num_background_waiting,
+    num_background_running: background groups. num_others_ended: how many non-background groups have ever ended.
     """
 
     def __init__(self, policy: SchedulingPolicy, tokens_per_prefix_entry: int, adapter_slots: AdapterSlots) -> None:
@@ -29,7 +29,7 @@ class RequestPool:
         self.running: list[SequenceGroup] = []
         self._groups: dict[str, SequenceGroup] = {}
         self._members: dict[int, tuple[SequenceGroup, Sequence]] = {}
-        self._paused: dict[int, SequenceGroup] = {}  # by order of arrival
+        self._paused: dict[int, SequenceGroup] = {}  # by arrival order
         self.waiting_tokens = WaitingTokens(tokens_per_prefix_entry)
         self.num_waiting_by_adapter = Counter[str]()
         self.num_running_by_adapter = Counter[str]()
@@ -41,7 +41,7 @@ class RequestPool:
         return len(self._groups)
 
     def get(self, request_id: str) -> SequenceGroup | None:
-        """None if it has ended, or never was."""
+        """None if there is no live request of this id."""
         return self._groups.get(request_id)
 
     def member(self, sequence_id: int) -> tuple[SequenceGroup, Sequence] | None:
@@ -50,24 +50,24 @@ class RequestPool:
 
     @property
     def has_others_waiting(self) -> bool:
-        """Than those in the background."""
+        """Whether non-background groups wait."""
         return len(self.waiting) > self.num_background_waiting
 
     @property
     def has_others(self) -> bool:
-        """Waiting or running."""
+        """Whether there are non-background groups, waiting or running."""
         return len(self._groups) > self.num_background_waiting + self.num_background_running
 
     @property
     def preempted(self) -> Collection[SequenceGroup]:
-        """The waiting groups that have run before."""
+        """Waiting groups that were preempted."""
         return self._paused.values()
 
     def groups(self) -> list[SequenceGroup]:
         return list(self._groups.values())
 
     def add(self, group: SequenceGroup) -> None:
-        """An accepted request, of an id that is not here, begins to wait."""
+        """A newly accepted request starts to wait. Its id must not be in the pool."""
         assert group.request.request_id not in self._groups
         self._groups[group.request.request_id] = group
         self._members.update({s.sequence_id: (group, s) for s in group.sequences})
@@ -75,7 +75,7 @@ class RequestPool:
         self._begin_to_wait(group)
 
     def start(self, group: SequenceGroup) -> None:
-        """A waiting group becomes the last running one."""
+        """A waiting group starts to run; it becomes the last in `running`."""
         self._stop_waiting(group)
         group.status = GroupStatus.RUNNING
         self.running.append(group)
@@ -84,7 +84,7 @@ class RequestPool:
         self.num_background_running += group.request.is_background
 
     def pause(self, group: SequenceGroup) -> None:
-        """A running group, which was preempted, takes its place among the waiting again."""
+        """A preempted group waits again, at its place by arrival."""
         self._stop_running(group)
         group.status = GroupStatus.WAITING
         insort(self.waiting, group, key=lambda other: other.arrival_order)
@@ -92,14 +92,14 @@ class RequestPool:
         self._begin_to_wait(group)
 
     def remove_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """The sequence has ended; its group may go on."""
+        """A sequence has ended. Its group may go on."""
         group.live.remove(sequence)
         del self._members[sequence.sequence_id]
         if group.status is GroupStatus.WAITING:
             self.waiting_tokens.update(group)
 
     def remove(self, group: SequenceGroup) -> None:
-        """The group has ended; its sequences have been removed before."""
+        """A group has ended, after all of its sequences were removed."""
         assert not group.live
         if group.status is GroupStatus.RUNNING:
             self._stop_running(group)

@@ -1,4 +1,4 @@
-"""The questions that the scheduler does not answer itself."""
+"""The policies that the scheduler asks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from service.scheduler.speculation import Speculation
 
 @dataclass(frozen=True, slots=True)
 class SchedulerPolicies:
-    """scheduling: who goes next, and who must pause. admission: when a waiting request fits. preemption: how one that
-    had to pause returns. chunk_budget: how many tokens an iteration may have.
-    background_chunk: how many of them may be prompts' in the background, while there are others.
-    training: whether requests go first, or a training. speculation: None: nobody drafts.
+    """scheduling: which group goes next, and which is preempted. admission: whether a waiting group fits. preemption:
+    how a preempted group returns. chunk_budget: how many prompt tokens an iteration computes.
+    background_chunk: the most background prompt tokens per iteration while there are other requests.
+    training: whether requests or the training go first. speculation: None: no drafts.
     """
 
     scheduling: SchedulingPolicy

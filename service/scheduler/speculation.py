@@ -1,12 +1,12 @@
-"""Speculation: drafts are computed behind a sequence's last token, all in one iteration, and count as far as they are
-what the sequence draws (Leviathan et al., 2023, with a draft of probability one).
+"""Speculative decoding: an iteration computes a sequence's last token followed by drafts. Drafts count as far as they
+equal what the sequence draws (Leviathan et al., 2023, with a draft of probability one).
 
-Every token is drawn as without drafts, from the same logits, by the same seed and position: a draft is right if it is
-equal. So the tokens are the same with speculation and without, greedy or not. What a draft costs is its row of the
-batch, and that the host must learn how many were right before it can decide the next iteration. So drafts are computed
-only where that pays: by how many of a sequence's last drafts would have been right, and by the predicted time of the
-iteration with them and without. Drafts that are not computed are compared with what came, so a sequence that begins to
-copy is noticed.
+Every token is drawn as without drafts, from the same logits with the same seed and position; a draft is right if it
+equals that token. So outputs are the same with and without speculation, greedy or not. A draft costs its row of the
+batch, and the host must know how many were right before it can decide the next iteration. So drafts are computed only
+where that pays: judged by how many of the sequence's recent drafts were right, and by the predicted iteration time with
+and without drafts. Drafts that are not computed are still compared with the actual tokens, so that a sequence which
+begins to copy is noticed.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from service.scheduler.decode_batch import DecodeBatch
 from service.scheduler.ngram_drafts import Drafter, NgramDrafts
 
 MOST_RUNNING = 32
-"""With more requests than that nobody drafts, and nobody is looked at: the device is busy without drafts."""
+"""With more running requests in a lane there are no drafts, and none are looked up: the device is busy without them."""
 
 LEAST_GAIN = 0.05
-"""Tokens a second that drafts must be predicted to give more; less is not worth a prediction's error."""
+"""Least predicted gain in tokens per second; a smaller one may be a prediction error."""
 
 FIRST_RIGHT = 0.0
-"""Drafts expected to be right at once, of a sequence that nothing is known of: none are computed before some that were
-only compared have been right. A text that copies waits for its first few tokens, and free text pays for nothing: with
-0.5 it had 2 such steps in 64, with 1.0 it had 4 or 5, and lost by them (loadtest/log/cpu.md)."""
+"""Right drafts expected of a new sequence. With 0, its drafts are only compared at first, and computed after some were
+right. Copying text then loses its first few tokens, and other text pays nothing: with 0.5 it had 2 vain steps in 64,
+with 1.0 it had 4 or 5, and lost by them (loadtest/log/cpu.md)."""
 
 LEARN = 1 / 4
-"""How far that moves towards each draft's outcome."""
+"""Weight of each new outcome in the moving average of right drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """num_drafts: tokens guessed at once. most_rows: tokens that an iteration's decodes and drafts may be together.
-    drafter: makes one for each sequence."""
+    """num_drafts: drafts per sequence and iteration. most_rows: the most decodes and drafts together in an iteration.
+    drafter: creates a Drafter for a sequence."""
 
     num_drafts: int
     most_rows: int
@@ -48,8 +48,8 @@ class Speculation:
 
 @dataclass(slots=True)
 class _Track:
-    """A sequence. expected: drafts that will be right. start, guess: the tokens guessed last, from that position on; as
-    long as it is not known how many of them are right."""
+    """What is known of one sequence. expected: moving average of right drafts. start, guess: the latest guess, which
+    begins at position `start`; empty once it was compared."""
 
     drafter: Drafter
     expected: float = FIRST_RIGHT
@@ -57,7 +57,7 @@ class _Track:
     guess: tuple[int, ...] = ()
 
     def compare(self, token_ids: list[int], num_known: int) -> None:
-        """The guess with what came."""
+        """Compare the guess with the actual tokens, if enough of them are known."""
         came = token_ids[self.start : min(num_known, self.start + len(self.guess))]
         num_right = num_equal(self.guess, came)
         if self.guess and (num_right < len(came) or num_right == len(self.guess)):
@@ -67,7 +67,7 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What a group could compute. num_read: tokens that each draft attends to."""
+    """The drafts that a group could compute. num_read: tokens that each of them attends to."""
 
     group: SequenceGroup
     track: _Track
@@ -80,7 +80,7 @@ class _Wish:
 
 
 class DraftChoice:
-    """Who drafts in the next iteration. Engine thread only."""
+    """Chooses the groups that draft in the next iteration. Engine thread only."""
 
     def __init__(self, speculation: Speculation, ledger: RecoveryLedger) -> None:
         self._speculation = speculation
@@ -89,9 +89,9 @@ class DraftChoice:
         self._chosen: dict[int, tuple[int, ...]] = {}
 
     def must_wait(self, batch: DecodeBatch, running: list[SequenceGroup], *, is_launched: bool) -> bool:
-        """Choose among the running groups of a lane, whose batch this is; who is chosen leaves it. is_launched: an
-        iteration of theirs runs, so that the last ids are not known. Then nobody is chosen, and True says that somebody
-        would draft if they were."""
+        """Choose among a lane's running groups; chosen ones leave its decode batch. is_launched: an iteration of the
+        lane is in flight, so the last ids are unknown. Then none is chosen, and True means: wait for those ids, since
+        some group would probably draft."""
         self._chosen = {}
         if len(running) > MOST_RUNNING:
             self._tracks.clear()
@@ -109,15 +109,15 @@ class DraftChoice:
         return False
 
     def of(self, sequence: Sequence) -> tuple[int, ...]:
-        """The drafts that were chosen for it."""
+        """The drafts that were chosen for the sequence."""
         return self._chosen.get(sequence.sequence_id, ())
 
     def forget(self, group: SequenceGroup) -> None:
-        """It has ended."""
+        """The group has ended."""
         self._tracks.pop(group.sequences[0].sequence_id, None)
 
     def _wishes(self, decoding: list[SequenceGroup], *, is_launched: bool) -> list[_Wish]:
-        """Those of all that may draft, and have one. Where the last id is not known it is the first that is guessed."""
+        """All groups that may draft and have drafts. If the last id is unknown, the first guessed id stands for it."""
         wishes = []
         for group in decoding:
             sequence = group.live[0]
@@ -138,7 +138,7 @@ class DraftChoice:
         return wishes
 
     def _worth_it(self, wishes: list[_Wish], decoding: list[SequenceGroup]) -> list[_Wish]:
-        """Those with which more tokens a second are predicted than without."""
+        """The wishes with which more tokens per second are predicted than without any."""
         num = len(decoding)
         room = self._speculation.most_rows - sum(len(group.live) for group in decoding)
         wishes = list(self._that_fit(sorted(wishes, key=lambda wish: -wish.gain), room))
@@ -150,7 +150,7 @@ class DraftChoice:
         with_all_s = self._ledger.decodes_s(
             num + num_drafts, num_read + sum(w.num_read * len(w.drafts) for w in wishes)
         )
-        if plain_s is None or with_all_s is None:  # nothing was seen yet
+        if plain_s is None or with_all_s is None:  # nothing was measured yet
             plain_s = with_all_s = 1.0
         draft_s = max(0.0, with_all_s - plain_s) / num_drafts
         wishes = [wish for wish in wishes if wish.gain * plain_s > num * draft_s * len(wish.drafts)]

@@ -1,4 +1,4 @@
-"""Token-fair shares: of the clients with requests waiting, the one that was served least goes next."""
+"""Token-fair shares: among the clients with waiting requests, the one served least goes next."""
 
 from __future__ import annotations
 

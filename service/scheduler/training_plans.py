@@ -1,4 +1,4 @@
-"""Iterations where there is a training: its layer steps have plans of their own, between those of requests."""
+"""Iterations while there is a training: its layer steps get plans of their own, between those of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.scheduler.training_turns import TrainingTurns
 
 
 class TrainingPlans:
-    """Engine thread only. turns: when it has one, and how long."""
+    """Engine thread only. turns: decides when the training has a turn, and for how long."""
 
     def __init__(
         self,
@@ -33,9 +33,8 @@ class TrainingPlans:
         self._clock = clock
 
     def schedule(self, of_requests: Callable[[], IterationPlan], tally: DecisionTally) -> IterationPlan:
-        """The next iteration, where there is a training; empty if it is the training's and may not begin yet.
-        of_requests: decides what requests get in it. tally: of this
-        decision."""
+        """The next iteration while there is a training. Empty if it is the training's turn and it may not begin yet.
+        of_requests: decides an iteration of requests. tally: gets this decision's counts."""
         training, pool, now_s = self._turns, self._pool, self._clock.now_s()
         training.lending.note_return(tally)
         num_steps, must_wait = training.num_next(pool, now_s), training.must_wait
@@ -52,9 +51,9 @@ class TrainingPlans:
         return plan
 
     def _plan(self, num_layer_steps: int, now_s: float) -> IterationPlan:
-        """Empty if there are none, or no memory for them."""
+        """A plan with layer steps. Empty if there are none, or no memory for them."""
         if num_layer_steps and self._turns.lending.lacks_memory:
-            self._lanes.dissolve(self._pool.running)  # their blocks may be in its way
+            self._lanes.dissolve(self._pool.running)  # their blocks may have to move
         turn = self._turns.take(num_layer_steps, now_s) if num_layer_steps else None
         if turn is None:
             return IterationPlan(())

@@ -1,4 +1,4 @@
-"""When a training has its turn, and for how many layer steps. Whether it or requests go first: deferred_batching.py."""
+"""When a training has its turn, and for how many layer steps. Who goes first: deferred_batching.py."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from service.scheduler.deferred_batching import TrainingPolicy
 from service.scheduler.request_pool import RequestPool
 
 PIECE_S = 4e-3
-"""Of layer steps in one plan, if more than one are shorter: who comes meanwhile waits for as much. What the host does
-for a plan, 0.1 to 0.2 ms, is then a few percent on a CPU, and passes beside the device on a GPU."""
+"""Target duration of a plan's layer steps, if several fit: a new request waits for as long. The host's work for a plan,
+0.1 to 0.2 ms, is then a few percent on a CPU, and hidden on a GPU."""
 
 
 TRIED_AGAIN_AFTER_S, FIRST_TRIED_AFTER_S = 10.0, 0.25
-"""Where there is slack, but no layer step fits by the estimate, one is run so often all the same: an estimate that has
-become wrong would starve the training for ever. At 20 ms a token one gap in 500 is longer for it. Sooner while the
-estimate is doubtful, which it is once for a layer step at the most."""
+"""If there is slack, but by estimate no layer step fits, one is run anyway at this interval: a wrong estimate would
+otherwise starve the training forever. At 20 ms per token, that lengthens one gap in 500. The first retry comes sooner,
+while the estimate is doubtful, which happens at most once per layer step."""
 
 
 class _Piece(NamedTuple):
-    """Layer steps start, start + 1, ... of an iteration. ends: the iteration, too. predicted_s: None where nothing was
-    known."""
+    """Layer steps start, start + 1, ..., start + num_steps - 1 of a fine-tuning iteration. ends: they complete it.
+    predicted_s: None if nothing was known."""
 
     start: int
     num_steps: int
@@ -38,21 +38,21 @@ class _Piece(NamedTuple):
 
 
 class TrainingTurn(NamedTuple):
-    """What a plan has of a training, and the copies that make room for it."""
+    """A plan's share of the training, and the copies that make room for its arena."""
 
     share: TrainingShare
     copies: tuple[BlockCopy, ...]
 
 
 class TrainingTurns:
-    """The one training that may run, if any. Engine thread only.
+    """The training that may run, if any. Engine thread only.
 
-    A piece of it is a plan of its own, so that no token waits for it: who decodes gets theirs before it begins, and who
-    comes is looked at behind it. Pieces end with the fine-tuning iteration at the latest.
+    Its layer steps run in pieces, each a plan of its own. So no token waits for them: requests that decode get theirs
+    before a piece begins, and new requests are considered after it. A piece ends with its fine-tuning iteration.
 
-    is_runnable: whether there is a training. one_at_a_time: a piece begins once the one before is done, and not behind
-    it in the queue of a device. With the stages of a model there are several devices, of which one may find that the
-    training has to end; and who comes is to wait for no more than a piece.
+    is_runnable: whether there is a training. one_at_a_time: start a piece only after the previous one is done, not
+    queued behind it on the device. Needed with pipeline stages, where one of several devices may find that the training
+    must end; also, new requests should wait for one piece only.
     """
 
     def __init__(self, policy: TrainingPolicy, lending: ArenaLending, *, one_at_a_time: bool = False) -> None:
@@ -62,17 +62,17 @@ class TrainingTurns:
         self._training_id = 0
         self._time = LayerStepTime(1)
         self._steps_per_iteration = self._num_steps = self._left = 1
-        self._pieces: deque[_Piece] = deque()  # that run
+        self._pieces: deque[_Piece] = deque()  # in flight
         self.is_runnable = False
         self._slack_s = 0.0
-        self._newest = -1  # of the requests that a decision has looked at, by their order of arrival
+        self._newest = -1  # largest arrival order among the requests that were considered
         self._deferred_until_s = self._since_s = self._taken_s = -math.inf
 
     def start(
         self, training_id: int, layer_steps_per_iteration: int, layer_steps_left: int, num_blocks: int = 0
     ) -> None:
-        """It may run from now on. layer_steps_left: of its iteration. num_blocks: KV blocks that it computes in. Raises
-        ServerError if there are not as many."""
+        """A training becomes runnable. layer_steps_left: of its current fine-tuning iteration. num_blocks: KV blocks of
+        its arena. Raises ServerError if the cache has fewer."""
         assert not self.is_runnable
         self.lending.begin(num_blocks, layer_steps_per_iteration)
         self._training_id = training_id
@@ -82,14 +82,14 @@ class TrainingTurns:
         self.is_runnable = True
 
     def stop(self) -> None:
-        """It runs no more."""
+        """The training has ended or was stopped."""
         self.is_runnable, self._slack_s = False, 0.0
         self._pieces.clear()
         self.lending.end()
 
     @property
     def predicted_s(self) -> float | None:
-        """What the oldest piece that runs is predicted to take; None if that is not known, or none runs."""
+        """Predicted seconds of the oldest piece in flight; None if unknown, or if none is in flight."""
         return self._pieces[0].predicted_s if self._pieces else None
 
     @property
@@ -98,7 +98,7 @@ class TrainingTurns:
         return self._one_at_a_time and bool(self._pieces)
 
     def num_next(self, pool: RequestPool, now_s: float) -> int:
-        """How many layer steps come next, before any request; 0: requests go first."""
+        """How many layer steps to run before the next iteration of requests; 0: requests go first."""
         if not self._has_memory(pool):
             return 0
         if pool.running:
@@ -108,17 +108,17 @@ class TrainingTurns:
         return self._piece()
 
     def num_idle(self, pool: RequestPool) -> int:
-        """How many come next where no request runs or can start; 0: there is no memory for any."""
+        """How many layer steps to run if no request runs or can start; 0: there is no memory for them."""
         return self._piece() if self._has_memory(pool) else 0
 
     def take(self, num_steps: int, now_s: float) -> TrainingTurn | None:
-        """They are launched. None: there is no place for its memory, after all. While it `lending.lacks_memory`, nobody
-        may be in the decode batch."""
+        """Plan these layer steps, which the caller launches. None if no place for the arena was found. If it
+        `lending.lacks_memory`, the decode batch must be empty."""
         is_anew = self.lending.lacks_memory
         copies = self.lending.borrow()
         if copies is None:
             return None
-        if is_anew:  # a micro-batch under way is done again
+        if is_anew:  # an interrupted micro-batch starts again
             self._left = self._num_steps
         start = self._num_steps - self._left
         predicted_s = self._time.predicted_s(start, num_steps)
@@ -131,7 +131,7 @@ class TrainingTurns:
         return TrainingTurn(TrainingShare(self._training_id, num_steps, self.lending.use(num_steps)), tuple(copies))
 
     def looks_at(self, pool: RequestPool, now_s: float) -> Iterator[Deferral]:
-        """Requests are looked at next: what those who came since the last time have waited for the training."""
+        """Requests are considered next. Yields how long the training made those wait that came since the last time."""
         since_s, deferred_until_s = self._since_s, self._deferred_until_s
         newest, self._newest = self._newest, max(self._newest, _newest(pool))
         self._since_s = self._deferred_until_s = -math.inf
@@ -144,12 +144,12 @@ class TrainingTurns:
             yield Deferral("bound" if arrival_s <= deferred_until_s else "piece", now_s - max(arrival_s, since_s))
 
     def follow(self, plan: IterationPlan) -> None:
-        """This plan, of requests, is launched."""
+        """This plan of requests is launched."""
         self._slack_s = self._policy.slack_s(plan) if plan.computes else 0.0
 
     def finish(self, outcome: TrainingOutcome) -> Prediction | None:
-        """The oldest piece that runs has ended; how long it was predicted to take, and took. None if that says nothing,
-        or the training has ended before."""
+        """The oldest piece in flight has ended. Returns its predicted and actual duration; None if they cannot be
+        compared, or if the training had ended before."""
         if not self.is_runnable or outcome.training_id != self._training_id:
             return None
         piece = self._pieces.popleft()
@@ -160,7 +160,7 @@ class TrainingTurns:
         return None if piece.predicted_s is None else Prediction("training", piece.predicted_s, outcome.seconds)
 
     def _admits(self, pool: RequestPool, now_s: float) -> bool:
-        """Whether requests start on an empty batch. Who has run before waits for no training."""
+        """Whether requests may start on an empty batch. One that was preempted never waits for the training."""
         waited_s = now_s - pool.waiting[0].request.arrival_s
         if pool.preempted or self._policy.admits(waited_s, self._rest_s()):
             return True
@@ -171,22 +171,22 @@ class TrainingTurns:
         return self.lending.may_use(is_idle=len(pool) == 0)
 
     def _note_position(self, piece: _Piece, left: int) -> None:
-        """After this piece so many steps were left. They may be fewer than of other iterations, as where validation
-        examples go forward only; or more than were planned, if a micro-batch was dropped."""
+        """After this piece `left` steps are left. The iteration may be shorter than usual (validation examples only go
+        forward), or more may be left than planned (a micro-batch was dropped)."""
         before = 0 if piece.ends else piece.start + piece.num_steps
         self._num_steps, self._left = min(before + left, self._steps_per_iteration), left
         for running in self._pieces:
             self._pass(running.num_steps)
 
     def _pass(self, num_steps: int) -> None:
-        """So many steps are done, or planned; behind an iteration comes a usual one, as far as is known."""
+        """So many steps are done, or planned. After the iteration's end a usual one is assumed to follow."""
         self._left -= num_steps
         if self._left <= 0:
             self._num_steps = self._steps_per_iteration
             self._left += self._steps_per_iteration
 
     def _num_beside(self, now_s: float) -> int:
-        """Layer steps before the next iteration of the requests that run."""
+        """Layer steps to run before the next iteration of running requests."""
         if self._slack_s <= 0.0:
             return 0
         num_steps = min(self._num_within(self._slack_s), self._piece())
@@ -195,15 +195,15 @@ class TrainingTurns:
         return max(num_steps, int(is_overdue))
 
     def _piece(self) -> int:
-        """Layer steps."""
+        """Layer steps in a piece."""
         return max(1, self._num_within(PIECE_S))
 
     def _num_within(self, seconds: float) -> int:
-        """Of the iteration's layer steps that are left."""
+        """How many of the iteration's remaining layer steps fit into so many seconds."""
         return self._time.num_within(seconds, self._num_steps - self._left, self._left)
 
     def _rest_s(self) -> float:
-        """Of the iteration, with the pieces that run."""
+        """Predicted seconds left of the iteration, including pieces in flight."""
         predicted_s = self._time.predicted_s(self._num_steps - self._left, self._left)
         if predicted_s is None:
             return math.inf

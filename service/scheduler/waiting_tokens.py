@@ -1,4 +1,4 @@
-"""How much those who wait have to compute, whole and with shared beginnings counted once."""
+"""How many tokens waiting requests have to compute: in total, and with shared prefixes counted once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from service.core.request import Request
 from service.core.sequence_group import SequenceGroup
 
 CHUNK_TOKENS = 256
-"""Beginnings are compared in pieces of about this many tokens: looking at a long prompt costs 10 ns a token."""
+"""Prefixes are compared in pieces of about so many tokens. Hashing a prompt costs 10 ns per token."""
 
 
 class WaitingTokens:
-    """Engine thread only. All groups that wait are noted here, by their order of arrival.
+    """Engine thread only. Keyed by arrival order; contains every waiting group.
 
-    total: tokens that they have to compute. distinct: the same, but the beginning of several prompts once, since the
-    prefix cache serves it to all but the first; it may already serve that one.
+    total: tokens to compute. distinct: the same, but a prefix that several prompts share counts once, since the prefix
+    cache serves it to all but the first (and perhaps to that one, too).
 
     tokens_per_entry: of the prefix cache (`PrefixCache`).
     """
@@ -21,8 +21,8 @@ class WaitingTokens:
     def __init__(self, tokens_per_entry: int) -> None:
         self._chunk_tokens = -(-CHUNK_TOKENS // tokens_per_entry) * tokens_per_entry
         self._tokens: dict[int, int] = {}
-        self._chunks: dict[int, list[int]] = {}  # of those whose prompts have any
-        self._num_holders: dict[int, int] = {}  # of each chunk
+        self._chunks: dict[int, list[int]] = {}  # groups without a full chunk are left out
+        self._num_holders: dict[int, int] = {}  # by chunk
         self.total = 0
         self._num_shared = 0
 
@@ -31,10 +31,10 @@ class WaitingTokens:
         return self.total - self._num_shared
 
     def begins(self, group: SequenceGroup) -> None:
-        """It waits from now on. What one computes again after a preemption is its own."""
+        """The group starts to wait. What a preempted group recomputes is never counted as shared."""
         self.update(group)
         if group.num_preemptions or group.needs_whole_prompt:
-            return  # the latter computes all of its prompt
+            return  # with needs_whole_prompt the prefix cache is not used
         chunks = self._chunks_of(group.request)
         if chunks:
             self._chunks[group.arrival_order] = chunks
@@ -44,13 +44,13 @@ class WaitingTokens:
             self._num_shared += self._chunk_tokens if num_holders > 1 else 0
 
     def update(self, group: SequenceGroup) -> None:
-        """It waits, and what it has to compute may have changed."""
+        """The group waits, and the number of tokens that it has to compute may have changed."""
         num_tokens = group.num_tokens_to_compute
         self.total += num_tokens - self._tokens.get(group.arrival_order, 0)
         self._tokens[group.arrival_order] = num_tokens
 
     def ends(self, group: SequenceGroup) -> None:
-        """It waits no more, or never began to, by a fault."""
+        """The group no longer waits. Also allowed if `begins` has failed."""
         self.total -= self._tokens.pop(group.arrival_order, 0)
         holders = self._num_holders
         for chunk in self._chunks.pop(group.arrival_order, ()):
@@ -61,8 +61,8 @@ class WaitingTokens:
                 del holders[chunk]
 
     def _chunks_of(self, request: Request) -> list[int]:
-        """A hash of the prompt up to the end of each of its chunks. Who makes two meet is counted as less than it is;
-        nothing else depends on them."""
+        """A hash of the prompt up to each chunk's end. A collision only makes `distinct` too small; nothing else
+        depends on these hashes."""
         token_ids, size = request.prompt_token_ids, self._chunk_tokens
         chunks, parent = list[int](), hash(request.prefix_salt)
         for end in range(size, len(token_ids) + 1, size):
