@@ -1,7 +1,7 @@
-"""Adapters on the device: which has which slot and which KV blocks, who needs it, and which one goes first.
+"""Adapters on the device: their slots and KV blocks, which of them are in use, and which is evicted next.
 
-They live in blocks of the one pool (S-LoRA, Sheng et al. 2023, section 5: unified paging), so an adapter that nobody
-runs with is memory that can be had.
+Adapters live in blocks of the same pool as the KV cache (S-LoRA, Sheng et al. 2023, section 5: unified paging), so the
+memory of an adapter that no running group uses can be reclaimed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class _Resident(NamedTuple):
 
 
 class AdapterSlots:
-    """Slots 1 .. num_slots. Nobody is kept from forgetting an adapter whose id is here. Engine thread.
+    """Slots 1 .. num_slots. Keeps ids and weak references only, so it keeps no Adapter alive. Engine thread.
 
-    An adapter is resident while it has a slot and blocks, pinned while running groups use it, idle if it is resident
-    and nobody does. Idle ones stay until a slot or blocks are short; then the one that has been idle for longest goes.
+    An adapter is resident if it has a slot and blocks, pinned while running groups use it, idle if it is resident and
+    not pinned. Idle adapters stay until a slot or blocks are short; then the one idle for longest is evicted.
 
-    An iteration that runs may still read what is taken from an idle adapter: whatever is written there is written by a
-    later plan, which the device carries out behind it.
+    An iteration in flight may still read the blocks of an adapter evicted meanwhile. That is safe: only later plans
+    write to them, and the device runs plans in order.
 
-    num_blocks: of all residents. num_idle_blocks: of those that are idle.
+    num_blocks: of all residents. num_idle_blocks: of the idle ones.
     """
 
     def __init__(self, num_slots: int, pool: BlockPool) -> None:
@@ -38,28 +38,28 @@ class AdapterSlots:
         self._pool = pool
         self._free_slots = list(range(num_slots, 0, -1))
         self._residents: dict[int, _Resident] = {}
-        self._idle: dict[int, None] = {}  # in the order in which they became so
-        self._num_users = Counter[int]()  # running groups
-        self._forgotten = WeakSet[Adapter]()  # they go as soon as they are idle
+        self._idle: dict[int, None] = {}  # ids, longest idle first
+        self._num_users = Counter[int]()  # running groups per adapter id
+        self._forgotten = WeakSet[Adapter]()  # removed as soon as they are idle
         self._num_evicted = 0
 
     def __len__(self) -> int:
-        """Residents."""
+        """Number of residents."""
         return len(self._residents)
 
     def slot_of(self, adapter: Adapter | None) -> int:
-        """Of a resident one; 0 for none."""
+        """The slot of a resident adapter; 0 if `adapter` is None."""
         return 0 if adapter is None else self._residents[adapter.adapter_id].slot
 
     def is_resident(self, adapter: Adapter) -> bool:
         return adapter.adapter_id in self._residents
 
     def has_slot_for(self, adapter: Adapter) -> bool:
-        """Whether it could have a slot now."""
+        """Whether it is resident, or a slot is free or can be freed for it."""
         return adapter.adapter_id in self._residents or len(self._num_users) < self.num_slots
 
     def num_blocks_to_pin(self, adapter: Adapter | None) -> int:
-        """Blocks that nobody else can have once a group with this adapter runs, and could before."""
+        """Blocks that a group with this adapter, if it starts now, makes unavailable to others; 0 if it is pinned."""
         return 0 if adapter is None or adapter.adapter_id in self._num_users else adapter.num_blocks
 
     @property
@@ -91,23 +91,23 @@ class AdapterSlots:
             self.remove_idle(adapter_id)
 
     def free_slot(self) -> None:
-        """There is a free slot from now on. `has_slot_for` said that there could be."""
+        """Make a slot free, evicting an idle adapter if necessary. The caller has checked `has_slot_for`."""
         if not self._free_slots:
             self._evict(next(iter(self._idle)))
 
     def free_blocks(self, num_blocks: int) -> None:
-        """So many blocks are free from now on (see `Borrower`). The caller has checked that there are as many, free or
-        of idle adapters."""
+        """See `Borrower`: evict idle adapters until the pool has `num_blocks` free ones. The caller has checked that
+        free blocks and those of idle adapters suffice."""
         while self._pool.num_free < num_blocks:
             self._evict(next(iter(self._idle)))
 
     def clear(self, block_ids: range) -> None:
-        """Idle adapters that lie there in part go."""
+        """Evict the idle adapters that have any of these blocks."""
         for adapter_id in [i for i in self._idle if any(b in block_ids for b in self._residents[i].block_ids)]:
             self._evict(adapter_id)
 
     def place(self, adapter: Adapter, block_ids: list[int]) -> AdapterLoad:
-        """A pinned adapter gets a free slot, and these blocks for its own."""
+        """Give a pinned adapter a free slot, and these blocks, which the caller has allocated."""
         assert adapter.adapter_id in self._num_users
         assert len(block_ids) == adapter.num_blocks
         resident = _Resident(self._free_slots.pop(), tuple(block_ids))
@@ -116,31 +116,31 @@ class AdapterSlots:
         return AdapterLoad(resident.slot, adapter.adapter_id, resident.block_ids)
 
     def forget(self, adapter: Adapter) -> None:
-        """Only requests that are here already want it: it goes now if it is idle, and whenever it is."""
+        """No new requests will use it: remove it now if it is idle, else as soon as it is."""
         self._forgotten.add(adapter)
         self.remove_idle(adapter.adapter_id)
 
     def remove_idle(self, adapter_id: int) -> None:
-        """It goes if it is idle; whoever wants it has it loaded again."""
+        """Remove it if it is idle. A request that uses it later has it loaded again."""
         if adapter_id in self._idle:
             self._remove(adapter_id)
 
     def take_num_evicted(self) -> int:
-        """How many had to go since the last call because a slot or blocks were short."""
+        """How many were evicted since the last call, for lack of a slot or blocks."""
         num_evicted, self._num_evicted = self._num_evicted, 0
         return num_evicted
 
     def held_blocks(self) -> list[int]:
-        """Of all residents."""
+        """Blocks of all residents."""
         return [block_id for resident in self._residents.values() for block_id in resident.block_ids]
 
     def pinned_blocks(self) -> list[int]:
-        """Of those that are not idle."""
+        """Blocks of the residents that are not idle."""
         pinned = (resident for i, resident in self._residents.items() if i not in self._idle)
         return [block_id for resident in pinned for block_id in resident.block_ids]
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless each slot is one adapter's or free, and the counts are those of the residents."""
+        """Raise AssertionError unless each slot is free or has one adapter, and the counts match the residents."""
         residents, idle = self._residents, self._idle
         slots = [*self._free_slots, *(resident.slot for resident in residents.values())]
         assert sorted(slots) == list(range(1, self.num_slots + 1)), "a slot is one adapter's, or free"
@@ -155,7 +155,7 @@ class AdapterSlots:
         self._num_evicted += 1
 
     def _remove(self, adapter_id: int) -> None:
-        """An idle one."""
+        """Remove an idle adapter."""
         slot, block_ids = self._residents.pop(adapter_id)
         del self._idle[adapter_id]
         self.num_blocks -= len(block_ids)

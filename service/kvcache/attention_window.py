@@ -1,7 +1,7 @@
-"""Where layers of a model see a sliding window of tokens only, nobody needs what they keep of those before it.
+"""Sliding-window attention: when a sequence can give blocks back.
 
-So of these layers a sequence holds the blocks of its last tokens, however long it becomes. Layers that see everything
-have blocks of their own (core/layer_groups.py), or there are none.
+In layers with a sliding window, a sequence needs the blocks of its last tokens only, however long it becomes. Layers
+with full attention, if there are any, have blocks of their own (core/layer_groups.py).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from service.core.layer_groups import ALL_SEE_A_WINDOW, LayerGroups, TableGroups
 
 
 class AttentionWindow(NamedTuple):
-    """num_tokens: that a query sees at most, its own included, in the layer with a window that sees furthest. most_new:
-    tokens of one sequence that iterations which run, and the next one, compute at most: what these see is held until
-    they end. groups: of the tables."""
+    """num_tokens: the most tokens that a query sees, itself included; of the layer with the largest window. most_new:
+    the most tokens of one sequence that the iterations in flight and the next one compute; what these see is kept until
+    they end. groups: shape of the block tables."""
 
     num_tokens: int
     most_new: int
@@ -25,7 +25,7 @@ class AttentionWindow(NamedTuple):
     def of_layers(
         cls, groups: LayerGroups, windows: Sequence[int | None], longest: int, most_new: int
     ) -> AttentionWindow | None:
-        """None if no group gives anything back. windows: each layer's. longest: tokens that a sequence has at most."""
+        """None if no group has a window. windows: per layer. longest: the most tokens of a sequence."""
         if not groups.tables.num_windowed:
             return None
         return cls(max(each for each in windows if each is not None and each < longest), most_new, groups.tables)
@@ -35,15 +35,15 @@ class AttentionWindow(NamedTuple):
         return self._replace(most_new=1)
 
     def first_unit(self, position: int, block_size: int) -> int:
-        """The first unit of a table that a query at `position`, or behind it, sees through the window."""
+        """First unit of the table that a query at `position` or later sees through the window."""
         return max(0, position + 1 - self.num_tokens) // block_size
 
     def most_units(self, block_size: int) -> int:
-        """Of which a sequence holds the blocks of groups with a window at once."""
+        """The most units whose windowed blocks a sequence holds at once."""
         return -(-(self.num_tokens - 1 + self.most_new) // block_size) + 1
 
     def most_held(self, num_units: int, block_size: int, num_left_behind: int = 0) -> int:
-        """Blocks that a sequence holds at most at once, which fills so many units, and whose groups with a window never
-        need the first `num_left_behind` of them."""
+        """The most blocks that a sequence of `num_units` units holds at once, if its windowed groups never need the
+        first `num_left_behind` units."""
         num_seen = min(num_units - num_left_behind, self.most_units(block_size))
         return num_units * self.groups.num_full + num_seen * self.groups.num_windowed

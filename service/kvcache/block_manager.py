@@ -1,5 +1,5 @@
-"""Block tables of all sequences over one pool (PagedAttention, section 4.2), and what changes them: allocate, append,
-fork, free (section 5.2). Adapters and a training have blocks of the same pool."""
+"""Block tables of all sequences over one pool (PagedAttention, section 4.2), and the operations on them: allocate,
+append, fork, free (section 5.2). Adapters and the training arena use blocks of the same pool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from service.kvcache.training_arena import TrainingArena
 
 
 class Fit(Enum):
-    """Does it fit? Now, once others have given blocks back, or in no circumstances."""
+    """Does it fit? OK: now. LATER: once others have freed blocks. NEVER: not even in an empty cache."""
 
     OK = auto()
     LATER = auto()
@@ -32,22 +32,22 @@ class Fit(Enum):
 
 
 Append = tuple[int, int, int]
-"""Sequence id, tokens to make room for, first position to be written: the arguments of `append`."""
+"""(sequence id, tokens to make room for, first position to be written): the arguments of `append`."""
 
 
 class BlockManager:
-    """Blocks are taken on demand, and a sequence wastes less than one block. Sequences are known by id. Each table has
-    a row of the executor's for itself.
+    """Blocks are allocated on demand, so a sequence wastes less than one block. Sequences are known by id. Each table
+    has an executor row of its own.
 
-    With block_size 1 the tables are TokenAttention's (LightLLM): position -> slot of one token. A slot is written once,
-    by the sequence that takes it, so nothing is copied on write; and since every sequence needs a slot for every token,
-    `BlockSupply.append_each` takes those of a whole iteration at once.
+    With block_size 1 the tables are those of TokenAttention (LightLLM): position -> slot of one token. A slot is
+    written once, by the sequence that allocated it, so copy-on-write never happens. Every sequence needs a slot for
+    every token, so `BlockSupply.append_each` allocates those of a whole iteration at once.
 
-    Under a `window` a sequence gives blocks back as it goes on: of its table the first units have holes then. Where
-    some layers see everything, it gives back the others' blocks. Blocks are counted one by one, whatever group has
-    them: a unit of a table takes as many as there are groups of layers (core/layer_groups.py).
+    With a `window`, a sequence gives blocks back while it grows, and the first units of its table become holes; blocks
+    of full-attention groups are kept. Every block counts as one, whichever group uses it: a unit of a table takes one
+    block per layer group (core/layer_groups.py).
 
-    supply: where new blocks come from. released_rows: what `take_released_rows` has to give.
+    supply: allocates new blocks. released_rows: rows that `take_released_rows` will return.
     """
 
     def __init__(
@@ -72,52 +72,52 @@ class BlockManager:
         self.arena = TrainingArena(self.pool)
         self.supply = BlockSupply(self.pool, prefix_cache.known, (self.arena, self.adapter_slots))
         self._tables: dict[int, BlockTable] = {}
-        self._holes_of_swapped: dict[int, int] = {}  # units with holes, of those that have any
+        self._holes_of_swapped: dict[int, int] = {}  # by sequence id: number of units with holes, if any
         self._free_rows: list[int] = []
         self._num_rows = 0
         self.released_rows: list[int] = []
 
     def num_units_for(self, num_tokens: int) -> int:
-        """Units of a table that so many tokens of one sequence fill, the last perhaps in part."""
+        """Units of a table for `num_tokens` tokens; the last one may be partly filled."""
         return -(-num_tokens // self.block_size)
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Entries of these units: blocks, as long as none is given back."""
+        """Blocks for `num_tokens` tokens of one sequence, as long as none is given back."""
         return self.num_units_for(num_tokens) * self.num_groups
 
     def num_tokens_in(self, num_entries: int) -> int:
-        """Tokens for which a table of so many entries has room, in all groups."""
+        """Tokens that fit a table of `num_entries` entries."""
         return num_entries // self.num_groups * self.block_size
 
     def most_held(self, num_units: int, num_left_behind: int = 0) -> int:
-        """See `AttentionWindow`; all that it fills, without one."""
+        """See `AttentionWindow.most_held`; without a window, `num_units`."""
         return num_units if self.window is None else self.window.most_held(num_units, self.block_size, num_left_behind)
 
     @property
     def most_tokens_seen(self) -> int | None:
-        """Tokens in the blocks that a decode sees at most through the window; None: all."""
+        """The most tokens in the windowed blocks that a decode sees; None: there is no window."""
         if self.window is None:
             return None
         return (self.num_units_for(self.window.num_tokens) + 1) * self.block_size
 
     @property
     def longest_sequence(self) -> int | None:
-        """Tokens for which there are blocks; None: any number, if all layers see a window."""
+        """The longest sequence that fits alone; None: any length, since all layers have a window."""
         return CacheRoom(self.pool.num_blocks, self.block_size, self.window).longest_sequence
 
     @property
     def num_occupied(self) -> int:
-        """Blocks that cannot be taken now."""
+        """Blocks that cannot be allocated now."""
         return self.pool.num_blocks - self.supply.num_available
 
     def fit(self, num_blocks: int, keep_free: int = 0) -> Fit:
-        """Whether `num_blocks` can be taken now and leave `keep_free` that can be taken."""
+        """Whether `num_blocks` can be allocated now so that `keep_free` more are still available."""
         if num_blocks > self.pool.num_blocks:
             return Fit.NEVER
         return Fit.OK if num_blocks + keep_free <= self.supply.num_available else Fit.LATER
 
     def table(self, sequence_id: int) -> BlockTable:
-        """Of a sequence on the device."""
+        """The table of a sequence on the device."""
         return self._tables[sequence_id]
 
     def has_table(self, sequence_id: int) -> bool:
@@ -134,20 +134,20 @@ class BlockManager:
         return self._prefix_cache.tokens_per_entry
 
     def match_prefix(self, sequence: Sequence, salt: str) -> list[int]:
-        """Blocks that hold the sequence's beginning already; they may be free, and go if others allocate first."""
+        """Cached blocks for the start of the sequence. They may be free: allocating anything else may evict them."""
         return self._prefix_cache.match(sequence, salt)
 
     def forget_prefixes(self) -> None:
-        """No prefix is found any more until it has been computed again; nobody loses a block."""
+        """Clear the prefix cache. Sequences keep their blocks."""
         self._prefix_cache.known.forget_all()
 
     def num_free_among(self, block_ids: list[int]) -> int:
-        """How many of these no table holds: to share them takes free blocks."""
+        """How many of these blocks are free, so that sharing them makes fewer blocks available."""
         return sum(block_id != HOLE and self.pool.reference_count(block_id) == 0 for block_id in block_ids)
 
     def num_also_held_by_others(self, prefix: list[int], num_holders: int) -> int:
-        """How many entries at the prefix's start are each held by more than `num_holders` tables; holes are nobody's
-        need if all others are."""
+        """How many entries of the prefix, from its start on, are each held by more than `num_holders` tables. Holes do
+        not count against it if all other entries are held; with holes, the answer is otherwise 0."""
         held = self._held(prefix)
         counts = map(self.pool.reference_count, held)
         num_held = sum(1 for _ in takewhile(lambda count: count > num_holders, counts))
@@ -156,27 +156,29 @@ class BlockManager:
         return num_held if len(held) == len(prefix) else 0
 
     def allocate(self, sequence_id: int, num_tokens: int, prefix: list[int]) -> None:
-        """A table for `num_tokens` tokens: the blocks of `prefix`, then new ones. The caller has checked `fit`."""
+        """Create a table for `num_tokens` tokens: the blocks of `prefix`, then new ones. The caller has checked
+        `fit`."""
         assert sequence_id not in self._tables
         self.pool.share_many(self._held(prefix))
         new = self.supply.take(self.num_blocks_for(num_tokens) - len(prefix))
         self._add_table(sequence_id, prefix + new)
 
     def cache_prefix(self, sequence: Sequence, salt: str, num_tokens: int) -> None:
-        """Let others find the full blocks of the sequence's first `num_tokens` tokens, which are computed."""
+        """Add the full blocks of the sequence's first `num_tokens` tokens, all computed, to the prefix cache."""
         if num_tokens - sequence.num_cached_blocks * self.block_size >= self._prefix_cache.tokens_per_entry:
             self._prefix_cache.insert(sequence, salt, self._tables[sequence.sequence_id].block_ids, num_tokens)
 
     def cache_decoded(self, sequence: Sequence, salt: str) -> None:
-        """As `cache_prefix`, of a sequence that was never preempted: what stands before a token that was drawn, and is
-        known, is computed. Of one that has drawn none its prompt's chunks tell."""
+        """As `cache_prefix`, for all tokens before the last one whose id is known. Only for a sequence that was never
+        preempted: they are all computed then. Does nothing before a token was drawn: prompt chunks are cached as they
+        are computed."""
         num_known = sequence.num_known_tokens
         if num_known > sequence.num_prompt_tokens:
             self.cache_prefix(sequence, salt, num_known - 1)
 
     def num_blocks_to_append(self, appends: Iterable[Append]) -> int:
-        """Blocks that these appends, one after the other, would take. Of those who share a block, the last one to
-        write keeps it."""
+        """Blocks that these appends would allocate, one after the other. When sequences that share a block all write to
+        it, each gets a copy except the last one, which keeps the block."""
         needed = 0
         num_copied: Counter[int] = Counter()
         for sequence_id, num_tokens, write_from in appends:
@@ -189,10 +191,10 @@ class BlockManager:
         return needed
 
     def append(self, sequence_id: int, num_tokens: int, write_from: int) -> list[BlockCopy]:
-        """Make room up to `num_tokens` tokens, of which those from position `write_from` on will be written.
+        """Make room for `num_tokens` tokens, of which those from position `write_from` on will be written.
 
-        A shared block that would be written is replaced by a copy of its own; the returned copies must be
-        carried out before the write. Only the first written block can be shared: the ones after it are new.
+        A shared block that would be written is replaced by a copy; the returned copies must be carried out before the
+        write. Only the blocks at `write_from` can be shared, since later ones are new.
         """
         table = self._tables[sequence_id]
         copies: list[BlockCopy] = []
@@ -208,9 +210,9 @@ class BlockManager:
         return copies
 
     def forget_unseen(self, sequence_id: int, position: int) -> None:
-        """Of the sequence no tokens before `position` will be computed: blocks that none of the others sees through a
-        window are given back. An iteration that runs may still read them: whatever is written there is written by a
-        later plan, which the device carries out behind it."""
+        """No token of the sequence before `position` will be computed again: free the windowed blocks that later tokens
+        do not see. An iteration in flight may still read them. That is safe: only later plans write to them, and the
+        device runs plans in order."""
         if self.window is not None:
             table = self._tables[sequence_id]
             dropped = table.drop_before(self.window.first_unit(position, self.block_size))
@@ -218,7 +220,7 @@ class BlockManager:
                 self.pool.release_many(reversed(dropped))
 
     def load_adapter(self, adapter: Adapter) -> AdapterLoad | None:
-        """Give a pinned adapter a slot and blocks; None if it has them. The caller has checked `has_slot_for` and
+        """Give a pinned adapter a slot and blocks; None if it is resident. The caller has checked `has_slot_for` and
         `fit`."""
         if self.adapter_slots.is_resident(adapter):
             return None
@@ -226,10 +228,10 @@ class BlockManager:
         return self.adapter_slots.place(adapter, self.supply.take(adapter.num_blocks))
 
     def lend_arena(self, num_blocks: int) -> list[BlockCopy] | None:
-        """A training gets a run of `num_blocks` neighbours that are free, or made so; None if there is no such run now.
-        Of all runs it is the one with the fewest blocks in use, and of these the one with the fewest that a prefix may
-        be found in. Whoever is in the way moves: the returned copies must be carried out before the next write. The
-        caller has checked `fit`, and that there is no arena."""
+        """Lend a training `num_blocks` contiguous blocks; None if there is no such run now. Chooses the run with the
+        fewest blocks in use, and among those the one with the fewest cached blocks. Blocks in use are moved out of the
+        way: the returned copies must be carried out before the next write. The caller has checked `fit`, and that no
+        arena is lent."""
         self.adapter_slots.free_blocks(num_blocks)
         first = cheapest_run(self._costs_of_blocks(), num_blocks)
         if first is None:
@@ -246,14 +248,14 @@ class BlockManager:
         return [BlockCopy(*pair) for pair in moved.items()]
 
     def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
-        """`child_id` shares the parent's blocks that hold its first `num_tokens` tokens."""
+        """Create a table for `child_id` that shares the parent's blocks of the first `num_tokens` tokens."""
         assert child_id not in self._tables
         shared = self._tables[parent_id].block_ids[: self.num_blocks_for(num_tokens)]
         self.pool.share_many(self._held(shared))
         self._add_table(child_id, shared)
 
     def refork(self, parent_of: dict[int, int]) -> None:
-        """The table of each child becomes what its parent's table was, all at once (beam search)."""
+        """Make each child's table a fork of its parent's present one, all at once (beam search)."""
         adopted: list[tuple[BlockTable, int, list[int]]] = []
         for child_id, parent_id in parent_of.items():
             child, theirs = self._tables[child_id], self._tables[parent_id].block_ids
@@ -266,7 +268,7 @@ class BlockManager:
             child.adopt(block_ids, start)
 
     def free(self, sequence_id: int) -> None:
-        """Give the sequence's blocks back, wherever they are. Last blocks first: a shared beginning outlives them."""
+        """Free the sequence's blocks, wherever they are; last ones first, so that a shared prefix is evicted last."""
         if self.swap_space.holds(sequence_id):
             self.swap_space.free(sequence_id)
             self._holes_of_swapped.pop(sequence_id, None)
@@ -278,16 +280,17 @@ class BlockManager:
         self.pool.release_many(reversed(block_ids))
 
     def release_rows(self, rows: Iterable[int]) -> None:
-        """The executor is to be told of these (again): what it remembers of them it may forget."""
+        """Report these rows as released (again)."""
         self.released_rows += rows
 
     def take_released_rows(self) -> tuple[int, ...]:
-        """Rows whose tables have gone since the last call, and those of `release_rows`."""
+        """Rows whose tables were removed since the last call, and those of `release_rows`. The executor may then
+        forget them."""
         released, self.released_rows = tuple(self.released_rows), []
         return released
 
     def num_distinct_blocks(self, sequence_ids: list[int]) -> int:
-        """Device blocks that the sequences' tables hold, a shared one counted once."""
+        """How many device blocks the sequences hold; shared ones count once."""
         return len({block for sequence_id in sequence_ids for block in self._tables[sequence_id].held})
 
     def swap_out(self, sequence_ids: list[int]) -> Transfer:
@@ -297,7 +300,7 @@ class BlockManager:
         return self.swap_space.swap_out({i: table.held for i, table in tables.items()})
 
     def swap_in(self, sequence_ids: list[int]) -> Transfer:
-        """Move them back, into new blocks, shared as they were. The caller has checked `fit`."""
+        """Move their blocks back into new device blocks, shared as before. The caller has checked `fit`."""
         device_of: dict[int, int] = {}
         for sequence_id in sequence_ids:
             held = []
@@ -311,12 +314,12 @@ class BlockManager:
         return self.swap_space.swap_in(sequence_ids, device_of)
 
     def lose(self, block_ids: set[int]) -> list[int]:
-        """What they hold is not what it should be: it is found no more. Returns the sequences that have any of them."""
+        """The contents of these blocks are wrong: remove them from the prefix cache. Returns the holding sequences."""
         self._prefix_cache.known.forget(block_ids)
         return [i for i, table in self._tables.items() if not block_ids.isdisjoint(table.block_ids)]
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless counts equal holders and every block is either used or free, once."""
+        """Raise AssertionError unless reference counts match holders and every block is either used or free, once."""
         held: dict[int, int] = {}
         for table in self._tables.values():
             assert len(set(table.held)) == len(table.held), "a table holds a block once"
@@ -341,14 +344,15 @@ class BlockManager:
         self.pool.check_counts(held)
 
     def _add_table(self, sequence_id: int, block_ids: list[int]) -> None:
-        """In a free row; row 0 is nobody's. There are as many rows as there ever were tables at once."""
+        """Give the table a free row, or a new one. Row 0 is never used. The number of rows is the largest number of
+        tables that ever existed at once."""
         if not self._free_rows:
             self._num_rows += 1
             self._free_rows.append(self._num_rows)
         self._tables[sequence_id] = BlockTable(self._free_rows.pop(), block_ids, self.groups)
 
     def _blocks_at(self, sequence_id: int, position: int) -> list[int]:
-        """One of each group, in which the sequence's token at `position` lies; none behind the table's end."""
+        """The blocks, one per group, of the token at `position`; empty if that is beyond the table's end."""
         size = self.num_groups
         index = position // self.block_size * size
         return self._tables[sequence_id].block_ids[index : index + size]
@@ -357,7 +361,7 @@ class BlockManager:
         return block_ids if self.window is None else without_holes(block_ids)
 
     def _with_holes(self, held: list[int], num_left_behind: int) -> list[int]:
-        """The table of which these blocks are left, if its first units have holes."""
+        """Rebuild a table from its blocks, if its first `num_left_behind` units had holes."""
         num_full, holes = self.groups.num_full, [HOLE] * self.groups.num_windowed
         entries = []
         for unit in range(num_left_behind):
@@ -371,8 +375,8 @@ class BlockManager:
         return table
 
     def _costs_of_blocks(self) -> list[int]:
-        """Of each, what it costs to lend it to a training. What transfers and running adapters hold cannot be had: it
-        stays where it is."""
+        """For each block, the cost of lending it to a training: most if it is in use, little if it is cached. Blocks of
+        transfers and pinned adapters cannot be moved, so they are out of the question."""
         most = self.pool.num_blocks
         costs = [most if is_used else 0 for is_used in self.pool.is_used()]
         for block_id in self._prefix_cache.known.block_ids():
@@ -384,7 +388,7 @@ class BlockManager:
         return costs
 
     def _move(self, moved: dict[int, int]) -> None:
-        """What is in the first block of each pair is in the second one, for all who hold it or look for it."""
+        """Make all holders, and the prefix cache, use the second block of each pair in place of the first."""
         for source, destination in moved.items():
             self.pool.move(source, destination)
         for table in self._tables.values():
@@ -396,6 +400,6 @@ class BlockManager:
 
 
 def _first_difference(ours: list[int], theirs: list[int]) -> int:
-    """Index of the first entry in which two tables differ, or of the end of the shorter one."""
+    """Index of the first entry in which two tables differ, or the length of the shorter one."""
     differing = (index for index, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
     return next(differing, min(len(ours), len(theirs)))

@@ -1,7 +1,7 @@
-"""The physical blocks: who holds them, what may be found in them, and what goes for a new one.
+"""The physical KV blocks: who holds them, which are cached, and which is reused next.
 
-A block has a reference count, and stands in the free list if it is 0 (PagedAttention, section 4.4). What a free block
-holds stays there until the block is taken, so that the prefix cache (prefix_cache.py) may find it.
+Every block has a reference count; at 0 it is in the free list (PagedAttention, section 4.4). A free block keeps its
+contents until it is allocated again, so the prefix cache (prefix_cache.py) can still find it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from service.kvcache.kv_events import KvEvents
 
 
 class BlockPool:
-    """Blocks 0 .. num_blocks - 1. The free list is the eviction order: freed last, taken last. A free block may be
-    brought back by `share`.
+    """Blocks 0 .. num_blocks - 1. The free list is in eviction order: the block freed first is allocated first. `share`
+    may take a block back out of the free list.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -29,7 +29,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no table holds; the prefix cache may know what is in them."""
+        """Blocks that nobody holds, cached ones included."""
         return len(self._free)
 
     @property
@@ -37,15 +37,15 @@ class BlockPool:
         return self.num_blocks - len(self._free)
 
     def reference_count(self, block_id: int) -> int:
-        """How many block tables, or adapters, hold the block; 0 means that it is free."""
+        """How many block tables or adapters hold the block. 0: it is free."""
         return self._reference_counts[block_id]
 
     def is_used(self) -> list[bool]:
-        """Of each block, whether anybody holds it."""
+        """For each block, whether anybody holds it."""
         return [count > 0 for count in self._reference_counts]
 
     def check_counts(self, held: Mapping[int, int]) -> None:
-        """Raise AssertionError unless each block has as many holders as `held` says: where it is not named, none."""
+        """Raise AssertionError unless each block has as many holders as `held` says (0 if it is not in there)."""
         counted = {block_id: count for block_id, count in enumerate(self._reference_counts) if count}
         wrong = sorted({block_id for block_id, _ in counted.items() ^ held.items()})
         assert not wrong, f"count of blocks {wrong}"
@@ -58,7 +58,7 @@ class BlockPool:
         return block_id
 
     def allocate_many(self, count: int) -> list[int]:
-        """`count` blocks at once, in the order of `allocate`."""
+        """Take `count` free blocks, in the same order as `allocate` would."""
         free, counts = self._free, self._reference_counts
         block_ids = list(islice(free, count))
         for block_id in block_ids:
@@ -67,7 +67,7 @@ class BlockPool:
         return block_ids
 
     def share(self, block_id: int) -> None:
-        """Count one more table that holds the block, which may have been free."""
+        """Add a holder to the block, which may be free."""
         if self._reference_counts[block_id] == 0:
             del self._free[block_id]
         self._reference_counts[block_id] += 1
@@ -77,13 +77,14 @@ class BlockPool:
             self.share(block_id)
 
     def move(self, source: int, destination: int) -> None:
-        """Who holds `source` holds `destination` from now on, which was the caller's alone; and the caller `source`."""
+        """Swap the holders of two blocks: all holders of `source` hold `destination` from now on, and the caller, who
+        alone held `destination`, holds `source`."""
         counts = self._reference_counts
         assert counts[source] > 0 and counts[destination] == 1
         counts[source], counts[destination] = counts[destination], counts[source]
 
     def release_many(self, block_ids: Iterable[int]) -> None:
-        """`release` each of them. Cached blocks that become free are evicted in this order, too."""
+        """`release` each of them. The order is also the order in which blocks that become free are evicted."""
         free, counts = self._free, self._reference_counts
         for block_id in block_ids:
             count = counts[block_id] = counts[block_id] - 1
@@ -92,18 +93,18 @@ class BlockPool:
                 free[block_id] = None
 
     def release_empty(self, block_ids: Iterable[int]) -> None:
-        """`release` blocks of one holder in which nobody will look for anything: they are the next to be taken."""
+        """`release` blocks whose contents are useless and whose only holder is the caller. They are reused first."""
         for block_id in block_ids:
             self.release(block_id)
             self._free.move_to_end(block_id, last=False)
 
     def release(self, block_id: int) -> None:
-        """Count one table fewer that holds the block; at zero it becomes free."""
+        """Remove a holder from the block. At zero the block becomes free."""
         self.release_many((block_id,))
 
 
 class Entry(NamedTuple):
-    """Consecutive blocks of a prefix, and the tokens that they hold, as bytes."""
+    """Consecutive blocks of a cached prefix, and the ids of the tokens in them, as bytes."""
 
     digest: bytes
     tokens: bytes
@@ -111,7 +112,7 @@ class Entry(NamedTuple):
 
 
 class Entries:
-    """Of groups of layers that see alike: their blocks come and go together. groups: their places in a unit."""
+    """Cached entries of one kind of layers (full attention or windowed). groups: their indices in a table's unit."""
 
     def __init__(self, groups: range) -> None:
         self.groups = groups
@@ -123,7 +124,8 @@ class Entries:
         return entry if entry is not None and entry.tokens == tokens else None
 
     def insert(self, digest: bytes, tokens: bytes, units: list[int], size: int) -> bool:
-        """Whether it is new, and no block of it known. units: of tables, with `size` entries each."""
+        """Add an entry. False if the digest is known, a block of it is in another entry, or its first block is a hole.
+        units: entries of a block table, `size` per unit."""
         if digest in self.entries:
             return False
         blocks = tuple(units if size == 1 else (b for place, b in enumerate(units) if place % size in self.groups))
@@ -135,7 +137,7 @@ class Entries:
         return True
 
     def forget(self, block_id: int) -> bytes:
-        """The digest of the block's entry, which goes with it."""
+        """Remove the entry that contains the block. Returns its digest."""
         entry = self.entry_of[block_id]
         del self.entries[entry.digest]
         for held_id in entry.block_ids:
@@ -151,11 +153,10 @@ class Entries:
 
 
 class KnownBlocks:
-    """The blocks in which the prefix cache may find something, used or free, until they are taken for something else.
-    Events tell of the groups that see everything, where there are such.
+    """Blocks in which the prefix cache can find something, held or free, until they are allocated for something else.
+    KV events report the full-attention groups, or the windowed ones if there are no others.
 
-    full, windowed: what layers that see everything have, and those that have a window. kinds: of these, those that
-    there are.
+    full, windowed: entries of full-attention layers and of sliding-window layers. kinds: those of the two that exist.
     """
 
     def __init__(self, groups: TableGroups, events: KvEvents) -> None:
@@ -165,21 +166,21 @@ class KnownBlocks:
         self.kinds = [kind for kind in (self.full, self.windowed) if kind.groups]
 
     def __len__(self) -> int:
-        """How many entries may be found."""
+        """Number of entries that can be found."""
         return len(self.kinds[0].entries)
 
     def block_ids(self) -> Collection[int]:
-        """Those in which something may be found."""
+        """All blocks that belong to an entry."""
         first, *others = (kind.entry_of for kind in self.kinds)
         return first.keys() | others[0].keys() if others else first.keys()
 
     def move(self, moved: Mapping[int, int]) -> None:
-        """What the first of each pair holds is in the second one from now on, of which nothing was known."""
+        """Contents moved from each key to its value, which has no entry: entries name the new blocks from now on."""
         for kind in self.kinds:
             kind.move(moved)
 
     def forget(self, block_ids: Collection[int]) -> None:
-        """The blocks will hold something else."""
+        """The blocks will be overwritten: remove their entries."""
         for kind in self.kinds:
             if not kind.entry_of:
                 continue
@@ -190,7 +191,7 @@ class KnownBlocks:
                         self._events.removed(digest)
 
     def forget_all(self) -> None:
-        """Nothing that was offered so far is found any more; who holds blocks keeps them."""
+        """Remove all entries. Holders keep their blocks."""
         for kind in self.kinds:
             kind.entries.clear()
             kind.entry_of.clear()
@@ -198,21 +199,21 @@ class KnownBlocks:
 
 
 class Borrower(Protocol):
-    """Has blocks of the pool that are as good as free: whoever takes blocks may have them."""
+    """Holds blocks that can be reclaimed at any time, which are therefore counted as available."""
 
     @property
     def num_idle_blocks(self) -> int:
-        """How many of its blocks can be had."""
+        """How many of its blocks can be reclaimed."""
         ...
 
     def free_blocks(self, num_blocks: int) -> None:
-        """Give some of them back, if so many blocks are not free yet: until they are, or there are no more."""
+        """Free some of its blocks, until the pool has `num_blocks` free ones or no more can be reclaimed."""
         ...
 
 
 class BlockSupply:
-    """Where new blocks come from. If there are too few free ones, the borrowers give theirs back, in this order. A
-    prefix that was found in a block is forgotten when the block is taken."""
+    """Allocates new blocks. If too few are free, borrowers give theirs back first, in the given order. When a block is
+    allocated, the prefix cache forgets what was in it."""
 
     def __init__(self, pool: BlockPool, known: KnownBlocks, borrowers: Sequence[Borrower]) -> None:
         self._pool = pool
@@ -221,29 +222,29 @@ class BlockSupply:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be taken now: free ones, and the borrowers'."""
+        """Blocks that can be allocated now: free ones, and those that can be reclaimed from borrowers."""
         return self._pool.num_free + sum(borrower.num_idle_blocks for borrower in self._borrowers)
 
     def append_each(self, tables: Sequence[BlockTable]) -> list[int]:
-        """One more block for each table, as often as it is there; returns the blocks, in the tables' order. What plans
-        tell of them is the caller's.
+        """Append a new block to each table; a table that occurs several times gets several. Returns the blocks in the
+        order of `tables`. The caller must report them in plans (`changed_from` is not touched).
 
-        The caller has checked `num_available`. The tables' sequences share nothing that they write.
+        The caller has checked `num_available`. No block that these sequences write next may be shared.
         """
         block_ids = self.take(len(tables))
         for table, block_id in zip(tables, block_ids, strict=True):
-            table.block_ids.append(block_id)  # of blocks of one token all, each iteration
+            table.block_ids.append(block_id)  # with block size 1, for every sequence in every iteration
         return block_ids
 
     def take(self, count: int) -> list[int]:
-        """Each held once, by the caller, who has checked `num_available`."""
+        """`count` blocks with reference count 1. The caller has checked `num_available`."""
         self._make_free(count)
         block_ids = self._pool.allocate_many(count)
         self._known.forget(block_ids)
         return block_ids
 
     def take_one(self) -> int:
-        """As `take`."""
+        """One block, as `take`."""
         self._make_free(1)
         block_id = self._pool.allocate()
         self._known.forget((block_id,))

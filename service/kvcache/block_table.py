@@ -1,6 +1,6 @@
 """One sequence's map from logical to physical blocks (PagedAttention, section 4.2).
 
-With blocks of one token it is a row of TokenAttention's table (LightLLM): position -> slot.
+With block size 1 it is a row of TokenAttention's table (LightLLM): position -> slot.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from service.core.layer_groups import ALL_SEE_ALL, TableGroups
 
 HOLE = -1
-"""Stands in a table for a block that its sequence needs no more (attention_window.py). Only entries of groups with a
-window may be holes, and only those of the first units."""
+"""In place of a block that the sequence no longer needs (attention_window.py). Only windowed groups have holes, and
+only in the table's first units."""
 
 _ANY_BLOCK = 0
-"""What the executor is told in a hole's place: it reads no such entry."""
+"""What the executor gets in place of a hole. It never reads such an entry."""
 
 
 class BlockTable:
-    """Group g's keys and values of position p live in block `block_ids[p // block_size * groups.size + g]`, at offset
-    `p % block_size`. With one group an entry is a unit.
+    """Keys and values of group g at position p are in block `block_ids[p // block_size * groups.size + g]`, at offset
+    `p % block_size`. A unit is `groups.size` entries; with one group, a single entry.
 
-    row: of the executor's tables, where it keeps its copy; no other table has it. changed_from: the entry from which on
-    that copy is out of date: plans carry changes only. is_told: whether any plan has told of the table. first: of the
-    units without holes.
+    row: where the executor keeps its copy of the table; unique among tables. changed_from: first entry that differs
+    from the executor's copy, since plans carry changes only. is_told: whether any plan has carried the table. first:
+    the first unit without holes.
     """
 
     __slots__ = ("block_ids", "changed_from", "first", "groups", "is_told", "row")
@@ -38,7 +38,7 @@ class BlockTable:
 
     @property
     def held(self) -> list[int]:
-        """The blocks, in order, without holes."""
+        """The blocks in order, without holes."""
         return without_holes(self.block_ids) if self.first else self.block_ids
 
     @property
@@ -49,19 +49,18 @@ class BlockTable:
         self.block_ids.append(block_id)
 
     def replace(self, index: int, block_id: int) -> None:
-        """Entry `index` is now another block (copy-on-write)."""
+        """Set entry `index` to another block (copy-on-write)."""
         self.block_ids[index] = block_id
         self.changed_from = min(self.changed_from, index)
 
     def adopt(self, block_ids: list[int], start: int) -> None:
-        """Replace the entries from `start` on by `block_ids`, of another table."""
+        """Replace the entries from `start` on by `block_ids`, which come from another table."""
         self.block_ids[start:] = block_ids
         self.first = num_left_behind(self.block_ids, self.groups)
         self.changed_from = min(self.changed_from, start)
 
     def drop_before(self, unit: int) -> list[int]:
-        """In the units before `unit` the entries of groups with a window are holes from now on; returns the blocks that
-        they were."""
+        """Turn the windowed entries of all units before `unit` into holes. Returns the blocks that were there."""
         num_full, size = self.groups.num_full, self.groups.size
         units = range(self.first, min(unit, len(self.block_ids) // size))
         if not units:
@@ -74,7 +73,7 @@ class BlockTable:
         return dropped
 
     def take_changes(self) -> tuple[int, tuple[int, ...]]:
-        """(start, ids): entries from `start` on, as they now are; from here on they count as known."""
+        """(start, ids): the entries from `start` on. They count as known to the executor from now on."""
         self.is_told = True
         start, self.changed_from = self.changed_from, len(self.block_ids)
         if start == self.changed_from:
@@ -85,7 +84,7 @@ class BlockTable:
 
 
 def num_left_behind(block_ids: Sequence[int], groups: TableGroups) -> int:
-    """Units with holes, which a table's entries begin with."""
+    """Number of leading units with holes."""
     first = groups.num_full
     if not groups.num_windowed or len(block_ids) <= first or block_ids[first] != HOLE:
         return 0

@@ -1,4 +1,4 @@
-"""How many tokens and sequences a KV cache has room for, by its blocks alone: what is said before there are any."""
+"""How many tokens and sequences fit a KV cache, computed from sizes alone, before there is one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.kvcache.attention_window import AttentionWindow
 
 
 class CacheRoom(NamedTuple):
-    """num_blocks: of a pool, each of block_size tokens of a group of layers. window: None if nothing is given back."""
+    """num_blocks: in the pool; each holds block_size tokens of one layer group. window: None if no group has one."""
 
     num_blocks: int
     block_size: int
@@ -21,12 +21,12 @@ class CacheRoom(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Of sequences that have not given anything back yet: short ones, or prompts."""
+        """Tokens that fit if no sequence has given blocks back yet: short sequences, or prompts."""
         return self.num_blocks // self.groups.size * self.block_size
 
     @property
     def longest_sequence(self) -> int | None:
-        """Tokens for which there are blocks; None: any number, if all layers see a window."""
+        """The longest sequence that fits alone; None: any length, since all layers have a window."""
         num_units = self.num_blocks // self.groups.size
         if self.window is not None and self.window.most_units(self.block_size) <= num_units:
             if not self.groups.num_full:
@@ -36,8 +36,8 @@ class CacheRoom(NamedTuple):
         return num_units * self.block_size
 
     def num_sequences(self, num_tokens: int) -> int:
-        """That decode at once, when each has come to so many tokens; the last of them has its prompt computed beside
-        the others, which takes more blocks than its decodes do."""
+        """How many sequences of `num_tokens` tokens fit if all decode but one, whose prompt is being computed, which
+        takes more blocks than a decode."""
         num_units = -(-num_tokens // self.block_size)
         if self.window is None:
             return self.num_blocks // num_units

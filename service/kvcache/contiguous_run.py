@@ -1,4 +1,4 @@
-"""Blocks side by side, where that costs least."""
+"""Finds the contiguous run of blocks that costs least."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from itertools import accumulate
 from operator import sub
 
 OUT_OF_THE_QUESTION = 1 << 60
-"""The cost of a place that cannot be had; all others together cost less."""
+"""The cost of a block that cannot be had. All other costs together are less."""
 
 
 def cheapest_run(costs: Sequence[int], length: int) -> int | None:
-    """The first of `length` neighbours whose costs add up to the least; of equal ones the first. None if none are free
-    of places that cannot be had. One pass, at 0.1 us a place. length: >= 1."""
+    """Index at which the cheapest run of `length` consecutive elements starts; on a tie the first. None if every run
+    contains an element that cannot be had. One pass, 0.1 us per element. length: >= 1."""
     if length > len(costs):
         return None
     sums = list(accumulate(costs, initial=0))

@@ -1,4 +1,4 @@
-"""What the prefix cache tells of itself, for routers that send a request to the replica that knows its beginning."""
+"""Events of the prefix cache, for routers that send a request to the replica which has its prefix cached."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import Protocol
 
 
 class KvEvents(Protocol):
-    """Called on the engine's thread; neither raises nor waits."""
+    """Called on the engine's thread; must not raise or block."""
 
     def stored(self, digest: bytes, parent: bytes | None, tokens: bytes, salt: str) -> None:
-        """An entry may be found from now on. parent: the digest of the entry before it; None for a prefix's first one.
+        """An entry can be found from now on. parent: digest of the preceding entry; None for the first of a prefix.
         tokens: its token ids, as C ints."""
         ...
 
     def removed(self, digest: bytes) -> None:
-        """It is not found any more."""
+        """The entry cannot be found any more."""
         ...
 
     def cleared(self) -> None:
-        """None is found any more."""
+        """No entry can be found any more."""
         ...
 
 
 class NoKvEvents:
-    """Nobody is told."""
+    """Null object: events are dropped."""
 
     def stored(self, digest: bytes, parent: bytes | None, tokens: bytes, salt: str) -> None:
         pass

@@ -1,10 +1,10 @@
-"""Automatic prefix cache: full blocks found again by what they hold (PagedAttention, section 4.4, shared prefix).
+"""Automatic prefix cache: finds full blocks by their contents (PagedAttention, section 4.4, shared prefix).
 
-A block's digest is sha256 over its parent's digest and its own token ids; the first parent is the salt's digest. So
-equal digests mean equal prefixes under the same salt, and tenants with different salts never share. Collisions are
-not believed in but guarded against: the token ids are compared on a hit.
+A block's digest is the sha256 of its parent's digest and its own token ids; the first parent is the digest of the salt.
+So equal digests mean equal prefixes under the same salt, and tenants with different salts never share blocks. As a
+guard against collisions, token ids are compared on a hit.
 
-A prompt's blocks are offered as they are computed, an answer's once it has ended or is preempted.
+Prompt blocks are inserted as they are computed, those of an answer when it ends or is preempted.
 """
 
 from __future__ import annotations
@@ -24,31 +24,30 @@ from service.kvcache.kv_events import KvEvents, NoKvEvents
 class PrefixCache(Protocol):
     """Which blocks hold which prefix.
 
-    tokens_per_entry: tokens in an entry; `insert` is worth calling once as many more are computed. known: what was
-    inserted, by block.
+    tokens_per_entry: `insert` is worth calling once so many more tokens are computed. known: the inserted entries.
     """
 
     tokens_per_entry: int
     known: KnownBlocks
 
     def match(self, sequence: Sequence, salt: str) -> list[int]:
-        """A table's first units: known blocks that hold the sequence's beginning, in order, at least one token short of
-        its end. Holes in place of those that nothing behind them sees."""
+        """Cached blocks for the sequence's first tokens, as the beginning of a block table. They end at least one token
+        before the sequence does. Windowed entries that no later token sees are holes."""
         ...
 
     def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
-        """Full blocks of its first `num_tokens` tokens may be found from now on; known ones are passed over, and
-        holes."""
+        """Make the full blocks of the sequence's first `num_tokens` tokens findable. Holes, and prefixes that are known
+        already, are skipped."""
         ...
 
 
 class ChainedPrefixCache:
-    """The real one. An entry is one unit of a table, or `blocks_per_entry` consecutive ones where blocks are small,
-    because keeping and finding a prefix costs time per entry.
+    """The real one. An entry is one unit of a block table, or `blocks_per_entry` consecutive ones if blocks are small,
+    since time is spent per entry.
 
-    window: tokens that a query sees in groups of layers that have one (`groups`); of a prefix's entries the last ones
-    are enough then. What these groups keep is found and forgotten by itself: their blocks go sooner. Events tell of the
-    groups that see everything, where there are such.
+    window: the window of those layer groups that have one (`groups`). Of these, only the last entries of a prefix are
+    needed. They are cached independently of the full-attention groups, since their blocks are freed earlier. KV events
+    report the full-attention groups, or the windowed ones if there are no others.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class ChainedPrefixCache:
         sequence.num_cached_blocks = end * count
 
     def _leading(self, sequence: Sequence, salt: str, num_entries: int) -> list[Entry]:
-        """Entries of the groups that see everything, from the first one on, as far as they are known."""
+        """Entries of the full-attention groups, from the first one to the last in unbroken sequence."""
         found = list[Entry]()
         for index in range(num_entries):
             tokens = self._tokens(sequence, index, index + 1)
@@ -105,8 +104,8 @@ class ChainedPrefixCache:
         return found
 
     def _last_seen(self, sequence: Sequence, salt: str, num_entries: int, window: int) -> dict[int, Entry]:
-        """Of the longest beginning, of at most so many entries, of which a window's groups have what the token behind
-        it sees: these entries, by their index, the last one first."""
+        """For the longest prefix, of at most `num_entries` entries, whose end can be continued: the windowed entries
+        that its next token sees, by index, last one first."""
         num_seen = max(1, -(-(window - 1) // self.tokens_per_entry))
         digests = sequence.block_digests
         for index in range(len(digests), num_entries):
@@ -123,7 +122,8 @@ class ChainedPrefixCache:
         return seen
 
     def _table(self, full: list[Entry] | None, seen: Mapping[int, Entry], window: int) -> list[int]:
-        """That has the entries of `full` as far as `seen` goes, and of `seen` the units that the next token sees."""
+        """Block table with all entries of `full` up to the end of `seen`, and the units of `seen` that the next token
+        sees."""
         num_full, num_windowed = self._groups
         num_units = (max(seen, default=-1) + 1) * self._blocks_per_entry
         block_size = self.tokens_per_entry // self._blocks_per_entry
@@ -140,12 +140,12 @@ class ChainedPrefixCache:
         return table
 
     def _tokens(self, sequence: Sequence, first: int, end: int) -> bytes:
-        """The token ids of the entries from `first` to `end`, as bytes."""
+        """Token ids of entries first, ..., end - 1, as C ints."""
         size = self.tokens_per_entry
         return array("i", sequence.token_ids[first * size : end * size]).tobytes()
 
     def _digest(self, sequence: Sequence, salt: str, index: int, tokens: bytes) -> bytes:
-        """Digest of the sequence's entry `index`, which holds `tokens`; computed once, in order, and kept with it."""
+        """Digest of the sequence's entry `index`, which holds `tokens`. Computed once, in order, and kept."""
         digests = sequence.block_digests
         if index < len(digests):
             return digests[index]
@@ -159,7 +159,7 @@ def _first_parent(salt: str) -> bytes:
 
 
 class NoPrefixCache:
-    """Finds nothing and keeps nothing."""
+    """Null object: finds nothing and keeps nothing."""
 
     tokens_per_entry = 2**63
 

@@ -1,7 +1,7 @@
 """Blocks on the host, and blocks being copied between device and host (PagedAttention, section 4.5: swapping).
 
-Sequences that move keep sharing blocks: one that several tables hold moves once. Memory on both sides is given back
-only when the copy that touches it has finished, even if its owner has ended meanwhile.
+A block that several of the moved sequences share is copied once and stays shared. Memory on either side is freed only
+after the copy that touches it has finished, even if its owner has ended meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from service.kvcache.block_pool import BlockPool
 
 @dataclass(slots=True)
 class _InFlight:
-    """The references that a transfer holds and gives back when it has finished, one entry for each."""
+    """References that a transfer holds and gives up when it has finished; a block may occur several times."""
 
     sequence_ids: list[int]
     device_blocks: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class SwapSpace:
 
     @property
     def num_free(self) -> int:
-        """Host blocks that nobody has."""
+        """Host blocks that nobody holds."""
         return 0 if self._host is None else self._host.num_free
 
     @property
@@ -44,12 +44,12 @@ class SwapSpace:
 
     @property
     def num_departing(self) -> int:
-        """Device references that will be given back when transfers have finished."""
+        """Device references that will be freed when the transfers have finished."""
         return sum(len(flight.device_blocks) for flight in self._in_flight.values())
 
     @property
     def has_transfers(self) -> bool:
-        """Whether any are under way."""
+        """Whether any transfers are under way."""
         return bool(self._in_flight)
 
     def holds(self, sequence_id: int) -> bool:
@@ -61,15 +61,16 @@ class SwapSpace:
         return sequence_id in self._transfer_of
 
     def swapping_sequence_ids(self) -> list[int]:
-        """Of all that are being swapped out or in."""
+        """Ids of the sequences that are being swapped out or in."""
         return list(self._transfer_of)
 
     def num_blocks_of(self, sequence_ids: list[int]) -> int:
-        """Distinct host blocks of sequences that are here."""
+        """Distinct host blocks of these sequences, which must be here."""
         return len({block for sequence_id in sequence_ids for block in self._tables[sequence_id]})
 
     def swap_out(self, tables: dict[int, list[int]]) -> Transfer:
-        """Take device tables over, with their references. The caller has checked `num_free`."""
+        """Start to move sequences to the host: takes over their device tables, with the references. The caller has
+        checked `num_free`."""
         assert self._host is not None
         host_of: dict[int, int] = {}
         for sequence_id, block_ids in tables.items():
@@ -83,7 +84,7 @@ class SwapSpace:
         return Transfer(self._begin(flight), True, tuple(host_of), tuple(host_of.values()))
 
     def swap_in(self, sequence_ids: list[int], device_of: dict[int, int]) -> Transfer:
-        """The sequences leave; `device_of` says which device block takes each host block's contents."""
+        """Start to move sequences to the device. device_of: the destination of each host block."""
         flight = _InFlight(sequence_ids)
         for sequence_id in sequence_ids:
             flight.host_blocks += self._tables.pop(sequence_id)
@@ -94,7 +95,7 @@ class SwapSpace:
         return self._tables[sequence_id]
 
     def free(self, sequence_id: int) -> None:
-        """The sequence has ended while it was here; its blocks go once nothing is copied into them."""
+        """The sequence ended while it was here. Its host blocks are freed once nothing is copied into them."""
         assert self._host is not None
         host_blocks = self._tables.pop(sequence_id)
         transfer_id = self._transfer_of.pop(sequence_id, None)
@@ -105,11 +106,11 @@ class SwapSpace:
                 self._host.release(block_id)
 
     def keep_until_arrival(self, sequence_id: int, device_blocks: list[int]) -> None:
-        """The sequence has ended while it was swapped in; its device blocks go once nothing is copied into them."""
+        """The sequence ended while it was swapped in. Its device blocks are freed once nothing is copied into them."""
         self._in_flight[self._transfer_of.pop(sequence_id)].device_blocks += device_blocks
 
     def finish(self, transfer_id: int) -> None:
-        """The copy is done: give back what it held."""
+        """The transfer's copies are done: free the references that it holds."""
         flight = self._in_flight.pop(transfer_id)
         for sequence_id in flight.sequence_ids:
             self._transfer_of.pop(sequence_id, None)
@@ -120,16 +121,16 @@ class SwapSpace:
             self._host.release(block_id)
 
     def finish_all(self) -> None:
-        """No transfer is under way any more, whatever came of them."""
+        """All transfers have ended, in success or not."""
         for transfer_id in list(self._in_flight):
             self.finish(transfer_id)
 
     def held_device_blocks(self) -> list[int]:
-        """References to device blocks that transfers hold."""
+        """Device blocks that transfers hold, once per reference."""
         return [block_id for flight in self._in_flight.values() for block_id in flight.device_blocks]
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless host counts equal holders."""
+        """Raise AssertionError unless the host blocks' reference counts match their holders."""
         if self._host is None:
             return
         held = Counter(b for table in self._tables.values() for b in table)

@@ -1,7 +1,7 @@
-"""The memory that a training borrows from the KV pool for its activations, while the requests do not need it.
+"""KV blocks lent to a training for its activations while requests do not need them.
 
-One tensor lies in it, so it is a contiguous run of blocks. It is nobody's property: to whoever allocates, the arena's
-blocks are as good as free, and at the first need the training loses all of them, with the micro-batch under way.
+The arena holds one tensor, so its blocks are contiguous. They count as available: when an allocation needs any of them,
+all are taken back, and the training loses its current micro-batch.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from service.kvcache.block_pool import BlockPool
 class TrainingArena:
     """Engine thread only.
 
-    An iteration that runs may still compute in blocks that are given back: whatever is written there is written by a
-    later plan, which the device carries out behind it.
+    A training iteration in flight may still compute in blocks that were taken back. That is safe: only later plans
+    write other things there, and the device runs plans in order.
 
-    lent: the blocks, while a training has them. num_idle_blocks: as many as these are. num_lent, num_given_back: so
-    many times, ever.
+    lent: the blocks lent at present, if any. num_idle_blocks: how many these are. num_lent, num_given_back: how often
+    that has happened.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -36,13 +36,13 @@ class TrainingArena:
             self.give_back()
 
     def lend(self, first_block: int, num_blocks: int) -> None:
-        """These blocks, which the caller has taken, are the training's."""
+        """Lend these blocks, which the caller has allocated."""
         assert self.lent is None, "there is one arena"
         self.num_lent += 1
         self.lent, self.num_idle_blocks = Arena(self.num_lent, first_block, num_blocks), num_blocks
 
     def give_back(self) -> None:
-        """Its blocks are free, if there are any; nobody will look for anything in them."""
+        """Free the arena's blocks, if any are lent. Nothing in them is cached."""
         block_ids = self.held_blocks()
         self.lent, self.num_idle_blocks = None, 0
         if block_ids:
