@@ -1,4 +1,4 @@
-"""How long iterations, transfers and preemptions take, predicted from timings at start-up and from the traffic.
+"""Predicts how long iterations, transfers and preemptions take, from timings at start-up and from the traffic.
 
 Engine thread; no tensors. The scheduler and the engine ask; nothing here decides.
 """

@@ -1,4 +1,4 @@
-"""Timings at start-up from which the iteration's predictor is first fitted (AdaptiveLLM, section 3.2)."""
+"""Timings at start-up to which the predictor of iteration times is first fitted (AdaptiveLLM, section 3.2)."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from service.prediction.iteration_time import IterationTime
 from service.prediction.workload import Workload
 
 PROBE_SEQUENCE_ID = -2
-"""Id of the first sequence of a plan; the next ones count down."""
+"""Id of a plan's first probe sequence; further ones count down."""
 ROUNDS = 4
 SHARES = (128, 64, 32, 16, 8, 4, 2, 1)
 DECODES = (4, 16, 40, 96)
 PROMPTS_BESIDE_DECODES = ((0, 0), (1, 24), (1, 200), (8, 16))
-"""Pairs of how many prompts, and tokens of each."""
+"""Pairs: number of prompts, tokens per prompt."""
 MANY_PROMPTS = (64, 16)
-"""As above, but without decodes: a burst."""
+"""The same, for a burst of prompts without decodes."""
 PROMPT_OF_SEVERAL = 256
-"""Tokens of each prompt where several fill an iteration, which has fewer pairs then than one prompt would have."""
+"""Tokens per prompt where several prompts fill an iteration; it then has fewer attention pairs than with one prompt."""
 DECODED_CONTEXT = 320
-"""Tokens."""
+"""Context length of the decodes, in tokens."""
 LARGE = 256
-"""Tokens from which on an iteration's time depends on how much was computed just before."""
+"""From so many tokens on, an iteration's time depends on how much was computed just before (device_heat.py)."""
 NUM_COOLING = 32
-"""Sequences that decode meanwhile."""
+"""Sequences that decode while the device cools."""
 COOLING_S = 0.03
 TIME_LIMIT_S = 4.0
-"""A slow machine calibrates on the smaller iterations only: start-up in seconds matters more."""
+"""Limit for all timings, smaller iterations first: on a slow machine a quick start-up matters more."""
 
 
 Execute = Callable[[IterationPlan], IterationResult]
-"""Carries a plan out and waits for it."""
+"""Executes a plan and waits for its result."""
 
 
 def calibrate(
@@ -53,13 +53,14 @@ def calibrate(
     vocab_size: int,
     num_layer_groups: int = 1,
 ) -> None:
-    """Let an executor compute prompts of several lengths, with and without a context, one and several of every size
-    that it pads to, many short ones at once, and decodes with and without prompts beside them, and fit to the times.
+    """Time iterations on an executor, and fit the predictor to them: prompts of several lengths, with and without a
+    context; one prompt and several, of every size that the executor pads to; many short prompts; decodes with and
+    without prompts beside them.
 
-    Before serving: it overwrites blocks. max_tokens: the token budget of an iteration. max_model_len: tokens that a
-    sequence may have. max_num_seqs: sequences in an iteration. vocab_size: ids are drawn below it, for with one id all
-    over a GPU takes less power and computes large iterations up to 10 % faster (Llama-8B on one H200).
-    num_layer_groups: blocks that block_size tokens fill.
+    Before serving, since it overwrites blocks. max_tokens: token budget of an iteration. max_model_len: the most tokens
+    of a sequence. max_num_seqs: the most sequences in an iteration. vocab_size: ids are random below this, since with
+    equal ids a GPU takes less power and computes large iterations up to 10 % faster (Llama-8B on one H200).
+    num_layer_groups: blocks per block_size tokens.
     """
     longest = min(max_model_len, num_blocks // num_layer_groups * block_size)
     probes = _Probes(num_blocks, num_layer_groups, block_size, longest, vocab_size)
@@ -70,7 +71,7 @@ def calibrate(
     plans.sort(key=lambda plan: plan.num_scheduled_tokens)
     timing = _Timing(execute, iteration_time, clock, probes.decodes(min(NUM_COOLING, max_num_seqs), 1))
     stop_s = clock.now_s() + TIME_LIMIT_S
-    # In another order each round, every other one cooled: how fast a GPU's clock runs depends on what came just before.
+    # A new order in each round, and cooling in every other one, because a GPU's clock depends on what ran just before.
     shuffled = random.Random(0)
     for round_number in range(ROUNDS):
         is_cooled = round_number % 2 == 0
@@ -82,7 +83,7 @@ def calibrate(
             if is_cooled and _is_large(plan):
                 timing.cool()
             timed = timing.of(plan)
-            if round_number == 0 and not timed.is_replayed:  # the first of a size may compile or allocate
+            if round_number == 0 and not timed.is_replayed:  # the first of its size may have compiled or allocated
                 timed = timing.of(plan)
             iteration_time.calibrate(timed.workload, timed.seconds)
         shuffled.shuffle(plans)
@@ -94,7 +95,7 @@ def _is_large(plan: IterationPlan) -> bool:
 
 
 class _Probes:
-    """Plans to be timed. longest: tokens that a sequence may have and that fit the blocks."""
+    """Builds the plans to be timed. longest: the most tokens of a sequence, by model and by blocks."""
 
     def __init__(self, num_blocks: int, num_layer_groups: int, block_size: int, longest: int, vocab_size: int) -> None:
         self._num_blocks = num_blocks
@@ -105,7 +106,7 @@ class _Probes:
         self.longest = longest
 
     def prompts(self, most: int, iteration_time: IterationTime, max_num_seqs: int) -> Iterator[IterationPlan]:
-        """Plans of one prompt chunk of up to `most` tokens, and those of several that take as many tokens."""
+        """Plans of one prompt chunk of up to `most` tokens, and plans of several prompts with as many tokens in all."""
         halvings = {max(2, most // share) for share in SHARES}
         for num_tokens in sorted(halvings.union(iteration_time.sizes(most))):
             yield IterationPlan((self._probe(0, 0, num_tokens),))
@@ -116,7 +117,7 @@ class _Probes:
                 yield IterationPlan((self._probe(0, start, num_tokens),))
 
     def beside_decodes(self, most: int, max_num_seqs: int) -> Iterator[IterationPlan]:
-        """Plans of up to `most` tokens: decodes with short and with long contexts, some beside prompts."""
+        """Plans of up to `most` tokens: decodes with short and with long contexts, some of them beside prompts."""
         yield IterationPlan(self._prompts(0, *MANY_PROMPTS, most, max_num_seqs))
         for num_decodes in sorted({min(count, max_num_seqs - 1, most) for count in DECODES} - {0}):
             for context in sorted({1, min(DECODED_CONTEXT, self.longest)}):
@@ -126,13 +127,13 @@ class _Probes:
                     yield IterationPlan((*decodes, *self._prompts(num_decodes, num_prompts, num_tokens, *room)))
 
     def decodes(self, count: int, context: int) -> tuple[ScheduledSequence, ...]:
-        """So many, each with `context` tokens."""
+        """`count` decodes with `context` tokens each."""
         return tuple(self._probe(number, context - 1, 1) for number in range(1, count + 1))
 
     def _prompts(
         self, num_before: int, count: int, num_tokens: int, most: int, max_num_seqs: int
     ) -> tuple[ScheduledSequence, ...]:
-        """As many prompts as `most` tokens have room for, numbered from `num_before` + 1; the last may be shorter."""
+        """As many prompts as fit into `most` tokens, numbered from `num_before` + 1; the last one may be shorter."""
         shares = list[ScheduledSequence]()
         num_tokens = min(num_tokens, self.longest)
         for number in range(1, min(count, max_num_seqs) + 1):
@@ -144,15 +145,15 @@ class _Probes:
         return tuple(shares)
 
     def _probe(self, number: int, start: int, num_tokens: int) -> ScheduledSequence:
-        """Sequence `number` of a plan computes so many tokens from position `start` on.
+        """Sequence `number` of a plan, which computes `num_tokens` tokens from position `start` on.
 
-        The blocks of different ones are different as far as there are enough: a cache would hold what is shared.
+        Sequences have different blocks if there are enough, because shared ones would be read from the GPU's cache.
         """
         of_one = -(-(start + num_tokens) // self._block_size) * self._num_layer_groups
         blocks = tuple((number * of_one + i) % self._num_blocks for i in range(of_one))
         sequence_id = PROBE_SEQUENCE_ID - number
         token_ids = tuple(self._random.choices(self._vocab, k=num_tokens))
-        draws = (Sample(sequence_id, 0),)  # who draws, waits for the result
+        draws = (Sample(sequence_id, 0),)  # a draw makes the executor wait for the device
         params = SamplingParams(max_tokens=1)
         return ScheduledSequence(sequence_id, 1 + number, token_ids, start, 0, blocks, params, draws)
 
@@ -164,7 +165,7 @@ class _Timed(NamedTuple):
 
 
 class _Timing:
-    """Times plans, one after another, and tells the predictor how hot they leave the device. cooling: decodes."""
+    """Times plans one after another, and tells the predictor how they heat the device. cooling: decodes."""
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class _Timing:
         self._has_own_clock = False
 
     def of(self, plan: IterationPlan) -> _Timed:
-        """How long the plan takes. The executor knows its decodes already, as in traffic: a new one costs host time."""
+        """Time a plan. Its decodes are made known to the executor first, as in traffic; new ones cost host time."""
         decodes = tuple(item for item in plan.scheduled if len(item.token_ids) == 1)
         if decodes:
             self._compute(IterationPlan(decodes))
@@ -192,7 +193,7 @@ class _Timing:
         return timed
 
     def cool(self) -> None:
-        """Decode for a while, as between one prompt and the next, if the device has a clock and so tells its heat."""
+        """Decode for a while, as happens between prompts. Only if the device has a clock, without which heat is 0."""
         if not self._has_own_clock:
             return
         until_s = self._clock.now_s() + COOLING_S

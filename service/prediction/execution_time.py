@@ -1,4 +1,4 @@
-"""How long a plan took to execute, as far as anybody could see."""
+"""How long a plan took to execute, as far as it could be measured."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class ExecutionTime(NamedTuple):
-    """host_s: by the host's clock. is_exact: whether somebody saw when it ended; else neither this time nor that of the
-    next plan says anything. compute_s: by the device's clock, which counts instead where there is one: it is exact, and
-    leaves out what the host does. idle_s: nothing was asked of the device for so long before.
+    """host_s: by the host's clock. is_exact: whether its end was seen; if not, neither this host_s nor that of the next
+    plan can be used. compute_s: by the device's clock; used in place of host_s if there is one, since it is exact and
+    leaves out host work. idle_s: how long the device had nothing to do before this plan.
     """
 
     host_s: float
@@ -18,10 +18,10 @@ class ExecutionTime(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """By the clock that counts. More than 0, whatever a clock's ticks are."""
+        """By the device's clock, or else the host's. More than 0, however coarse the clock is."""
         return max(self.host_s if self.compute_s is None else self.compute_s, 1e-9)
 
     @property
     def rest_s(self) -> float:
-        """Until the end of the plan the device computed nothing for so long, by its own clock."""
+        """How long the device was idle from the end of the previous plan to the end of this one, by its own clock."""
         return self.idle_s + max(0.0, self.host_s - (self.compute_s or 0.0))

@@ -1,21 +1,21 @@
 """How long an iteration takes, predicted from what it computes (AdaptiveLLM, section 3.2).
 
-The paper's predictor takes tokens, batch, layers and hidden size. The last two are constants of a process and end up in
-the coefficients. There is one for
-- the iteration;
-- each token, and each past a knee, where a device goes from waiting for memory to computing;
-- each sequence that decodes, and each cached token that it reads;
-- each prompt, which the host takes up, and each pair of its token and one that this attends to;
-- each token of the longest prompt's context: even few tokens have to go through it, one after the other;
+The paper's features are tokens, batch size, layers and hidden size. The last two are constant in a process, so they are
+part of the coefficients. Here, there is one coefficient for
+- the iteration itself;
+- each token, and each token past a knee, where a device goes from memory-bound to compute-bound;
+- each decode, and each cached token that decodes read;
+- each prompt (host work), and each pair of a prompt token and a token that it attends to;
+- each token of the longest prompt's context, which even few new tokens must go through one after the other;
 - each second under heat (device_heat.py).
-They are fitted to timings taken at start-up and refreshed while running.
+They are fitted to timings taken at start-up and refitted while serving.
 
-An executor with CUDA graphs computes a few sizes only, each step in the next one with room for it. So tokens and
-sequences that decode are counted as it counts them, and each of its sizes has a correction of its own: how far it is
-off the law, as the tiles of matrix products make it be, and lately the device's clock. A size that was not seen yet
-is as far off as one of as many tokens.
+An executor with CUDA graphs pads each step to the next of a few sizes. Tokens and decodes are therefore counted after
+padding, and each size has a correction factor of its own: how far it is off the linear law, because of the tiles of
+matrix products, say, or of the device's clock lately. A size that was never seen takes the factor of the most similar
+size with as many tokens.
 
-Where the device has a clock of its own, all of these are its seconds: of computing, without what the host did before.
+If the device has a clock of its own, all seconds are by that clock: computation only, without host work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from service.prediction.least_squares import Moments, fit_nonnegative
 from service.prediction.workload import Workload
 
 KNEES = (64, 256, 1024)
-"""Tokens."""
+"""In tokens."""
 FEATURES = (
     "iteration",
     "tokens",
@@ -42,34 +42,35 @@ FEATURES = (
     "prompts",
     "heat",
 )
-"""What each coefficient is for."""
+"""Names of the coefficients."""
 MIN_OBSERVED = 12
 REFIT_EVERY = 32
 KEEP = 1 - 1 / 256
 CALIBRATION_WEIGHT = 0.1
-"""Timings of the start-up are never forgotten: they know sizes that traffic may not have. Newer ones outweigh them."""
+"""Weight of start-up timings, which are never forgotten: they cover sizes that traffic may lack. Newer ones weigh
+more."""
 DECODE_EVERY = 16
-"""Iterations that only decode are alike and many: so few of them are looked at."""
+"""Decode-only iterations are many and alike, so only one in so many is learned from."""
 CORRECTION_RATE = 1 / 4
 SETTLED = 8
 FARTHEST = 0.15
-"""Once so many iterations of a size were seen, one that is farther off than this had something else happen in it: it
-counts as so far off."""
+"""After SETTLED observations of a size, one that is off by more than this is assumed to be disturbed by something else,
+and counts as off by this much."""
 
 _UNPADDED = -1
 
 StepSize = tuple[int, int]
-"""Tokens, and decodes among them, that the executor computes for every step that it pads to this size."""
+"""(tokens, decodes among them) that the executor computes for every step padded to this size."""
 
 PaddedSize = Callable[[int, int, int], StepSize | None]
-"""Of tokens, decodes among them, and prompts: the size that such a step is padded to; None if it is computed as it is.
+"""(tokens, decodes among them, prompts) -> the size that such a step is padded to; None if it is not padded.
 """
 
 
 class IterationTime:
-    """Predicts the seconds of an iteration from those that it was told of. Engine thread only.
+    """Predicts the seconds of an iteration from observed ones. Engine thread only.
 
-    padded_size: None for an executor that pads nothing. heat: of the device by now; who sees its iterations tells it.
+    padded_size: None if the executor pads nothing. heat: of the device; whoever observes its iterations updates it.
     """
 
     def __init__(self, padded_size: PaddedSize | None = None) -> None:
@@ -85,21 +86,21 @@ class IterationTime:
         self._corrections: dict[StepSize, _Correction] = {}
 
     def sizes(self, most: int) -> list[int]:
-        """Tokens, up to `most`, that steps of one prompt are padded to; none if they are not padded."""
+        """All sizes, in tokens and up to `most`, to which one-prompt steps are padded; empty without padding."""
         if self._padded_size is None:
             return []
         padded = {size[0] for n in range(2, most + 1) if (size := self._padded_size(n, 0, 1)) is not None}
         return sorted(size for size in padded if size <= most)
 
     def calibrate(self, workload: Workload, seconds: float) -> None:
-        """Take in a timing made on purpose; nothing follows from it before the next `fit`."""
+        """Add a timing made at start-up. Takes effect at the next `fit`."""
         self._calibration.add(_learnt(self.features(workload, self._size(workload)), seconds), seconds)
         self._shortest_s = min(self._shortest_s, seconds)
         self._timings.append((workload, seconds))
 
     def observe(self, workload: Workload, seconds: float, *, is_decode: bool) -> None:
-        """Learn from an iteration of the traffic: at once what its size takes, and every REFIT_EVERY iterations the
-        coefficients anew."""
+        """Learn from an iteration of the traffic: update the correction of its size now, and refit the coefficients
+        every REFIT_EVERY iterations."""
         size = self._size(workload)
         features = self.features(workload, size)
         (self._decodes if is_decode else self._prefills).add(_learnt(features, seconds), seconds)
@@ -115,8 +116,8 @@ class IterationTime:
             self._corrections[size].observe(ratio, features)
 
     def fit(self) -> None:
-        """Fit the coefficients anew to all that was seen. What a size was seen to take stays: only how that changes
-        with the rest of the workload follows the new coefficients."""
+        """Refit the coefficients to all observations. The corrections are rescaled, so that what was predicted for each
+        size's latest workload stays the same."""
         self._num_since_fit = 0
         seen = [(self._calibration, CALIBRATION_WEIGHT), (self._prefills, 1.0), (self._decodes, 1.0)]
         if sum(moments.num_observed for moments, _ in seen) < MIN_OBSERVED:
@@ -131,7 +132,7 @@ class IterationTime:
             self._correct_by(timings)
 
     def predicted_s(self, work: Workload) -> float | None:
-        """Seconds that the iteration is predicted to take; None before enough was seen to tell."""
+        """Predicted seconds of the iteration; None before enough was observed."""
         if self._coefficients is None:
             return None
         size = self._size(work)
@@ -140,15 +141,15 @@ class IterationTime:
         return by_law if correction is None else by_law * correction.ratio
 
     def features(self, workload: Workload, size: StepSize) -> tuple[float, ...]:
-        """What each coefficient is multiplied by, in the order of FEATURES. size: as the step is padded."""
+        """The values that the coefficients are multiplied with, in the order of FEATURES. size: after padding."""
         num_tokens, num_decodes = (workload.num_tokens, workload.num_decodes) if size[1] == _UNPADDED else size
         past_knees = [max(0, num_tokens - knee) for knee in KNEES]
         _, num_pairs, num_read, longest_context, _, num_prompts, heat = workload
         return (1.0, num_tokens, *past_knees, num_decodes, num_pairs, num_read, longest_context, num_prompts, heat)
 
     def _by_law(self, features: tuple[float, ...]) -> float:
-        """Linear but for the heat, which costs by the seconds that come out without it. No less than the shortest that
-        was seen: of a kind that was hardly seen the coefficients may say 0."""
+        """Seconds by the coefficients alone: linear, except that heat applies to the seconds found without it. At least
+        the shortest iteration observed, since coefficients of rarely seen features may be 0."""
         assert self._coefficients is not None
         *coefficients, under_heat = self._coefficients
         seconds: float = sum(map(mul, coefficients, features))
@@ -163,14 +164,14 @@ class IterationTime:
             self._corrections[size] = _Correction(self.features(of_size[0][0], size), median(ratios), len(ratios))
 
     def _correction(self, size: StepSize) -> _Correction | None:
-        """The size's own; else that of the one with the nearest number of decodes that is like it in all else."""
+        """The size's own; else that of the size with the nearest number of decodes among those of equal `_kind`."""
         if size in self._corrections:
             return self._corrections[size]
         alike = [seen for seen in self._corrections if _kind(seen) == _kind(size)]
         return self._corrections[min(alike, key=lambda seen: abs(seen[1] - size[1]))] if alike else None
 
     def _size(self, workload: Workload) -> StepSize:
-        """As the executor pads it. What is not padded shares a correction with what is half to twice as large."""
+        """The size after padding. Without padding, sizes between two powers of two share a correction."""
         num_tokens, _, _, _, num_decodes, num_prompts, _ = workload
         if self._padded_size is None:
             return num_tokens, num_decodes
@@ -178,19 +179,19 @@ class IterationTime:
 
 
 def _kind(size: StepSize) -> tuple[int, bool, bool]:
-    """As many tokens, that may all decode, or are not padded."""
+    """Sizes that may share a correction: equal tokens, and alike in being all decodes or not, and padded or not."""
     num_tokens, num_decodes = size
     return num_tokens, num_decodes == num_tokens, num_decodes == _UNPADDED
 
 
 def _learnt(features: tuple[float, ...], seconds: float) -> tuple[float, ...]:
-    """The features of what took so long, as the law is linear in them: seconds under heat for the heat."""
+    """The features as they enter the fit: heat is replaced by the seconds under it, in which the law is linear."""
     return (*features[:-1], slowed_s(features[-1], seconds))
 
 
 class _Correction:
-    """What one size takes, measured by the law: a mean, of the last ones once there are enough. features: of the
-    workload that was seen last."""
+    """A size's (measured time) / (time by the law), as a moving average: at first the plain mean. features: of the
+    workload observed last."""
 
     __slots__ = ("features", "num_observed", "ratio")
 

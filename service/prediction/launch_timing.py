@@ -1,15 +1,16 @@
-"""When to launch the next iteration behind the one that runs: just before the device would run dry, not sooner.
+"""When to launch the next iteration: just before the device runs out of work, not sooner.
 
-Requests that arrive until then are in the next iteration; launched at once, it would have shut them out for its whole
-length. Guesses are needed for that: what share of its prediction the iteration takes, a mean, and the lead, by how much
-before that end the launch must begin. The lead covers the launch and whatever varies. It shrinks a little after each
-launch that was in time, grows much more after one that came too late, and so settles where LATE_SHARE of them do. One
-slow launch among hundreds moves it by a tenth only; a lead that outlasts the slowest of late made every request wait
-1 ms longer than this one does, for a hundredth of a millisecond of the device's time (loadtest/log/serving.md).
+Requests that arrive before the launch are in the next iteration; those that arrive after it wait for that iteration's
+whole length. So a launch is delayed until shortly before the predicted end of the running iteration. Two guesses are
+learned for that: the share of its predicted time that an iteration really takes (a moving average), and the lead by
+which the launch must precede the end. The lead covers the launch itself and whatever varies. It shrinks a little after
+each launch in time and grows much more after a late one, so it settles where LATE_SHARE of the launches are late. One
+slow launch among hundreds moves it by a tenth only. A lead long enough for the slowest recent launch made every request
+wait 1 ms longer, to save a hundredth of a millisecond of device time (loadtest/log/serving.md).
 
-A launch that starts requests takes three times as long as one that does not, so each has a lead of its own. The short
-one holds while nobody has come. Who comes when less than the long one is left is launched at once: the device waits a
-little for that, but the request would have waited for a whole iteration. How late it was says nothing of the lead.
+A launch that starts requests takes three times as long as one that does not, so there are two leads. The short one
+applies while no request has arrived. If one arrives when less than the long lead is left, it is launched at once: the
+device idles a little, but the request need not wait for a whole iteration. Nothing is learned from how late that was.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 LEAST_SPARE_S = 3e-4
-"""Less is not worth a sleep."""
+"""A shorter delay is not worth a sleep."""
 
 FIRST_SHARE, FIRST_LEAD_S = 0.8, 2e-3
-"""The two guesses before anything was measured."""
+"""The guesses before anything was measured."""
 
 LATE_SHARE = 0.05
-"""Of the launches that are delayed, how many may come when the device has nothing to do any more, or is about to."""
+"""Target share of delayed launches that are late: the device has run out of work, or is about to."""
 
 STEP = 0.1
-"""By how much of it a lead changes after a launch that came too late; after one in time STEP * LATE_SHARE."""
+"""A late launch makes the lead longer by this share of it, one in time shorter by STEP * LATE_SHARE."""
 
 FORGET = 1 / 16
-"""By how much of the difference the share moves towards each measurement."""
+"""Weight of each new measurement in the moving average of the share."""
 
 
 IterationKind = Literal["decodes", "prompts", "training"]
@@ -41,9 +42,9 @@ KINDS: tuple[IterationKind, ...] = get_args(IterationKind)
 class LaunchTiming:
     """Engine thread. Times in seconds on the engine's clock.
 
-    For each iteration: `runs`; `spare_s` as often as wanted; `launches` when the launch behind it begins and `launched`
-    when that one is done; `ended`, or `lost`. Without `runs` the others do nothing. has_arrivals: whether requests have
-    come that the launch would start. Each kind of iteration has guesses of its own: those with prompts take longer and
+    Call per iteration: `runs`; `spare_s` as often as wanted; `launches` when the next launch begins and `launched` when
+    it is done; then `ended` or `lost`. Without `runs` the others do nothing. has_arrivals: whether requests have
+    arrived that the launch would start. Each kind of iteration has its own guesses: those with prompts take longer and
     vary more.
     """
 
@@ -53,16 +54,16 @@ class LaunchTiming:
 
     @property
     def is_timing(self) -> bool:
-        """Whether `runs` was told of the iteration that runs."""
+        """Whether `runs` was called for the running iteration."""
         return self._running is not None
 
     def runs(self, started_s: float, predicted_s: float, kind: IterationKind) -> None:
-        """An iteration runs, and none behind it."""
+        """An iteration runs, and nothing is launched after it yet."""
         guesses = self._guesses[kind]
         self._running = _Running(predicted_s, guesses, started_s + guesses.share * predicted_s)
 
     def spare_s(self, now_s: float, *, has_arrivals: bool) -> float:
-        """For how long the launch behind it may be delayed unless somebody comes; 0 if it should be done now."""
+        """How long the next launch may be delayed unless a request arrives; 0: launch now."""
         return 0.0 if self._running is None else self._running.spare_s(now_s, has_arrivals)
 
     def launches(self, now_s: float, *, has_arrivals: bool) -> None:
@@ -76,9 +77,9 @@ class LaunchTiming:
             self._running.is_followed = True
 
     def ended(self, seconds: float, *, is_exact: bool) -> float:
-        """The iteration took `seconds`; at most that if not exact, since it ended before the next launch was done.
+        """The iteration took `seconds`. Not exact: at most that, since it ended before the next launch was done.
 
-        Returns for how long that launch was delayed.
+        Returns by how much that launch was delayed.
         """
         running, self._running = self._running, None
         if running is None:
@@ -95,13 +96,13 @@ class LaunchTiming:
         return running.delayed_s
 
     def lost(self) -> None:
-        """The iteration failed: how long it took says nothing."""
+        """The iteration failed: learn nothing from its duration."""
         self._running = None
 
 
 @dataclass(slots=True)
 class _Guesses:
-    """share: of the predicted seconds. leads_s: before the end by that share, without arrivals and with."""
+    """share: actual / predicted seconds. leads_s: seconds before the guessed end, without and with arrivals."""
 
     share: float = FIRST_SHARE
     leads_s: dict[bool, float] = field(default_factory=lambda: dict.fromkeys((False, True), FIRST_LEAD_S))
@@ -109,9 +110,9 @@ class _Guesses:
 
 @dataclass(slots=True)
 class _Running:
-    """The iteration that runs. end_s: when it ends, by the guess. Of the launch behind it:
+    """The running iteration. end_s: its guessed end. About the next launch:
 
-    delayed: holds True if it was delayed with arrivals, False if without; both, if they came meanwhile.
+    delayed: contains True if it was delayed with arrivals, False if without; both, if requests arrived meanwhile.
     delayed_since_s: since when. begun_s, has_arrivals: when it began, and whether with arrivals.
     is_followed: it is done.
     """
@@ -126,11 +127,11 @@ class _Running:
     is_followed: bool = False
 
     def due_s(self, has_arrivals: bool) -> float:
-        """When the launch should begin."""
+        """When the next launch should begin."""
         return self.end_s - self.guesses.leads_s[has_arrivals]
 
     def spare_s(self, now_s: float, has_arrivals: bool) -> float:
-        """From the first answer above 0 the launch is delayed."""
+        """See LaunchTiming.spare_s. The first answer above 0 starts the delay."""
         spare_s = self.due_s(has_arrivals) - now_s
         if spare_s < LEAST_SPARE_S and has_arrivals not in self.delayed:
             return 0.0

@@ -1,58 +1,58 @@
-"""How long the layer steps of a fine-tuning iteration take, learnt from pieces of it."""
+"""How long the layer steps of a fine-tuning iteration take, learned from measured pieces of it."""
 
 from __future__ import annotations
 
 import math
 
 RATE = 1 / 8
-"""By what power of the ratio a step's usual seconds follow what was measured."""
+"""Weight of a new measurement in a step's usual seconds: the exponent of measured / usual."""
 
 KEEP = 0.7
-"""Of the weight of a piece for the present iteration's ratio, with each piece behind it."""
+"""Decay of a piece's weight in the ratio of the current iteration, per later piece."""
 
 SHORTEST_S = 1e-9
 
 ENOUGH_PIECES = 3
 FAR_LONGER = 8.0
-"""Times the shortest step; a loss takes five times a layer's forward pass, a kernel's compilation hundreds."""
+"""Times the shortest step. A loss takes about five times a layer's forward pass, a kernel's compilation hundreds."""
 
 PRIOR = 0.5
-"""Weight of the usual seconds beside a piece's own."""
+"""Weight of the usual seconds beside a piece's measured ones."""
 
 
 class LayerStepTime:
-    """Each of an iteration's steps has its usual seconds: forward and backward, loss and optimizer differ. Of a piece
-    only the sum is measured, so its steps are corrected by one factor; pieces have other borders each time, and so tell
-    the steps apart. How much longer than usual an iteration takes, which has more tokens than others, its own first
-    pieces tell.
+    """Every step of an iteration has its own usual seconds, since forward, backward, loss and optimizer differ. Only a
+    piece's total is measured, so all of its steps are corrected by one factor; pieces have different borders each time,
+    which tells the steps apart over time. An iteration with more tokens than usual takes longer by some ratio, which is
+    learned from its first pieces.
 
-    A step's first run may compile kernels or take memory. So of its first two measurements the lesser counts, and a
-    step that was never measured is taken for the shortest that was. Engine thread only."""
+    A step's first run may compile kernels or allocate memory, so the lesser of its first two measurements counts. A
+    step that was never measured is assumed to be as short as the shortest. Engine thread only."""
 
     def __init__(self, num_steps: int) -> None:
         self._usual_s: list[float | None] = [None] * num_steps
         self._num_seen = [0] * num_steps
-        self._shortest_s = math.inf  # a step's mean of the pieces
+        self._shortest_s = math.inf  # least mean seconds per step of any piece
         self._num_pieces = 0
-        self._ratio = 1.0  # of the iteration under way to a usual one
-        self._measured_s = self._expected_s = 0.0  # its last pieces
+        self._ratio = 1.0  # the current iteration relative to a usual one
+        self._measured_s = self._expected_s = 0.0  # decayed sums over its pieces
 
     def is_doubtful(self, step: int) -> bool:
-        """Whether the step may take far less than predicted: next to nothing was measured, or the step once only, and
-        then it took much longer than others do."""
+        """Whether the step may really be much shorter than predicted: hardly anything was measured, or this step only
+        once, and it then took far longer than others."""
         if self._num_pieces < ENOUGH_PIECES:
             return True
         return self._num_seen[step] == 1 and self._seconds(step) > FAR_LONGER * self._shortest_s
 
     def predicted_s(self, start: int, num_steps: int) -> float | None:
-        """Of steps start, start + 1, ... of an iteration, of the one under way if start > 0; None before any step was
-        measured."""
+        """Predicted seconds of steps start, start + 1, ...: of the current iteration if start > 0, else of the next
+        one. None before any step was measured."""
         if self._shortest_s == math.inf:
             return None
         return sum(map(self._seconds, range(start, self._end(start, num_steps)))) * self._ratio_at(start)
 
     def num_within(self, seconds: float, start: int, most: int) -> int:
-        """How many steps from `start` on take no longer together; 0 before any was measured."""
+        """How many steps, from `start` on and up to `most`, fit into `seconds`; 0 before any step was measured."""
         if self._shortest_s == math.inf:
             return 0
         num_steps, ratio = 0, self._ratio_at(start)
@@ -64,7 +64,7 @@ class LayerStepTime:
         return num_steps
 
     def observe(self, start: int, num_steps: int, seconds: float) -> None:
-        """Steps start, start + 1, ... took so long together."""
+        """Steps start, start + 1, ..., start + num_steps - 1 together took `seconds`."""
         steps = range(start, self._end(start, num_steps))
         self._num_pieces += 1
         self._shortest_s = min(self._shortest_s, max(seconds / num_steps, SHORTEST_S))

@@ -1,17 +1,17 @@
-"""Least squares of few features, refreshed with every observation: sums are kept, observations are not."""
+"""Least squares with few features. Only sums are kept, so that adding an observation is cheap."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 _RIDGE = 1e-9
-"""Relative; keeps features that were never told apart from making the system singular."""
+"""Relative. Keeps the system regular if some features always occur together."""
 
 
 class Moments:
-    """Sums of products over observations of positive targets, each weighted by 1/target: errors count relatively.
+    """Sums of products over observations with positive targets. Each is weighted by 1/target, so errors are relative.
 
-    keep: what an observation leaves of the weight of those before it. 1 forgets nothing.
+    keep: factor on all earlier weights with each new observation; 1 forgets nothing.
     """
 
     def __init__(self, num_features: int, keep: float = 1.0) -> None:
@@ -21,7 +21,7 @@ class Moments:
         self.rows = [[0.0] * (num_features + 1) for _ in range(num_features)]
 
     def add(self, features: Sequence[float], target: float) -> None:
-        """An observation: num_features values, and what they came to, above 0."""
+        """Add an observation: num_features values, and their target > 0."""
         self.num_observed += 1
         scaled = [feature / target for feature in features]
         scaled.append(1.0)
@@ -32,9 +32,9 @@ class Moments:
 
 
 def fit_nonnegative(moments: Sequence[tuple[Moments, float]]) -> list[float]:
-    """Coefficients >= 0 of least relative error over several sums, each with its weight.
+    """Coefficients >= 0 with the least relative error over several sums, each with its weight.
 
-    A feature that would get less than 0 is left out: the worst one first, then again.
+    While some coefficient would be negative, the worst such feature is left out, and the rest is fitted again.
     """
     num_features = moments[0][0].num_features
     rows = [
@@ -52,7 +52,7 @@ def fit_nonnegative(moments: Sequence[tuple[Moments, float]]) -> list[float]:
 
 
 def _solve(rows: Sequence[Sequence[float]], active: Sequence[int]) -> list[float]:
-    """Normal equations of the active features by elimination, each feature scaled to one."""
+    """Solve the normal equations of the active features by elimination, each feature scaled to norm one."""
     num_features = len(rows)
     scale = [rows[i][i] ** 0.5 for i in active]
     system = [

@@ -1,6 +1,6 @@
-"""What a preemption costs, predicted both ways (AdaptiveLLM 3.2, 3.3): computing again, or moving out and in.
+"""Predicted cost of a preemption, by recomputation and by swapping (AdaptiveLLM 3.2, 3.3).
 
-Not by itself, as in the paper, but by what it adds to the iterations that carry it (`PreemptionCost`).
+The paper predicts each on its own; here it is what they add to the iterations that carry them (`PreemptionCost`).
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ class Recovery(Enum):
 
 
 class RecoveryCosts(NamedTuple):
-    """Predicted seconds that everybody else is held up for; None where the predictor has not seen enough yet."""
+    """Predicted seconds by which everything else is delayed; None before the predictor has observed enough."""
 
     recompute_s: float | None
     swap_s: float | None
 
     @property
     def cheaper(self) -> Recovery:
-        """Recomputation where one of them is not known yet."""
+        """Recomputation if either is unknown."""
         if self.swap_s is None or self.recompute_s is None:
             return Recovery.RECOMPUTE
         return Recovery.SWAP if self.swap_s < self.recompute_s else Recovery.RECOMPUTE
 
 
 class PreemptionCost:
-    """Engine thread only. max_tokens: the token budget of an iteration, which recomputation is cut by.
+    """Engine thread only. max_tokens: token budget of an iteration, which cuts recomputation into chunks.
 
-    Recomputing. Its chunks ride along: each makes an iteration longer that decodes anyhow. So a chunk costs what the
-    iteration is predicted to take with it, less what it takes without; that the executor computes decodes alone in a
-    faster way, or pads the two to other sizes, is in the difference. Until its last chunk the group holds memory and
-    draws nothing, one iteration for each chunk before. With nothing beside it, its iterations are all its own.
+    Recomputation: its chunks are added to iterations that decode anyhow. A chunk costs the predicted time of the
+    iteration with it minus that without it; the difference includes that decodes alone may run in a faster way or be
+    padded differently. Until its last chunk the group holds memory and draws nothing, in one iteration per earlier
+    chunk. If nothing else runs, its iterations count in full.
 
-    Swapping. The copies begin with an iteration and run beside it, on a stream of their own, launched when the device
-    has its work already: `SwapTime.added_share` of their seconds is what the iteration takes longer, next to nothing
-    on a GPU and all of it on a CPU, which copies before it computes. But memory lies idle meanwhile. Blocks on their
-    way out are free only when the executor tells that they have arrived, so whoever needed them sits out an iteration,
-    or more if the copies outlast it; and who comes back sits out as many. With nothing beside, all wait for the copies.
+    Swapping: the copies run beside an iteration, on a stream of their own, launched after the device has its work. They
+    lengthen the iteration by `SwapTime.added_share` of their seconds: next to nothing on a GPU, all on a CPU, which
+    copies before it computes. But memory is unused meanwhile. Blocks on the way out are free only once the executor
+    reports it, so the groups that needed them skip an iteration, or more if the copies take longer; so does the group
+    when it is swapped in. If nothing else runs, everything waits for the copies.
 
-    Who sits out an iteration of B decodes loses a token, which others would have drawn: 1/B of its time.
+    A group that skips an iteration of B decodes loses one of B tokens: that costs 1/B of the iteration's time.
     """
 
     def __init__(self, iteration_time: IterationTime, swap_time: SwapTime, max_tokens: int) -> None:
@@ -59,9 +59,9 @@ class PreemptionCost:
         self._max_tokens = max_tokens
 
     def predict(self, num_tokens: int, num_kept: int, num_blocks: int, beside: Workload) -> RecoveryCosts:
-        """For a group that has computed `num_tokens` in `num_blocks` blocks, while others decode `beside`.
+        """Costs of preempting a group with `num_tokens` computed tokens in `num_blocks` blocks, beside others' decodes.
 
-        num_kept: of the tokens, those that the prefix cache will still hold, because others use them.
+        num_kept: how many of the tokens will still be in the prefix cache, because others use them.
         """
         decode_s = self.iteration_time.predicted_s(beside) if beside.num_decodes else 0.0
         if decode_s is None:
@@ -73,7 +73,7 @@ class PreemptionCost:
         )
 
     def _chunks(self, start: int, end: int, beside: Workload) -> Iterator[Workload]:
-        """Iterations of `beside` that compute the tokens from `start` to `end` too, each as many as it has room for."""
+        """The iterations that recompute tokens start, ..., end - 1 beside `beside`, each as many as fit."""
         room = max(1, self._max_tokens - beside.num_decodes)
         for first in range(start, end, room):
             yield beside.with_chunk(first, min(room, end - first))

@@ -1,6 +1,6 @@
-"""Predictions beside what came true: of iterations, of transfers, and of every preemption of a request.
+"""Predictions next to what was measured: of iterations, transfers, and every preemption of a request.
 
-The ledger decides nothing. It feeds the predictors with what is measured, and tells the metrics how far off they were.
+The ledger decides nothing. It feeds measurements to the predictors, and reports prediction errors to the metrics.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ WAIT_RATE = 1 / 8
 
 
 class RecoveryLedger:
-    """Keeps what was predicted until it is measured. Engine thread only.
+    """Keeps predictions until the outcome is measured. Engine thread only.
 
-    draft_wait_s: a mean, of the last iterations with drafts: for how long the device had nothing to do, since the host
-        had to know the ids before it. 0 where the device has no clock of its own.
+    draft_wait_s: moving average over iterations with drafts: how long the device was idle because the host had to know
+        the previous ids first. 0 if the device has no clock of its own.
     """
 
     def __init__(self, cost: PreemptionCost) -> None:
         self._cost = cost
         self._recomputing: dict[int, tuple[SequenceGroup, Sequence]] = {}  # by sequence id
-        self._carried_s: dict[int, float] = {}  # of iterations that compute a group again, by its arrival order
+        self._carried_s: dict[int, float] = {}  # seconds of the iterations that recompute a group, by arrival order
         self._transfers: dict[int, tuple[SequenceGroup, Transfer]] = {}
         self._predictions: list[Prediction] = []
         self.draft_wait_s = 0.0
         self._num_decodes = 0
         self._last_was_awaited = True
-        self._last = IterationPlan(())  # that computed anything
+        self._last = IterationPlan(())  # the last plan that computed anything
 
     def predict(self, num_tokens: int, num_kept: int, num_blocks: int) -> RecoveryCosts:
         """`PreemptionCost.predict`, beside the decodes of the last iteration."""
         return self._cost.predict(num_tokens, num_kept, num_blocks, Workload.of(self._last).decodes())
 
     def iteration_s(self, plan: IterationPlan) -> float | None:
-        """What the plan is predicted to take; None before enough has been seen."""
+        """Predicted seconds of the plan; None before enough was observed."""
         iteration_time = self._cost.iteration_time
         return iteration_time.predicted_s(Workload.of(plan, iteration_time.heat.level))
 
     def decodes_s(self, num_decodes: int, num_read: int) -> float | None:
-        """As `iteration_s`, of so many decodes that attend to `num_read` tokens together."""
+        """Predicted seconds of `num_decodes` decodes that attend to `num_read` tokens in all; None as above."""
         iteration_time = self._cost.iteration_time
         return iteration_time.predicted_s(Workload.of_decodes(num_decodes, num_read, iteration_time.heat.level))
 
@@ -64,8 +64,8 @@ class RecoveryLedger:
         costs: RecoveryCosts,
         now_s: float,
     ) -> None:
-        """The group was preempted now, with so many computed tokens in so many blocks, and will return by `recovery`.
-        Begins an entry of `group.preemptions`. costs: as predicted before the choice."""
+        """The group was preempted, with `num_tokens` computed tokens in `num_blocks` blocks, to return by `recovery`.
+        Adds an entry to `group.preemptions`. costs: predicted before the choice."""
         if recovery is Recovery.SWAP:
             copies_s = self._cost.swap_time.there_and_back_s(num_blocks)
             group.preemptions.append(PreemptionStats("swap", num_tokens, num_blocks, now_s, copies_s))
@@ -75,11 +75,11 @@ class RecoveryLedger:
         self._carried_s[group.arrival_order] = 0.0
 
     def moves(self, group: SequenceGroup, transfer: Transfer) -> None:
-        """The transfer, which is about to be launched, carries the group's blocks, out or in."""
+        """The transfer, which is about to be launched, moves the group's blocks, out or in."""
         self._transfers[transfer.transfer_id] = (group, transfer)
 
     def moved(self, finished: FinishedTransfer) -> None:
-        """The transfer has finished: its seconds teach the predictor and count to the group's preemption."""
+        """The transfer has finished: its seconds go to the predictor and to the group's preemption entry."""
         group, transfer = self._transfers.pop(finished.transfer_id)
         if finished.seconds is None:
             return
@@ -92,11 +92,11 @@ class RecoveryLedger:
         _add_actual(group, "swap", finished.seconds)
 
     def lost_transfers(self) -> None:
-        """The executor failed: no transfer that is under way will be told of as finished."""
+        """The executor failed: transfers under way will never be reported as finished."""
         self._transfers.clear()
 
     def executed(self, plan: IterationPlan, took: ExecutionTime) -> None:
-        """Told of every plan, in order."""
+        """Call for every plan, in order."""
         heat, seconds = self._cost.iteration_time.heat, took.seconds
         heat.rested(took.rest_s)
         if plan.training is not None:
@@ -116,11 +116,11 @@ class RecoveryLedger:
                 self._learn(plan, seconds, is_decode)
             heat.executed(seconds, is_decode=is_decode)
             return
-        # Where nothing is drawn the executor need not have waited for the device, and the next one waits for both.
+        # Without draws the executor may not have waited for the device, and the next plan then waits for both.
         is_awaited = took.is_exact and plan.num_draws > 0
         is_timed = is_awaited and self._last_was_awaited
         self._last_was_awaited = is_awaited or (took.is_exact and not plan.computes)
-        if is_timed and not (plan.transfers or plan.adapter_loads):  # launching these takes time, too
+        if is_timed and not (plan.transfers or plan.adapter_loads):  # launching these also takes time
             self._learn(plan, seconds, _only_decodes(plan))
 
     def forget(self, group: SequenceGroup) -> None:
@@ -131,7 +131,7 @@ class RecoveryLedger:
             self._carried_s.pop(group.arrival_order, None)
 
     def take_predictions(self) -> tuple[Prediction, ...]:
-        """Those that came true since the last call."""
+        """Predictions whose outcome was measured since the last call."""
         if not self._predictions:
             return ()
         predictions, self._predictions = self._predictions, []
@@ -150,7 +150,7 @@ class RecoveryLedger:
         iteration_time.observe(workload, seconds, is_decode=is_decode)
 
     def _share_out(self, plan: IterationPlan, took: ExecutionTime) -> None:
-        """What the plan took longer for the tokens that it computes again."""
+        """Divide the time that recomputed tokens added to the plan among their groups."""
         again: list[tuple[SequenceGroup, int]] = []
         others: list[ScheduledSequence] = []
         for item in plan.scheduled:
@@ -173,7 +173,7 @@ class RecoveryLedger:
             self._carried(group, took.seconds if took.is_exact or took.compute_s is not None else math.inf)
 
     def _carried(self, group: SequenceGroup, seconds: float) -> None:
-        """An iteration that computed some of the group again took so long; perhaps the last one."""
+        """An iteration that recomputed part of the group took `seconds`. After its last part, make the Prediction."""
         carried_s = self._carried_s[group.arrival_order] = self._carried_s.get(group.arrival_order, 0.0) + seconds
         if any(sequence.sequence_id in self._recomputing for sequence in group.live):
             return
@@ -186,7 +186,7 @@ class RecoveryLedger:
             self._predictions.append(Prediction("recompute", foretold_s, carried_s))
 
     def _predicted_s(self, plan: IterationPlan) -> float:
-        """Seconds of the iteration; none if it computes nothing, or as long as nothing is known."""
+        """Seconds of the iteration; 0 if it computes nothing, or if they are unknown."""
         return (self.iteration_s(plan) or 0.0) if plan.computes else 0.0
 
 
@@ -195,12 +195,12 @@ def _only_decodes(plan: IterationPlan) -> bool:
 
 
 def _after(item: ScheduledSequence, num_tokens: int) -> ScheduledSequence:
-    """Without its first tokens."""
+    """The item without its first `num_tokens` tokens."""
     start, rest = item.num_computed_tokens + num_tokens, item.token_ids[num_tokens:]
     return item._replace(num_computed_tokens=start, token_ids=rest)
 
 
 def _add_actual(group: SequenceGroup, recovery: str, seconds: float) -> None:
     last = group.preemptions[-1]
-    if last.recovery == recovery:  # else preempted anew while the other way was still under way
+    if last.recovery == recovery:  # else it was preempted again, and this belongs to an earlier preemption
         group.preemptions[-1] = replace(last, actual_s=(last.actual_s or 0.0) + seconds)

@@ -1,8 +1,8 @@
 """How long blocks take to the host and back, predicted (AdaptiveLLM, section 3.3).
 
-The paper divides bytes by a bandwidth. Blocks of one process are equally large, so that is a time for each block; the
-time to begin comes on top, and more of it for the first transfer of a plan: the others are launched while it runs. All
-are fitted each way to transfers measured at start-up, and refreshed while running.
+The paper divides bytes by bandwidth. All blocks of a process have the same size, so that is a time per block. On top
+comes a constant per transfer, and another one for the first transfer of a plan, since later ones are launched while it
+runs. All are fitted per direction to transfers timed at start-up, and refitted while serving.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from service.prediction.least_squares import Moments, fit_nonnegative
 KEEP = 1 - 1 / 32
 REFIT_EVERY = 4
 CALIBRATION_WEIGHT = 0.1
-"""Timings of the start-up are never forgotten: they know numbers of blocks that traffic may not have."""
+"""Weight of start-up timings, which are never forgotten: they cover numbers of blocks that traffic may lack."""
 
 
 class Copies(NamedTuple):
-    """Of one transfer. is_first: of its plan (`FinishedTransfer`)."""
+    """One transfer's copies. is_first: see `FinishedTransfer`."""
 
     to_host: bool
     num_blocks: int
@@ -27,11 +27,11 @@ class Copies(NamedTuple):
 
 
 class SwapTime:
-    """Predicts the copies of a transfer from those that were observed, by the device's clock where it has one. Engine
-    thread only. Knows a way once it has been observed.
+    """Predicts the seconds of a transfer's copies from observed ones, by the device's clock if it has one. Engine
+    thread only. A direction is unknown until it was observed once.
 
-    added_share: of a transfer's seconds, those by which the iteration that it runs beside takes longer; measured at
-    start-up, 1 before.
+    added_share: the share of a transfer's seconds by which the iteration beside it takes longer; measured at start-up,
+    1 before that.
     """
 
     def __init__(self) -> None:
@@ -39,26 +39,26 @@ class SwapTime:
         self.added_share = 1.0
 
     def calibrate(self, copies: Copies, seconds: float) -> None:
-        """Learn from a transfer that was timed on purpose."""
+        """Learn from a transfer timed at start-up."""
         self._ways[copies.to_host].calibrate(copies, seconds)
 
     def observe(self, copies: Copies, seconds: float) -> None:
-        """Learn from a transfer of the traffic. The first few count at once, later ones when the coefficients are
-        fitted anew, every REFIT_EVERY of a way."""
+        """Learn from a transfer of the traffic. Refits at once for the first few of a direction, later every
+        REFIT_EVERY transfers."""
         self._ways[copies.to_host].observe(copies, seconds)
 
     def predicted_s(self, work: Copies) -> float | None:
-        """Seconds that the copies are predicted to take; None before enough was seen to tell."""
+        """Predicted seconds of the copies; None before enough was observed."""
         return self._ways[work.to_host].predicted_s(work)
 
     def there_and_back_s(self, num_blocks: int) -> float | None:
-        """Both ways, each the first transfer of its plan."""
+        """Both directions, each as the first transfer of its plan."""
         ways = [self.predicted_s(Copies(to_host, num_blocks)) for to_host in (True, False)]
         return None if None in ways else sum(seconds or 0.0 for seconds in ways)
 
 
 class _OneWay:
-    """One direction: seconds to begin, more of them for the first transfer of a plan, and seconds a block."""
+    """One direction: seconds per transfer, more seconds for the first of a plan, and seconds per block."""
 
     def __init__(self) -> None:
         self._calibration = Moments(3)

@@ -1,4 +1,4 @@
-"""Transfers timed at start-up, from which the swap's predictor is first fitted (AdaptiveLLM, section 3.3)."""
+"""Transfers timed at start-up, to which the swap predictor is first fitted (AdaptiveLLM, section 3.3)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NUM_BLOCKS = (1, 2, 4, 8, 16, 64)
 def calibrate_transfers(
     execute: Execute, swap_time: SwapTime, clock: Clock, *, num_blocks: int, num_host_blocks: int
 ) -> None:
-    """Let an executor move blocks to the host and back beside a decode, as in traffic, where that takes some of the
-    memory's bandwidth; and time the same decode without, for what the copies add to it. Before serving: it overwrites
-    blocks. Nothing is learnt without room for two transfers.
+    """Time transfers beside a decode, which takes some memory bandwidth, as in traffic; and the same decode without
+    them, to learn what the copies add. Before serving, since it overwrites blocks. Does nothing if there is no room for
+    two transfers.
 
-    Medians of several rounds. The plans take turns, in another order each round: a host that launches the same one
-    again and again does it faster than it ever will in traffic, and a first transfer of few blocks waits for that.
+    Uses medians over several rounds. The plans alternate, in a new order each round: a host that repeats the same
+    launch gets faster than it will ever be in traffic, and the first transfer of few blocks depends on that.
     """
     pairs, shuffled = list(_pairs(num_blocks, num_host_blocks)), random.Random(0)
     decode = ScheduledSequence(
@@ -43,7 +43,7 @@ def calibrate_transfers(
                 started_s = clock.now_s()
                 result = execute(IterationPlan((decode,), transfers=transfers))
                 seconds.append(clock.now_s() - started_s if result.compute_s is None else result.compute_s)
-                decode = decode._replace(table_start=1, block_ids=())  # the executor knows it by now
+                decode = decode._replace(table_start=1, block_ids=())  # the executor knows its table now
             added_s[pair].append(seconds[1] - seconds[0])
             while True:
                 finished.update((each.transfer_id, each) for each in result.finished_transfers)
@@ -67,8 +67,8 @@ def _learn(swap_time: SwapTime, added_s: float, copied: dict[Transfer, list[Fini
 
 
 def _pairs(num_blocks: int, num_host_blocks: int) -> Iterator[tuple[Transfer, Transfer]]:
-    """Two transfers, one behind the other: of several numbers of blocks, each way. Their blocks are spread over the
-    memory, as they are after a while of serving."""
+    """Pairs of consecutive transfers of equal size, for several sizes and both directions. Their blocks are scattered
+    over memory, as after a while of serving."""
     most = min(num_blocks, num_host_blocks) // 2
     for count in sorted({min(count, most) for count in NUM_BLOCKS} - {0}):
         device, host = (tuple(range(0, n, n // (2 * count))) for n in (num_blocks, num_host_blocks))

@@ -1,4 +1,4 @@
-"""What decides an iteration's time."""
+"""What determines an iteration's time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from service.core.iteration import IterationPlan
 
 
 class Workload(NamedTuple):
-    """What decides an iteration's time.
+    """What determines an iteration's time.
 
-    num_tokens: computed. num_pairs: pairs of a prompt's token and a token that it attends to. num_read: tokens that
-    the sequences with one token attend to. longest_context: tokens that the last token of a prompt attends to, of the
-    prompt with the most. num_decodes, num_prompts: sequences that compute one token, and more. heat: of the device when
-    it begins, as of DeviceHeat.
+    num_tokens: computed tokens. num_pairs: pairs of a prompt token and a token that it attends to. num_read: tokens
+    that the decodes attend to, in all. longest_context: the most tokens that any prompt's last token attends to.
+    num_decodes, num_prompts: sequences that compute one token, and those that compute more. heat: at its start.
     """
 
     num_tokens: int
@@ -26,7 +25,7 @@ class Workload(NamedTuple):
 
     @classmethod
     def of(cls, plan: IterationPlan, heat: float = 0.0) -> Workload:
-        """What the plan computes."""
+        """The workload of a plan."""
         decodes = plan.decodes
         num_decodes, num_tokens = len(decodes), decodes.num_tokens
         num_read, pairs, longest, num_prompts = int(decodes.num_computed_tokens.sum()) + num_tokens, 0, 0, 0
@@ -44,18 +43,18 @@ class Workload(NamedTuple):
 
     @classmethod
     def of_decodes(cls, num_decodes: int, num_read: int, heat: float = 0.0) -> Workload:
-        """Decodes that read `num_read` tokens together."""
+        """Decodes that attend to `num_read` tokens in all."""
         return cls(num_decodes, 0, num_read, 0, num_decodes, 0, heat)
 
     @classmethod
     def of_chunk(
         cls, start: int, num_tokens: int, num_decodes: int = 0, num_read: int = 0, heat: float = 0.0
     ) -> Workload:
-        """Tokens start, start + 1, ... of one sequence, beside so many decodes that read `num_read` tokens together."""
+        """Tokens start, start + 1, ... of one sequence, beside decodes that attend to `num_read` tokens in all."""
         return cls.of_decodes(num_decodes, num_read, heat).with_chunk(start, num_tokens)
 
     def with_chunk(self, start: int, num_tokens: int) -> Workload:
-        """The same beside tokens start, start + 1, ... of one more sequence."""
+        """This workload plus tokens start, start + 1, ... of one more sequence."""
         return self._replace(
             num_tokens=self.num_tokens + num_tokens,
             num_pairs=self.num_pairs + num_attended_pairs(start, num_tokens),
@@ -64,10 +63,10 @@ class Workload(NamedTuple):
         )
 
     def decodes(self) -> Workload:
-        """Those of them that decode, alone."""
+        """The decodes of this workload alone."""
         return Workload.of_decodes(self.num_decodes, self.num_read, self.heat)
 
 
 def num_attended_pairs(start: int, num_tokens: int) -> int:
-    """Pairs of a computed token and a token that it attends to, for tokens at start, start + 1, ..."""
+    """Pairs of a computed token and a token that it attends to, for computed tokens at start, start + 1, ..."""
     return num_tokens * start + num_tokens * (num_tokens + 1) // 2
