@@ -11,28 +11,29 @@ from torch import Tensor
 from kernels.token_logprobs import TokenLogprobs, token_logprobs
 
 _NUM_TOP = (0, 8, 20, 64, 128)
-"""The kernel is compiled for each number of top tokens: these few serve all that may be asked."""
+"""Numbers of top tokens for which the kernel is compiled. The next larger one serves a request."""
 
 _SCORED_AT_ONCE = 128
-"""Rows of logits in memory at a time while a prompt is scored: 128 x 128k in fp32 are 64 MiB."""
+"""Rows of logits in memory at once while a prompt is scored: 128 x 128k in fp32 are 64 MiB."""
 
 
 def num_top_for(asked: int, vocab_size: int) -> int:
-    """How many top tokens to compute where at most `asked` are wanted."""
+    """How many top tokens to compute if at most `asked` are wanted."""
     assert asked <= _NUM_TOP[-1]
     return min(next(num for num in _NUM_TOP if num >= asked), vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Logprobs of M given tokens: `logprobs` of M rows, ranks [M] int64 (1: the most probable)."""
+    """Log probabilities of M given tokens. logprobs: of M rows. ranks [M] int64: 1 is the most probable."""
 
     logprobs: TokenLogprobs
     ranks: Tensor
 
 
 def asked_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor) -> Tensor:
-    """logits [N, vocab_size]; rows [M] int64, of which token_ids [M, K] int64 are asked -> [M, K] fp32."""
+    """logits [N, vocab_size]; rows [M] int64: rows of logits; token_ids [M, K] int64: tokens asked for in each of them.
+    Returns their log probabilities, [M, K] fp32."""
     pieces = zip(torch.split(rows, _SCORED_AT_ONCE), torch.split(token_ids, _SCORED_AT_ONCE), strict=True)
     return torch.cat([logits.index_select(0, some).float().log_softmax(-1).gather(-1, ids) for some, ids in pieces])
 
@@ -44,10 +45,10 @@ def score(
     num_top: int,
     one_by_one: bool = False,
 ) -> Scores:
-    """hidden [M, hidden_size], targets [M] int64: how probable each target is after its row. At least one row.
-    one_by_one: no row beside others.
+    """hidden [M, hidden_size], targets [M] int64: how probable each target is as the next token of its row. M >= 1.
+    one_by_one: compute the logits of each row on its own (for deterministic results).
 
-    The vocabulary's width is never held for more than a few rows.
+    Only _SCORED_AT_ONCE rows of logits are in memory at a time.
     """
     pieces = []
     at_once = 1 if one_by_one else _SCORED_AT_ONCE

@@ -1,5 +1,5 @@
-"""Logits to ids: temperature, top-k, min-p, top-p, draw (kernels/sample_tokens.py). What else a draw may ask for,
-before that and beside it: sampling_extras.py. What no draw of the batch asks for costs nothing."""
+"""Logits to ids: temperature, top-k, min-p, top-p, draw (kernels/sample_tokens.py). What else a draw may ask for:
+sampling_extras.py. Parameters that no draw of the batch uses cost nothing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from service.sampling.vocab_shard import VocabShard
 class SamplingBatch:
     """The parameters of N draws.
 
-    columns: [N] each, by name. temperature, top_p fp32, top_k int32: as in SamplingParams (0, 1 and 0 switch them off).
-    seeds, sample_positions int64: key the draw; the position is the new token's index in its sequence. What
-    SamplingExtras needs besides: min_p, repetition_penalty, presence_penalty, frequency_penalty fp32.
-    is_greedy: every temperature is 0, known on the host, so that nothing else need be looked at.
-    is_unfiltered: likewise, no draw has top-k or top-p; False where the host does not know.
+    columns: by name, each [N]. temperature, top_p fp32, top_k int32: as in SamplingParams (0, 1 and 0 switch them off).
+    seeds, sample_positions int64: key the draw; the position is the new token's index in its sequence. For
+    SamplingExtras also: min_p, repetition_penalty, presence_penalty, frequency_penalty fp32.
+    is_greedy: all temperatures are 0. Known on the host, so the other columns need not be read.
+    is_unfiltered: no draw has top-k or top-p. Also known on the host; False if the host does not know.
     """
 
     columns: Mapping[str, Tensor]
@@ -32,20 +32,20 @@ class SamplingBatch:
         return len(self.columns["seeds"])
 
     def part(self, first: int, stop: int) -> SamplingBatch:
-        """Of those draws alone; if they are the first ones, in the same memory."""
+        """The draws first, ..., stop - 1. If first is 0, the result shares memory with this batch."""
         return replace(self, columns={name: part_of(c, first, stop) for name, c in self.columns.items()})
 
 
 def part_of(of_draws: Tensor, first: int, stop: int) -> Tensor:
-    """Those from `first` until `stop`, at an address as of a whole tensor, which Triton has compiled for."""
+    """Elements first, ..., stop - 1, copied unless first is 0: Triton compiles differently for unaligned addresses."""
     return of_draws[first:stop].clone() if first else of_draws[:stop]
 
 
 def sample(logits: Tensor, batch: SamplingBatch, *, has_min_p: bool = False, shard: VocabShard | None = None) -> Tensor:
     """logits [N, vocab_size] -> ids [N] int64; -1 where a row's logits are not finite.
 
-    A draw depends on its row, its parameters, its seed and its position, never on its neighbours. shard: whose the
-    logits are; None: those of all ids. The others' are asked for where a filter needs them.
+    A draw depends on its row, parameters, seed and position, never on its neighbours. shard: the ids that `logits` are
+    of, under tensor parallelism; None: all ids. Other ranks' logits are gathered only if a filter needs them.
     """
     if shard is not None:
         if batch.is_greedy or (batch.is_unfiltered and not has_min_p):

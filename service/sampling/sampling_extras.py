@@ -1,9 +1,9 @@
-"""Draws with all that can be asked for, and log probabilities. The order of transforms, each with its rule in the
+"""Draws with every sampling parameter, and log probabilities. The order of the transforms; each one's rule is in its
 kernel's file:
 
-    log probabilities are of the logits as they come      kernels/token_logprobs.py
+    log probabilities: of the unchanged logits            kernels/token_logprobs.py
     1. penalties: repetition, frequency, presence         kernels/apply_penalties.py
-    2. logit bias, and -inf for what is forbidden         kernels/apply_logit_bias.py
+    2. logit bias, and -inf for forbidden ids             kernels/apply_logit_bias.py
     3. bitmask of allowed tokens                          kernels/apply_token_bitmask.py
     4. temperature, top-k, min-p, top-p, draw             kernels/sample_tokens.py
 """
@@ -25,7 +25,7 @@ from service.sampling.vocab_shard import VocabShard
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """token_counts [slots, V] int32, slots [N] int32 (-1: none)."""
+    """token_counts [slots, V] int32; slots [N] int32: the row of token_counts of each draw, -1: no penalties."""
 
     token_counts: Tensor
     slots: Tensor
@@ -33,7 +33,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    """rows, token_ids [E] int32, values [E] fp32, -inf to forbid; no pair of row and token twice."""
+    """rows, token_ids [E] int32, values [E] fp32: added to logits[row, token_id]; -inf forbids. Pairs are unique."""
 
     rows: Tensor
     token_ids: Tensor
@@ -42,7 +42,7 @@ class LogitBias:
 
 @dataclass(frozen=True, slots=True)
 class TokenBitmask:
-    """bitmask [masks, ceil(V / 32)] int32, mask_rows [N] int32 (-1: all is allowed)."""
+    """bitmask [masks, ceil(V / 32)] int32; mask_rows [N] int32: the mask of each draw, -1: everything is allowed."""
 
     bitmask: Tensor
     mask_rows: Tensor
@@ -50,13 +50,13 @@ class TokenBitmask:
 
 @dataclass(frozen=True, slots=True)
 class AskedTokens:
-    """rows [M] int64, ascending; token_ids [M, K] int64: whose log probabilities those draws ask for."""
+    """rows [M] int64, ascending: draws that ask for specific tokens; token_ids [M, K] int64: those tokens."""
 
     rows: Tensor
     token_ids: Tensor
 
     def part(self, first: int, stop: int) -> AskedTokens | None:
-        """Of those draws alone; None where none of them asks. Waits for the device."""
+        """Those of draws first, ..., stop - 1; None if none of them asks. Waits for the device."""
         is_part = (self.rows >= first) & (self.rows < stop)
         return AskedTokens(self.rows[is_part] - first, self.token_ids[is_part]) if is_part.any() else None
 
@@ -65,9 +65,9 @@ class AskedTokens:
 class SamplingExtras:
     """What some of N draws ask for beyond `SamplingBatch`; None where none does.
 
-    has_min_p: some draw has one. bitmasks are applied one after the other.
-    num_top: logprobs of the drawn tokens and of this many most probable ones. asked: of these tokens; then num_top is
-    not None.
+    has_min_p: some draw has min_p. bitmasks: applied one after the other.
+    num_top: return log probabilities of the drawn tokens and of this many most probable ones. asked: return those of
+    these tokens, too; num_top must not be None then.
     """
 
     penalties: Penalties | None = None
@@ -78,7 +78,7 @@ class SamplingExtras:
     asked: AskedTokens | None = None
 
     def part(self, first: int, stop: int) -> SamplingExtras:
-        """Of those draws alone. Waits for the device if there is a bias, or tokens are asked for."""
+        """The extras of draws first, ..., stop - 1. Waits for the device if there is a bias or `asked`."""
         penalties, bias = self.penalties, self.bias
         if penalties is not None:
             penalties = Penalties(penalties.token_counts, part_of(penalties.slots, first, stop))
@@ -101,7 +101,7 @@ class SamplingExtras:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """token_ids [N] int64; logprobs (fp32, of N rows) if some draw asked for them. asked_logprobs [M, K]: of
+    """token_ids [N] int64. logprobs: of N rows, fp32; None if no draw asked. asked_logprobs [M, K] fp32: those of
     `AskedTokens`."""
 
     token_ids: Tensor
@@ -110,7 +110,7 @@ class Drawn:
 
 
 def draw(logits: Tensor, batch: SamplingBatch, extras: SamplingExtras, shard: VocabShard | None = None) -> Drawn:
-    """As `sample`, with all that can be asked for. Writes `logits` if something changes them."""
+    """As `sample`, with every parameter. Overwrites `logits` if `extras.changes_logits`."""
     if shard is not None and (extras.changes_logits or extras.num_top is not None):
         logits, shard = shard.whole(logits), None
     raw = logits.clone() if extras.num_top is not None and extras.changes_logits else logits

@@ -1,4 +1,4 @@
-"""How often each token stands in a sequence: what penalties are made of (kernels/apply_penalties.py)."""
+"""How often each token occurs in a sequence: the input of the penalties (kernels/apply_penalties.py)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ _FIRST_SLOTS = 8
 
 
 class TokenCounts:
-    """One slot, a row of the vocabulary's width, for each sequence with penalties. Grows as more are alive.
+    """One slot per sequence with penalties: a row of vocab_size counts. Grows with the number of live sequences.
 
-    `table` [slots, vocab_size] int32 on `device`; it is another tensor after a `take`.
+    table: [slots, vocab_size] int32 on `device`. `take` may replace it by a larger tensor.
+
+    A count is 2 * (times generated) + (1 if the token is in the prompt).
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -26,7 +28,7 @@ class TokenCounts:
         return num_slots * vocab_size * torch.int32.itemsize
 
     def take(self) -> int:
-        """A slot of zeros."""
+        """A slot with all counts zero."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
@@ -37,16 +39,16 @@ class TokenCounts:
         self._free.append(slot)
 
     def note_prompt(self, slot: int, token_ids: Tensor) -> None:
-        """token_ids [M] int64, of the prompt."""
+        """Mark prompt tokens. token_ids [M] int64."""
         counts = self.table[slot]
         counts[token_ids] = counts[token_ids] | 1
 
     def note_generated(self, slot: int, token_ids: Tensor) -> None:
-        """token_ids [M] int64, generated."""
+        """Count generated tokens. token_ids [M] int64."""
         self.table[slot].index_add_(0, token_ids, torch.full_like(token_ids, 2, dtype=torch.int32))
 
     def note_one_each(self, slots: Tensor, token_ids: Tensor) -> None:
-        """slots [N] int32, none twice; token_ids [N] int64: one generated token of each."""
+        """Count one generated token per slot. slots [N] int32, unique; token_ids [N] int64."""
         count_tokens(self.table, slots, token_ids)
 
     def _grow(self) -> None:

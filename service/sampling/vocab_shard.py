@@ -1,4 +1,4 @@
-"""Draws where every rank has the logits of some ids (tensor parallelism): each rank finds the same ids as one alone."""
+"""Draws under tensor parallelism, where each rank has the logits of some ids; the result equals that of one rank."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from kernels.best_of_shard import best_of_shard, largest_of_shard
 
 @dataclass(frozen=True, slots=True)
 class VocabShard:
-    """ids: of this rank, whose logits stand first in a row. all_gather: [...] -> [ranks, ...], of all ranks, whose ids
-    follow each other; every rank calls it for the same rows."""
+    """ids: this rank's; their logits come first in a row. all_gather: [...] -> [ranks, ...]; the ranks' ids are
+    consecutive, and all ranks must call it for the same rows."""
 
     ids: range
     vocab_size: int
     all_gather: Callable[[Tensor], Tensor]
 
     def whole(self, logits: Tensor) -> Tensor:
-        """[N, width] -> [N, vocab_size], new, last stride 1: the logits of all ranks. Rows are as wide on all ranks;
-        what is no id's logit stands at the end of the last one's."""
+        """All ranks' logits: [N, width] -> [N, vocab_size], a new tensor with last stride 1. Rows have the same width
+        on all ranks; padding is at the end of the last rank's rows."""
         ranks = self.all_gather(logits)
         return ranks.transpose(0, 1).reshape(len(logits), -1)[:, : self.vocab_size]
 
     def sample(self, logits: Tensor, columns: Mapping[str, Tensor], *, is_greedy: bool) -> Tensor:
-        """As `sampler.sample` without filters. Two exchanges of 8 bytes a row, one if all is greedy: instead of the
-        logits, which are a thousand times that."""
+        """As `sampler.sample` without filters. Exchanges 8 bytes per row, twice (once if all draws are greedy), not the
+        logits, which are a thousand times as much."""
         own = logits[:, : len(self.ids)]
         largest, token_ids = self._best(*largest_of_shard(own, self.ids.start))
         if not is_greedy:
@@ -38,7 +38,7 @@ class VocabShard:
         return torch.where(largest.isfinite(), token_ids, -1).long()
 
     def _best(self, values: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """values [N] fp32, token_ids [N] int32, of each rank's best -> of the best of all."""
+        """Best over all ranks of each rank's best. values [N] fp32, token_ids [N] int32."""
         pairs = self.all_gather(torch.stack((values.view(torch.int32), token_ids), dim=-1))
         best, rank = pairs[..., 0].contiguous().view(torch.float32).max(dim=0)
         return best, pairs[..., 1].gather(0, rank[None])[0]
