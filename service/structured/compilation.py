@@ -1,4 +1,4 @@
-"""Grammar and vocabulary -> automaton."""
+"""Compiles a grammar for a vocabulary into an automaton."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _PARSER_LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""A mask that needs more than about 10 ms, and a lexer of more than about 40 MB, end the request that asks for it. An
-object of 1,000 properties, none of them required, has 4,000 items in a row and 51,000 in a mask."""
+"""A mask that would take more than about 10 ms, or a lexer of more than about 40 MB, ends the request. For scale: an
+object schema with 1,000 optional properties needs 4,000 items in a row and 51,000 for a mask."""
 _BASE_BYTES, _BYTES_A_CHARACTER = 2**20, 400
-"""Measured with schemas of 50 bytes to 60 kB (many properties, enums, alternatives): 0.5 to 18 MB."""
+"""Fitted to schemas of 50 bytes to 60 kB (many properties, enums, alternatives), which took 0.5 to 18 MB."""
 
 
 def compile_grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> CompiledGrammar:
-    """Raises ValueError with the reason if it cannot be honoured. Any thread.
+    """Raises ValueError with the reason if the grammar is invalid or not supported. Any thread.
 
-    There is no way to stop it: what a client sends is tried first where it can be stopped (compile_trials.py).
+    Cannot be interrupted: client input must first pass a trial in a process that can be killed (compile_trials.py).
     """
     prototype = LLMatcher(vocabulary.trie, grammar_source(spec, vocabulary.marks), log_level=0, limits=_PARSER_LIMITS)
     _check_sound(prototype)
-    prototype.compute_bitmask()  # must be possible; and every copy begins with this mask
+    prototype.compute_bitmask()  # must succeed; all copies start with this mask cached
     _check_sound(prototype)
     return CompiledGrammar(prototype, _BASE_BYTES + _BYTES_A_CHARACTER * len(spec.source), spec.param)
 
 
 def read_seconds(spec: GrammarSpec, vocabulary: Vocabulary) -> float:
-    """What reading it takes of one thread's time, in which no other Python code of the process may run.
+    """Thread CPU seconds to parse the specification; meanwhile no other Python code of the process can run.
 
     Raises ValueError as `compile_grammar` does.
     """

@@ -1,13 +1,13 @@
-"""The process in which grammars are tried: it has read the vocabulary, and forks for each grammar.
+"""The process in which grammars are tried: it has loaded the vocabulary, and forks once per grammar.
 
     python -m service.structured.compile_fork_server
 
-A fork has limits that the kernel keeps (CPU seconds, memory), and whatever it does, a stack that overflows included,
-ends it alone. The process is started anew rather than forked from the service: that one has threads, and a device. It
-lives as long as its standard input is open, so that it ends with the service however that ends.
+A fork has CPU and memory limits that the kernel enforces, and if it crashes, even by a stack overflow, nothing else
+does. This process is started fresh, not forked from the service, because the service has threads and a device. It ends
+when its standard input is closed, so it ends with the service, however that ends.
 
-Input: `ForkServerStart.to_bytes`, then one JSON object a line: a job, or how many others wait. Output: one JSON object
-a line, the job's id and its `Trial`.
+Input: `ForkServerStart.to_bytes`, then one JSON object per line: a job, or how many others wait. Output: one JSON
+object per line with the job's id and its `Trial`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from service.structured.vocabulary import TokenTable, Vocabulary, vocabulary_of_
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
-    """Of the compiling of one grammar.
+    """Limits on compiling one grammar.
 
-    cpu_s, memory_bytes: beyond them it is refused. wall_s, busy_wall_s: how long it may take if nobody waits and if
-    somebody does; beyond them it is worth another try. read_s: of Python code, which the service runs too.
+    cpu_s, memory_bytes: beyond these the grammar is refused. wall_s, busy_wall_s: the longest time while no other
+    grammar waits, and while some do; beyond these the trial is abandoned and may be repeated. read_s: time in Python
+    code (see `read_seconds`), which will later block the service.
     """
 
     cpu_s: float = 2.0
@@ -62,9 +63,9 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """error: why the grammar is refused; None: it was compiled within the limits. is_costly: it broke a limit, and
-    would again. gave_way: it was ended for others, and may do better another time. num_bytes: what the
-    compiled grammar takes; 0 where that is not known."""
+    """error: why the grammar is refused; None: it compiled within the limits. is_costly: it exceeded a limit, and would
+    again. gave_way: the trial was abandoned for others; it may succeed another time. num_bytes: memory of the compiled
+    grammar; 0 if unknown."""
 
     error: str | None = None
     is_costly: bool = False
@@ -80,7 +81,7 @@ class _Fork:
 
 
 class ForkServer:
-    """answers: a descriptor to write trials to; each is less than a pipe takes in one piece."""
+    """answers: file descriptor for trials. Each is written in one piece, short enough to be atomic on a pipe."""
 
     def __init__(self, vocabulary: Vocabulary, limits: TrialLimits, answers: int) -> None:
         self._vocabulary = vocabulary
@@ -90,11 +91,11 @@ class ForkServer:
         self._num_waiting = 0
         self._wakeup, wakeup_end = os.pipe()
         os.set_blocking(wakeup_end, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler the descriptor is not written to
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # needed for the wakeup descriptor to be written to
         signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
 
     def serve(self, jobs: int) -> None:
-        """Until the end of `jobs`; then no fork is left."""
+        """Serve until the end of file on `jobs`, then kill all forks."""
         begun = b""
         while True:
             readable, _, _ = select.select([jobs, self._wakeup], [], [], self._next_deadline_s())
@@ -126,7 +127,7 @@ class ForkServer:
         status = 1
         try:
             signal.set_wakeup_fd(-1)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what a client's grammar makes it say
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # drop what the client's grammar prints
             _limit_self(self._limits)
             self._answer(job_id, try_compile(spec, self._vocabulary, self._limits))
             status = 0
@@ -140,7 +141,7 @@ class ForkServer:
         return self._limits.busy_wall_s if self._num_waiting else self._limits.wall_s
 
     def _next_deadline_s(self) -> float | None:
-        """Seconds until one is late; None: nothing runs."""
+        """Seconds until the oldest fork exceeds its time; None: no fork runs."""
         if not self._forks:
             return None
         first_s = min(fork.started_s for fork in self._forks.values())
@@ -166,13 +167,13 @@ class ForkServer:
         match os.waitstatus_to_exitcode(status):
             case code if code == -signal.SIGPROF:
                 return Trial(f"takes longer than {self._limits.cpu_s:g} s to compile", is_costly=True)
-            case code if code == -signal.SIGABRT:  # memory that is refused
+            case code if code == -signal.SIGABRT:  # an allocation was refused
                 return Trial(f"takes more than {self._limits.memory_bytes // 2**20} MiB to compile", is_costly=True)
         return Trial("the compiler of grammars fails at it", is_costly=True)
 
 
 def try_compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: TrialLimits) -> Trial:
-    """Compile and forget."""
+    """Compile the grammar and discard the result."""
     try:
         if read_seconds(spec, vocabulary) > limits.read_s:
             return Trial("takes too long to read", is_costly=True)
@@ -191,33 +192,33 @@ class _MemoryPages(NamedTuple):
 
 
 def _memory_pages() -> _MemoryPages:
-    """Of this process; zeros where the system does not tell."""
+    """Of this process; zeros if the system does not report them."""
     statm = Path("/proc/self/statm")
     return _MemoryPages(*map(int, statm.read_text().split()[:2])) if statm.exists() else _MemoryPages(0, 0)
 
 
 def _limit_self(limits: TrialLimits) -> None:
-    os.nice(5)  # what is served comes first
+    os.nice(5)  # serving has priority
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if virtual := _memory_pages().virtual:
         most = virtual * resource.getpagesize() + limits.memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)  # its signal ends the process
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)  # SIGPROF ends the process
 
 
 def main() -> None:
     answers = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else is written where the answers are
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep stray output away from the answers
     jobs = sys.stdin.fileno()
     start: ForkServerStart = pickle.loads(_read_exactly(jobs, int.from_bytes(_read_exactly(jobs, _LENGTH_BYTES))))
     vocabulary, limits = vocabulary_of_table(start.table), start.limits
     del start
-    gc.freeze()  # a collection in a fork would copy all that is shared
+    gc.freeze()  # a garbage collection in a fork would copy all shared pages
     ForkServer(vocabulary, limits, answers).serve(jobs)
 
 
 def _read_exactly(descriptor: int, num_bytes: int) -> bytes:
-    """SystemExit if there is less: the service has ended."""
+    """Raises SystemExit if the input ends early: the service has ended."""
     data = bytearray()
     while len(data) < num_bytes:
         piece = os.read(descriptor, num_bytes - len(data))

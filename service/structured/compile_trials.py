@@ -1,7 +1,7 @@
 """Tries grammars in another process (compile_fork_server.py) before the service compiles them.
 
-A compiled grammar cannot be handed from one process to another. What can is the proof that compiling it stays within
-limits: the service compiles only what has been compiled elsewhere, where it could be stopped.
+A compiled grammar cannot be passed between processes. But a trial shows that compiling it stays within limits, so the
+service, which cannot interrupt a compilation, compiles only grammars that have passed one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from service.structured.vocabulary import TokenTable
 _logger = logging.getLogger(__name__)
 
 _START_S = 60.0
-"""A process that has not read the vocabulary after so long is given up."""
+"""How long the process may take to load the vocabulary before it is given up."""
 
 
 class CompileTrials:
-    """Its methods may be called from any thread. The process is started by `start`, and again by a trial that finds it
-    ended."""
+    """Methods may be called from any thread. The process is started by `start`, and again by a call that finds none."""
 
     def __init__(self, table: TokenTable, limits: TrialLimits) -> None:
         self._start_bytes = ForkServerStart(table, limits).to_bytes()
@@ -41,11 +40,11 @@ class CompileTrials:
         self._is_closed = False
 
     def start(self) -> None:
-        """Returns at once; trials wait until it is there."""
+        """Start the process. Returns at once; trials wait until it is ready."""
         self._running()
 
     def run(self, spec: GrammarSpec) -> Trial:
-        """Blocks for as long as it takes: `TrialLimits.wall_s` and what starting the process takes at most."""
+        """Try a grammar. Blocks, at most for `TrialLimits.wall_s` plus the time to start the process."""
         process = self._running()
         try:
             return process.run(spec).result(self._answer_s)
@@ -55,7 +54,7 @@ class CompileTrials:
             return Trial(gave_way=True)
 
     def note_waiting(self, num_waiting: int) -> None:
-        """How many grammars wait for others to be done; these are given less time meanwhile. Returns at once."""
+        """Report how many grammars wait for a thread; if any do, trials get less time. Returns at once."""
         with self._lock:
             process = self._process
         if process is not None:
@@ -77,7 +76,7 @@ class CompileTrials:
 
 
 class _ForkServerProcess:
-    """One process and the trials that it owes."""
+    """One process, and the trials that it has not answered yet."""
 
     def __init__(self, start_bytes: bytes) -> None:
         paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -86,7 +85,7 @@ class _ForkServerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            start_new_session=True,  # a terminal's Ctrl-C is the service's, which may drain for a while
+            start_new_session=True,  # a Ctrl-C is for the service only, which may drain for a while
         )
         self._lock = threading.Lock()
         self._trials: dict[int, Future[Trial]] = {}
@@ -98,7 +97,7 @@ class _ForkServerProcess:
             threading.Thread(target=work, name="grammar-trials", daemon=True).start()
 
     def run(self, spec: GrammarSpec) -> Future[Trial]:
-        """OSError, at once or from the future, if the process has ended."""
+        """Raises OSError, directly or from the future, if the process has ended."""
         trial = Future[Trial]()
         with self._lock:
             if self.has_ended:
@@ -110,7 +109,7 @@ class _ForkServerProcess:
         return trial
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Returns at once: the process may have to read the vocabulary first."""
+        """Queue a message. Returns at once; the process may still be loading the vocabulary."""
         self._messages.put(json.dumps(message).encode() + b"\n")
 
     def end(self) -> None:

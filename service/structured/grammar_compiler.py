@@ -1,4 +1,4 @@
-"""Compiles what requests ask for: each grammar once, tried first where it can be stopped, and remembered."""
+"""Compiles the grammars of requests: each one once, after a trial in another process, with a cache."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """cache_bytes, num_cached: of compiled grammars that are kept for the next request; a lexer grows with the texts
-    that it meets, to some 70 MB at most, which is why their number is limited too. num_refused: of costly grammars that
-    are remembered, so that who sends one again and again costs nothing. num_threads: grammars that are compiled at a
-    time; the vocabulary is read in one of these threads too. wait_s: for one of them to be free.
+    """cache_bytes, num_cached: limits of the cache of compiled grammars; a cached lexer grows in use, to about 70 MB at
+    most, which is why the number is limited, too. num_refused: how many costly grammars are remembered, so that sending
+    one again costs nothing. num_threads: grammars compiled at once; one of these threads also loads the vocabulary.
+    wait_s: the longest wait for a free thread.
     """
 
     trial: TrialLimits = field(default_factory=TrialLimits)
@@ -39,10 +39,10 @@ class CompileLimits:
 
 
 class GrammarCompiler:
-    """The `Grammars` of the API. Event-loop thread; the vocabulary is read at the first request.
+    """Implements `Grammars`. Event-loop thread; the vocabulary is loaded at the first request.
 
-    The same grammar that is asked for by many at once is compiled once. Nothing runs for longer than the limits of its
-    trial, so a thread is never given up; while others wait for one, a trial is given less.
+    Concurrent requests for the same grammar share one compilation. A trial has limits, so no thread is blocked for
+    long; while others wait for a thread, trials get less time.
     """
 
     def __init__(self, make_table: TokenTableMaker, limits: CompileLimits | None = None) -> None:
@@ -72,7 +72,7 @@ class GrammarCompiler:
         return ReasoningGrammar(grammar, vocabulary.end_think, vocabulary.think if may_begin else None)
 
     def limited(self, grammar: Grammar | None, budget: ThinkingBudget) -> Grammar:
-        """See `Grammars`. The grammar must be one that was compiled here."""
+        """See `Grammars`. `grammar` must have been compiled here."""
         return limited(cast(CompiledGrammar | ReasoningGrammar | None, grammar), budget)
 
     def close(self) -> None:
@@ -92,11 +92,11 @@ class GrammarCompiler:
             ) from error
 
     def _made_vocabulary(self) -> Vocabulary:
-        """In the pool, and once: so is what is wrong with it logged, however many requests it refuses."""
+        """Runs in the pool, once, so a fault is logged once however many requests fail by it."""
         try:
             table = self._make_table()
             trials = CompileTrials(table, self._limits.trial)
-            trials.start()  # reads it too, meanwhile
+            trials.start()  # the other process loads the vocabulary at the same time
             self._trials = trials
             if self._is_closed:
                 trials.close()
@@ -124,7 +124,7 @@ class GrammarCompiler:
         try:
             return await asyncio.shield(pending)
         finally:
-            del pending  # a fault knows this frame by its traceback: no reference cycle
+            del pending  # an exception's traceback refers to this frame: avoid a reference cycle
 
     def _settle(self, spec: GrammarSpec, future: asyncio.Future[CompiledGrammar]) -> None:
         del self._pending[spec]
@@ -152,7 +152,7 @@ class GrammarCompiler:
         return grammar
 
     async def _in_pool(self, spec: GrammarSpec, vocabulary: Vocabulary) -> tuple[Trial, CompiledGrammar | None]:
-        """Overloaded if no thread is free in time."""
+        """Raises Overloaded if no thread is free in time."""
         future = self._pool.submit(self._try_and_compile, spec, vocabulary)
         running = asyncio.wrap_future(future)
         try:
@@ -161,10 +161,10 @@ class GrammarCompiler:
                 raise Overloaded("other grammars wait to be compiled; try again later", retry_after_s=2.0)
             return await running
         finally:
-            del future, running  # no reference cycle here either
+            del future, running  # avoid a reference cycle, as above
 
     def _try_and_compile(self, spec: GrammarSpec, vocabulary: Vocabulary) -> tuple[Trial, CompiledGrammar | None]:
-        """In the pool."""
+        """Runs in the pool."""
         assert self._trials is not None, "they are there before the vocabulary is"
         trial = self._trials.run(spec)
         if trial.error is not None or trial.gave_way:
@@ -174,7 +174,7 @@ class GrammarCompiler:
         return trial, grammar
 
     def _note_compiling(self, change: int) -> None:
-        """Tell the trials when somebody begins to wait for a thread, and when nobody does any more."""
+        """Count compilations, and tell the trials when requests begin or cease to wait for a thread."""
         were_waiting, self._num_compiling = self._num_waiting, self._num_compiling + change
         if self._trials is not None and bool(were_waiting) != bool(self._num_waiting):
             self._trials.note_waiting(self._num_waiting)

@@ -1,10 +1,10 @@
-"""What llguidance says of a grammar, as a client is told."""
+"""Turns llguidance's error messages into messages for clients."""
 
 from __future__ import annotations
 
 
 def grammar_fault(error: str) -> str:
-    """What is wrong, by its keyword and cut short: llguidance's first line, for the others show the grammar."""
+    """A short reason that names the keyword at fault: llguidance's first line, since the others repeat the grammar."""
     lines = [line.strip() for line in error.splitlines() if line.strip() and not line.startswith("<non-verbose")]
     text = lines[0] if lines else "no output can satisfy it"
     faults = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

@@ -1,4 +1,4 @@
-"""One sequence's place in its grammar: accept a token, finished?, fork."""
+"""The position of one sequence in its grammar: accept a token, check for the end, fork."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from service.errors import InvalidRequest
 from service.structured.grammar_errors import grammar_fault
 
 _SLOW_ACCEPT_S = 0.05
-"""Of the engine's thread, for one token; 1 us is usual. Where a text may be read in very many ways, each token takes
-longer than the one before: `s: s s | "a"` reaches this after some 60, and a mask takes three times as long at most."""
+"""Engine-thread seconds for one token; 1 us is usual. In a very ambiguous grammar every token takes longer than the
+last: `s: s s | "a"` reaches this after about 60 tokens, and a mask then takes at most three times as long."""
 _MAX_SLOW_ACCEPTS = 3
-"""More than one, for the time is the clock's: the thread may have been made to wait."""
+"""Not a single one, since this is wall-clock time, and the thread may just have been preempted."""
 
 
 class StructuredMatcher(Protocol):
@@ -22,19 +22,19 @@ class StructuredMatcher(Protocol):
 
     @property
     def constraint(self) -> LLMatcher | int | None:
-        """The matcher whose mask holds now; an id: nothing but this one; None: anything but the end of the text."""
+        """What is allowed next: what this LLMatcher's mask says; an id: only that id; None: everything but an end."""
         ...
 
     @property
     def also_allowed(self) -> int | None:
-        """An id that is allowed beside the mask."""
+        """An id that is allowed in addition."""
         ...
 
 
 class CompiledGrammar:
-    """A grammar that is ready.
+    """A compiled grammar.
 
-    num_bytes: about what it takes, its lexer's tables included. param: the request field that asked for it.
+    num_bytes: approximate memory, including the lexer's tables. param: the request field that it came from.
     """
 
     follows_reasoning = False
@@ -43,14 +43,14 @@ class CompiledGrammar:
         self._prototype = prototype
         self.param = param
         self.num_bytes = num_bytes
-        self.is_spent = False  # its lexer, which all its matchers share, has outgrown its limits
+        self.is_spent = False  # the lexer, which all its matchers share, has exceeded its limits
 
     def start(self) -> GrammarMatcher:
         return GrammarMatcher(self, self._prototype.deep_copy())
 
 
 class GrammarMatcher:
-    """The text so far is a beginning of what the grammar describes."""
+    """Invariant: the text so far is a prefix of some text that the grammar describes."""
 
     also_allowed: int | None = None
     allows_anything = False
@@ -69,7 +69,7 @@ class GrammarMatcher:
         return bool(self._state.is_stopped())
 
     def accept(self, token_id: int) -> bool:
-        """See `Matcher`. After a mask that could not be computed llguidance allows the end alone, and takes it."""
+        """See `Matcher`. If a mask could not be computed, llguidance allows only the end, and would accept it."""
         started_s = time.perf_counter()
         fits = not self._state.is_error() and self._state.consume_token(token_id)
         if time.perf_counter() - started_s > _SLOW_ACCEPT_S:

@@ -1,4 +1,4 @@
-"""What a client asks for -> llguidance's own grammar text. Checks nothing: the compiler does."""
+"""Translates a GrammarSpec into llguidance's grammar text. Checks little: the compiler does that."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from llguidance.gbnf_to_lark import any_to_lark
 from service.core.grammar import STANDARD_WHITESPACE, GrammarSpec
 
 if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions  # in the package's stubs only
+    from llguidance._lib import JsonCompileOptions  # exists in the package's stubs only
 
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
-"""Where only one text can follow, llguidance would tokenize it as a text is tokenized and allow no other tokens. Then
-the literal `<tool_call>` may not be the token that the model has for it, or only that one, and a long one is tokenized
-again at each of its tokens. Without, each token that is a beginning of what may follow is allowed."""
+"""Otherwise, where only one text can follow, llguidance tokenizes that text and allows these tokens only. Then the
+literal `<tool_call>` might not match the token that the model has for it (or nothing but it), and a long literal would
+be tokenized again at each token. With this option, every token that is a prefix of an allowed text is allowed."""
 
 _MARK_OR_OTHER = re.compile(
     r"""
@@ -33,7 +33,7 @@ _MARK_OR_OTHER = re.compile(
 
 
 def grammar_source(spec: GrammarSpec, marks: Mapping[str, int]) -> str:
-    """Raises ValueError with the reason if it is not a schema, pattern or grammar at all.
+    """Raises ValueError with the reason if the source is not a schema, pattern or grammar at all.
 
     marks: as in `TokenTable`; a Lark grammar may name such a token as it may name a special one.
     """
@@ -54,13 +54,13 @@ def grammar_source(spec: GrammarSpec, marks: Mapping[str, int]) -> str:
 
 
 def _listed(lark: str, *others: object) -> str:
-    """Grammars as llguidance takes several; the first one is the whole, and has the options: a schema has no place for
-    them. They stand last, so that errors tell a client's lines by their numbers."""
+    """A list of grammars in llguidance's format. The first one is the start, and also carries the options, since a
+    schema has no place for them. They come last in it, so that line numbers in errors match the client's text."""
     return json.dumps({"grammars": [{"lark_grammar": f"{lark}\n{_OPTIONS}"}, *others]})
 
 
 def _with_ids(lark: str, marks: Mapping[str, int]) -> str:
-    """`<think>` stands for the token that is so called, which llguidance knows by its id alone if it is no special."""
+    """Replace each `<name>` of a non-special token by its id: llguidance knows only special tokens by name."""
 
     def with_id(found: re.Match[str]) -> str:
         token_id = marks.get(found["mark"] or "")
@@ -70,24 +70,24 @@ def _with_ids(lark: str, marks: Mapping[str, int]) -> str:
 
 
 def as_lark(grammar: str) -> str:
-    """A client's Lark as it is, its GBNF as Lark. Raises ValueError."""
+    """A client's grammar as Lark: Lark unchanged, GBNF translated. Raises ValueError."""
     if "::=" not in grammar:
         return grammar
     try:
         return any_to_lark(grammar)
-    except Exception as error:  # the library's own have no family
+    except Exception as error:  # the library's exceptions have no common base
         raise ValueError(f"it is neither Lark nor GBNF: {error}") from error
 
 
 def _as_object(schema: str) -> str:
-    """A schema may be `true`, which is any JSON, or `false`, which is none; llguidance's options need an object."""
+    """A schema as a JSON object: llguidance's options need one, but `true` (any JSON) and `false` (none) are valid."""
     if schema == "false":
         raise ValueError("false: no output can satisfy it")
     return "{}" if schema == "true" else schema
 
 
 def json_options(whitespace: str | None) -> JsonCompileOptions:
-    """llguidance's options for a schema; `whitespace` as in GrammarSpec."""
+    """llguidance's options for a schema. whitespace: as in GrammarSpec."""
     if whitespace == "":
         return {"whitespace_flexible": False}
     return {"whitespace_flexible": True, "whitespace_pattern": whitespace or STANDARD_WHITESPACE}

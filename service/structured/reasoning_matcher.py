@@ -1,4 +1,4 @@
-"""A sequence that may think before its grammar begins, and not for longer than its budget."""
+"""A sequence that may think before its grammar applies, within a budget of tokens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from service.structured.grammar_matcher import CompiledGrammar, GrammarMatcher
 
 @dataclass(frozen=True, slots=True)
 class ReasoningGrammar:
-    """A grammar for what follows the reasoning; None: any text.
+    """A grammar for the text after the reasoning; None: any text.
 
-    end_think: the id that ends it. think: the id that begins it, if the prompt has not: with a grammar the first token
-    is this one or the grammar's first. budget: tokens that may stand between them; None: any number.
+    end_think: id that ends the reasoning. think: id that begins it; None if the prompt has begun it. If there is also a
+    grammar, the first token must be `think` or match the grammar. budget: the most reasoning tokens; None: no limit.
     """
 
     grammar: CompiledGrammar | None
@@ -36,7 +36,7 @@ class ReasoningGrammar:
 def limited(
     grammar: CompiledGrammar | ReasoningGrammar | None, budget: ThinkingBudget
 ) -> CompiledGrammar | ReasoningGrammar:
-    """See `Grammars`. A grammar that holds from the first token on leaves nothing to limit."""
+    """See `Grammars`. A grammar without reasoning has nothing to limit and is returned as it is."""
     if grammar is None:
         return ReasoningGrammar(None, budget.end_think, None if budget.is_thinking else budget.think, budget.num_tokens)
     if isinstance(grammar, ReasoningGrammar):
@@ -45,10 +45,10 @@ def limited(
 
 
 class ReasoningMatcher:
-    """While the model thinks everything is allowed, but to end before a grammar has begun; with its budget spent, only
-    the end of the reasoning is. Then the grammar holds.
+    """While the model thinks, everything is allowed except the end of the text; once the budget is spent, only the end
+    of the reasoning is. After that the grammar applies.
 
-    left: tokens of the budget. also_allowed: the id that begins the reasoning, while it may stand before a grammar.
+    left: budget left, in tokens. also_allowed: `think`, as long as the reasoning may still begin before a grammar.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ReasoningMatcher:
             return True
         begins = token_id == self._think
         if begins or self._after is not None:
-            self._think = None  # a model thinks once, and before a grammar at once
+            self._think = None  # it thinks only once, and not after the grammar's first token
         self._is_thinking = begins
         return begins or self._after is None or self._after.accept(token_id)
 

@@ -1,11 +1,11 @@
-"""Allowed next ids as bits, for kernels/apply_token_bitmask.py; computed in a thread beside the forward pass.
+"""Masks of allowed next ids as bits, for kernels/apply_token_bitmask.py; computed in a thread beside the forward pass.
 
-One or two rows are computed in the thread that waits for them, after it has launched the forward pass: handing them to
+One or two masks are computed by the thread that waits for them, after it has launched the forward pass: passing them to
 another thread and back would cost as much as computing one.
 
-No mask is kept here: a matcher of llguidance keeps its last one and gives it again as long as its lexer and its parser
-stand where they stood, as in a string, a name, a text before a call. All matchers of a grammar have one lexer, and it
-serves one of them at a time: rows of different grammars are computed at once, rows of one grammar after each other.
+No mask is cached here. An llguidance matcher keeps its last mask and returns it while the states of its lexer and
+parser are the same, as within a string, a name, or text before a tool call. A grammar's matchers share one lexer, which
+serves one of them at a time: masks of different grammars are computed in parallel, those of one grammar in sequence.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _FEW_ROWS = 2
 
 
 class TokenBitmask:
-    """The engine's TokenMasker. Owns the bits: sets of masks, used in turn.
+    """The engine's TokenMasker. Owns the bit arrays: several sets, used in turn.
 
-    vocab_size: width of a row of logits. eos_token_ids: forbidden while a model thinks. num_sets: as many as iterations
-    may be in flight.
+    vocab_size: width of a row of logits. eos_token_ids: forbidden while a model thinks. num_sets: at least as many as
+    iterations can be in flight.
     """
 
     def __init__(self, max_num_masks: int, vocab_size: int, eos_token_ids: frozenset[int], num_sets: int = 2) -> None:
@@ -58,9 +58,9 @@ class TokenBitmask:
         self._parallel: LLExecutor | None = None
 
     def begin(self, matchers: Sequence[Matcher], rows: Sequence[int]) -> BegunMasks:
-        """See `TokenMasker`. The matchers must be of this package; those that think share a row."""
+        """See `TokenMasker`. The matchers must be StructuredMatchers. Those that think share a row."""
         if self._under_way is not None:
-            self._under_way.exception()  # waits. After a fault nobody has, and they must not come into later ones' bits
+            self._under_way.exception()  # waits: after a failed iteration it may still be writing its bits
         different, stands_for = _different(cast(Sequence[StructuredMatcher], matchers))
         self._bits.append(self._bits.pop(0))
         bits = self._bits[0][: len(different)]
@@ -93,16 +93,16 @@ class TokenBitmask:
                 self._compute_alone(matcher, bits, index)
             return
         if self._parallel is None:
-            self._parallel = LLExecutor()  # its threads start with the first grammar
+            self._parallel = LLExecutor()  # created here, since it starts threads
         try:
             fill_next_token_bitmask_par(self._parallel, constrained, bits)
-        except BaseException:  # a panic of the library is one
+        except BaseException:  # a panic of the Rust library is no Exception
             _logger.exception("masks of %d grammars failed together", len(constrained))
             for matcher, index in constrained:
                 self._compute_alone(matcher, bits, index)
 
     def _compute_alone(self, matcher: LLMatcher, bits: NDArray[np.int32], index: int) -> None:
-        """A grammar at fault allows nothing, which fails its own request and no other."""
+        """A faulty grammar gets a mask that allows nothing, which fails its own request and no other."""
         try:
             fill_next_token_bitmask(matcher, bits, index)
         except BaseException:
@@ -111,7 +111,7 @@ class TokenBitmask:
 
 
 def _different(matchers: Sequence[StructuredMatcher]) -> tuple[list[StructuredMatcher], list[int]]:
-    """The matchers less all but one of those that think, and for each of the given ones which of them has its mask."""
+    """The matchers without duplicate constraints, and for each given matcher the index of the one that has its mask."""
     keys = [id(matcher) if isinstance(matcher.constraint, LLMatcher) else (matcher.constraint,) for matcher in matchers]
     different = dict(zip(keys, matchers, strict=True))
     index_of = {key: index for index, key in enumerate(different)}

@@ -1,4 +1,4 @@
-"""A model's tokens as the grammars see them: llguidance's trie of token bytes."""
+"""A model's tokens for the grammars: llguidance's trie of token bytes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ if TYPE_CHECKING:
 _LETTERS = [r"[a-z]{1,30}", r"[a-z ]{1,30}", r"[A-Za-z]{1,30}", r"[A-Za-z ]{1,30}"]
 _SPACES, *_TEXT = LLTokenizer.general_slices()
 _SLICES = [_SPACES, *_LETTERS, *_TEXT]
-"""Sets of tokens that are allowed, or not, as one: llguidance's, which are the insides of JSON strings, and words.
+"""Sets of tokens that llguidance allows or forbids as a whole: its own, for the insides of JSON strings, and words.
 
-With 131k tokens words bring a string of `^[a-z ]+$` in JSON from 410 us a mask to 40, and cost other strings nothing.
-More of them cost more than they save: each is asked for at every mask.
+With 131k tokens, the word sets bring a mask inside a string of `^[a-z ]+$` in JSON from 410 us to 40, and cost other
+strings nothing. More sets would cost more than they save, since every mask checks each of them.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """What a grammar must know of a model's tokens, as plain values: they can be sent to another process.
+    """What a grammar must know of a model's tokens, as plain values that can be sent to another process.
 
-    tokens: bytes by id, as many as there are logits; empty where an id has no token. special_ids: control tokens,
-    whose bytes are a name and no text: only `<[id]>` and `<name>` in a Lark grammar stand for them. marks: ids of
-    tokens that were added to the vocabulary and are text all the same (`<tool_call>`), by that text. think, end_think:
-    ids of `<think>` and `</think>`, if each is one token.
+    tokens: bytes by id, one entry per logit; empty if an id has no token. special_ids: control tokens, whose bytes are
+    a name, not text; in a Lark grammar they match only `<[id]>` and `<name>`. marks: added tokens that are text
+    nevertheless (`<tool_call>`): text -> id. think, end_think: ids of `<think>` and `</think>`; None: no such token.
     """
 
     tokens: tuple[bytes, ...]
@@ -43,7 +42,7 @@ class TokenTable:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """trie: the tokens by their bytes. size: ids that logits have. eos_token_ids: end the text where it may end.
+    """trie: the tokens by their bytes. size: number of logits. eos_token_ids: ids that may end a complete text.
 
     think, end_think, marks: see `TokenTable`.
     """
@@ -57,10 +56,10 @@ class Vocabulary:
 
 
 def token_table(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> TokenTable:
-    """Takes about a quarter of a second for a large vocabulary, of Python that lets other threads in.
+    """Takes about a quarter of a second for a large vocabulary, during which other Python threads can run.
 
-    Tokens beyond `vocab_size` were added to the tokenizer and not to the model: they have no logits. Raises ValueError
-    if others have none, or if it is not known which bytes a token is.
+    Tokens at or beyond `vocab_size` were added to the tokenizer but not to the model; they have no logits and are left
+    out. Raises ValueError if other tokens have no logits, or if the bytes of tokens are unknown.
     """
     added = tokenizer.added_tokens
     in_model = tokenizer.num_tokens - sum(token_id >= vocab_size for token_id in added)
@@ -82,20 +81,20 @@ def token_table(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[
 
 
 def vocabulary_of_table(table: TokenTable) -> Vocabulary:
-    """Takes about a second for a large vocabulary, in which no other Python code of the process runs."""
+    """Takes about a second for a large vocabulary, during which no other Python code of the process can run."""
     tokens = cast("TokenizerWrapper", _AsWrapper(table))
     trie = LLTokenizer(tokens, eos_token=sorted(table.eos_token_ids) or None, slices=_SLICES)
     return Vocabulary(trie, len(table.tokens), table.eos_token_ids, table.think, table.end_think, table.marks)
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> Vocabulary:
-    """Both of them."""
+    """`token_table`, then `vocabulary_of_table`."""
     return vocabulary_of_table(token_table(tokenizer, vocab_size, eos_token_ids))
 
 
 class _AsWrapper:
-    """A table as llguidance's `TokenizerWrapper` has it. It has no `__call__`, which would tokenize what a grammar
-    forces: no grammar of ours forces tokens (grammar_source.py)."""
+    """A table in the shape of llguidance's `TokenizerWrapper`. It has no `__call__` to tokenize forced text, since our
+    grammars force no tokens (grammar_source.py)."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
