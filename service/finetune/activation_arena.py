@@ -1,8 +1,8 @@
-"""Where the activations of a micro-batch lie: in one flat piece of memory, which may be lent and taken back.
+"""Layout of a micro-batch's activations in one flat piece of memory, which may be lent and taken back.
 
-Kept are, per token and layer, only what a backward pass through frozen weights needs and what is dear to compute anew:
-the stream before the block and before its MLP, packed queries, keys and values, attention's output with its
-log-sum-exp, gate and up, and what the adapters' A made of the inputs. Norms and activation are recomputed.
+Kept per token and layer is only what a backward pass through frozen weights needs and what is expensive to recompute:
+the residual stream before the block and before its MLP; packed queries, keys and values; attention's output with its
+log-sum-exp; gate and up; and the products of the inputs with the adapters' A. Norms and activation are recomputed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 256  # bytes, of every tensor's beginning
+_ALIGNMENT = 256  # bytes, for the start of every tensor
 
 
 class LayerActivations(NamedTuple):
-    """Of T tokens in one layer, in the model's dtype but for lse.
+    """T tokens in one layer, in the model's dtype except for lse.
 
-    stream [T, hidden_size]: what goes into the block. qkv [T, (H + 2 K) * D]: turned; where heads have norms, before
-    these. attended [T, H * D]; lse [H, T] fp32. mlp_stream [T, hidden_size]: what goes into the MLP's norm. gate_up
-    [T, 2 I]. *_shrunk [T, rank * trained parts]: x A^T of the linear of that name.
+    stream [T, hidden_size]: input of the block. qkv [T, (H + 2 K) * D]: after rotary embedding; with head norms, before
+    norms and rotation. attended [T, H * D]; lse [H, T] fp32. mlp_stream [T, hidden_size]: input of the MLP's norm.
+    gate_up [T, 2 I]. *_shrunk [T, rank * trained parts]: x A^T of the linear of that name.
     """
 
     stream: Tensor
@@ -39,8 +39,8 @@ class LayerActivations(NamedTuple):
 
 
 class Activations(NamedTuple):
-    """Of a micro-batch. stream [T, hidden_size]: what the last block gives. gradient [T, hidden_size]: of the stream,
-    where the backward pass is."""
+    """A micro-batch's activations. stream [T, hidden_size]: output of the last block. gradient [T, hidden_size]: of the
+    residual stream, at the layer that the backward pass has reached."""
 
     layers: Sequence[LayerActivations]
     stream: Tensor
@@ -49,7 +49,7 @@ class Activations(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Numbers a token in one layer. *_rank: rank times trained parts of the linear of that name."""
+    """Elements per token in one layer. *_rank: rank * trained parts of the linear of that name."""
 
     hidden_size: int
     qkv_size: int
@@ -64,19 +64,19 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class ActivationArena:
-    """layers: of each layer its shape; all have one hidden_size. dtype: the model's."""
+    """layers: shape of each layer; all have the same hidden_size. dtype: the model's."""
 
     layers: Sequence[LayerShape]
     dtype: torch.dtype
 
     def num_bytes(self, num_tokens: int) -> int:
-        """That a micro-batch takes."""
+        """Bytes for a micro-batch of `num_tokens` tokens."""
         sizes = (shape for layer in self.layers for shape in self._shapes(layer, num_tokens))
         stream = 2 * _aligned(self._stream_shape(num_tokens), self.dtype)
         return stream + sum(_aligned(shape, dtype) for shape, dtype in sizes)
 
     def activations(self, memory: Tensor, num_tokens: int) -> Activations:
-        """Views of `memory`, flat uint8 and at least `num_bytes`; their values are undefined."""
+        """Views of `memory` (flat uint8, at least `num_bytes` long), with undefined values."""
         start = 0
 
         def view(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
@@ -92,7 +92,7 @@ class ActivationArena:
         return num_tokens, self.layers[0].hidden_size
 
     def _shapes(self, layer: LayerShape, num_tokens: int) -> Sequence[tuple[tuple[int, int], torch.dtype]]:
-        """In the order of LayerActivations."""
+        """Shapes and dtypes in the order of LayerActivations."""
         before_lse = (layer.hidden_size, layer.qkv_size, layer.attended_size)
         behind_lse = (
             layer.hidden_size,
@@ -110,5 +110,5 @@ class ActivationArena:
 
 
 def _aligned(shape: tuple[int, int], dtype: torch.dtype) -> int:
-    """Bytes, up to where the next tensor may begin."""
+    """Size in bytes, rounded up to the alignment."""
     return -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT

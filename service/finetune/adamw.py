@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019) over one flat tensor, as torch computes it, with the gradient's norm clipped."""
+"""AdamW (Loshchilov and Hutter 2019) over one flat tensor, as in torch, with gradient-norm clipping."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from service.finetune.training_state import TrainingState
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
-"""torch's and transformers' defaults."""
+"""The defaults of torch and transformers."""
 
 
 _PART = 1 << 22
-"""Numbers of moments on the host that are on the device at once; a multiple of what kernels compute as one vector."""
+"""Moments kept on the host visit the device in pieces of so many elements; a multiple of the kernels' vector size."""
 
 
 class AdamW:
@@ -32,8 +32,8 @@ class AdamW:
         *,
         moments_on_host: bool = False,
     ) -> None:
-        """moments_on_host: they are brought to the device at each step, a part at a time, to the same bits: for 8B and
-        rank 16, 336 MB there and back take about 15 ms."""
+        """moments_on_host: keep the moments on the host and copy them to the device and back at each step, in pieces;
+        the result is bit-identical. For 8B and rank 16, 336 MB both ways take about 15 ms."""
         self._parameters = parameters
         self._weight_decay = hyperparameters.weight_decay
         self._max_norm = hyperparameters.max_gradient_norm
@@ -42,8 +42,8 @@ class AdamW:
         self.first_moments, self.second_moments = map(self._placed, (state.first_moments, state.second_moments))
 
     def step(self, number: int, learning_rate: float, norm: Tensor) -> None:
-        """Take the step of this number, the first is 1, by the gradient, which is zero afterwards. norm: of the whole
-        model's gradient, a number on the device, for which nobody waits."""
+        """Take step `number` (the first is 1) with the accumulated gradient, then zero the gradient. norm: gradient
+        norm of the whole model, a scalar on the device; nothing waits for it."""
         gradient = self._parameters.gradient
         if self._max_norm < math.inf:
             gradient.mul_((self._max_norm / (norm + 1e-6)).clamp_(max=1.0))
@@ -62,7 +62,7 @@ class AdamW:
             [first],
             [second],
             [],
-            [torch.full((), number - 1.0, device=self._device)],  # which it counts up
+            [torch.full((), number - 1.0, device=self._device)],  # incremented by the call
             fused=True,
             amsgrad=False,
             beta1=_BETAS[0],

@@ -1,4 +1,4 @@
-"""What a job leaves to the server, decided from the model and from the data."""
+"""Chooses the hyperparameters that a job leaves open, from the model and the data."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from service.finetune.job import JobSpec
 from service.finetune.served_base import ServedBase
 
 _EPOCHS, _LEAST_SEEN, _MOST_SEEN, _MOST_EPOCHS = 3, 100, 25_000, 25
-"""Three epochs; of few examples as many as make 100 in all, up to 25, of many as few as make 25,000: OpenAI's."""
+"""As OpenAI does: three epochs; more (up to 25) for few examples, to see 100; fewer for many, to see at most 25,000."""
 _STEPS_AN_EPOCH, _MOST_A_STEP = 50, 16
-"""Small steps learn more from little data; larger ones than this only take fewer of them."""
+"""Examples per step: small steps learn more from little data; beyond 16 there would only be fewer steps."""
 _LEARNING_RATE, _AT_HIDDEN_SIZE, _EXPONENT = 5e-4, 2000, 0.781
-"""Of LoRA on Llama, falling with the width (Schulman et al. 2025, LoRA Without Regret, and its code)."""
+"""For LoRA on Llama models, decreasing with the width (Schulman et al. 2025, LoRA Without Regret, and its code)."""
 _MOST_LEARNING_RATE = 5e-3
 USUAL_RANK = 16
 _TOKENS_MULTIPLE = 64
 
 
 class DataSize(NamedTuple):
-    """num_tokens: of all examples; longest: the most of one."""
+    """num_tokens: in all examples. longest: tokens of the longest example."""
 
     num_examples: int
     num_tokens: int
@@ -29,17 +29,17 @@ class DataSize(NamedTuple):
 
 
 def usual_learning_rate(hidden_size: int) -> float:
-    """What a multiplier multiplies."""
+    """The learning rate that a job's multiplier is applied to."""
     return min(_LEARNING_RATE * math.pow(_AT_HIDDEN_SIZE / hidden_size, _EXPONENT), _MOST_LEARNING_RATE)
 
 
 def max_length(spec: JobSpec, base: ServedBase) -> int:
-    """Tokens of an example."""
+    """The most tokens of an example; longer ones are cut."""
     return base.usual_length if spec.max_length is None else spec.max_length
 
 
 def resolved(spec: JobSpec, base: ServedBase, data: DataSize) -> Hyperparameters:
-    """spec: checked. data: of examples that are no longer than `max_length`."""
+    """spec: must have been checked. data: of examples that were cut at `max_length`."""
     batch_size = spec.batch_size or min(max(data.num_examples // _STEPS_AN_EPOCH, 1), _MOST_A_STEP)
     learning_rate = spec.learning_rate or usual_learning_rate(base.hidden_size) * (spec.learning_rate_multiplier or 1.0)
     rank = spec.rank or min(USUAL_RANK, base.max_rank)
@@ -64,7 +64,7 @@ def _num_epochs(num_examples: int) -> int:
 
 
 def _micro_batch_tokens(batch_size: int, base: ServedBase, data: DataSize) -> int:
-    """What a step usually has, since the rest of a micro-batch is padding; an example lies in one of them."""
+    """Usual number of tokens of a step, since a micro-batch's remainder is padding. At least the longest example."""
     of_a_step = batch_size * data.num_tokens // data.num_examples
     tokens = max(min(of_a_step, base.packed_length or base.usual_length), data.longest)
     return -(-tokens // _TOKENS_MULTIPLE) * _TOKENS_MULTIPLE

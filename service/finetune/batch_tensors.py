@@ -1,4 +1,4 @@
-"""A micro-batch on the device, as the layers need it."""
+"""A micro-batch as tensors on the device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from service.layers.rotary import RotaryEmbedding
 
 
 class BatchTensors(NamedTuple):
-    """Of T tokens. token_ids [T] int64. cos, sin, back_sin [T, R] fp32: rotations by the tokens' positions, as
-    kernels/rotary_embedding.py takes them; with back_sin they turn back. trained_rows, targets [N] int64: tokens with a
-    loss, and what they should predict."""
+    """T tokens. token_ids [T] int64. cos, sin, back_sin [T, R] fp32: rotations for the tokens' positions, as in
+    kernels/rotary_embedding.py; back_sin = -sin undoes the rotation. trained_rows [N] int64: tokens with a loss.
+    targets [N] int64: the ids that they should predict."""
 
     token_ids: Tensor
     cos: Tensor
@@ -34,11 +34,12 @@ class BatchTensors(NamedTuple):
 
     @property
     def size(self) -> BatchSize:
-        """What launches depend on, where attention is FlashAttention."""
+        """Everything that kernel launches depend on, if attention is FlashAttention."""
         return BatchSize(self.num_tokens, len(self.sequences.lengths), self.sequences.longest)
 
     def copy_from(self, other: BatchTensors) -> BatchTensors:
-        """The other's values, of the same size, with what layers read at this one's addresses."""
+        """Copy what layers read from a batch of the same size into this one's tensors. Returns a batch with these
+        tensors and the other's remaining fields."""
         assert other.size == self.size
         for mine, its in zip(self._of_layers(), other._of_layers(), strict=True):
             mine.copy_(its)
@@ -48,7 +49,7 @@ class BatchTensors(NamedTuple):
         )
 
     def _of_layers(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The rest is the loss's."""
+        """The tensors that layers read; only the loss reads the others."""
         return self.token_ids, self.cos, self.sin, self.back_sin, self.sequences.starts
 
 
@@ -59,21 +60,21 @@ class BatchSize(NamedTuple):
 
 
 _NUM_TOKENS_STEP = 32
-"""So there are few numbers of tokens: oneDNN makes code for each new one, about a millisecond a product."""
+"""Token counts are rounded up to a multiple of this: oneDNN compiles code for every new count, 1 ms per product."""
 
 _GRAPH_TOKENS = (64, 128, 256, 384, 512, 768, 1024, 1536, MOST_GRAPH_TOKENS)
-"""Of micro-batches that graphs compute: so few that each is met again. A device takes for up to 256 tokens about as
-long as for 64, so padding costs little; those that are full have none."""
+"""Micro-batches for CUDA graphs are padded to these sizes: few, so that each recurs. Up to 256 tokens take a device
+about as long as 64, so padding is cheap; full micro-batches have none."""
 
 
 def batch_tensors(
     batch: MicroBatch, rotary: RotaryEmbedding, device: torch.device, *, in_few_sizes: bool = False
 ) -> BatchTensors:
-    """Most of the padding is cut off; what is left of it is one more sequence. Nobody waits for the device.
+    """Cuts off most of the padding; the rest becomes one more sequence. Does not wait for the device.
 
-    in_few_sizes: a micro-batch of up to MOST_GRAPH_TOKENS tokens is padded to one of few sizes, also with sequences
-    that have no tokens. There are two at least: beside a single one of 32 heads FlashAttention's backward pass divides
-    its work by five, and three parts keep a device of 132 multiprocessors better busy.
+    in_few_sizes: pad a micro-batch of up to MOST_GRAPH_TOKENS tokens to one of a few sizes, and its number of sequences
+    with empty ones to a power of two, at least two: with a single sequence of 32 heads, FlashAttention's backward pass
+    divides its work by five, which keeps 132 multiprocessors less busy than three parts do.
     """
     lengths = tuple(batch.lengths.tolist())
     is_small = in_few_sizes and sum(lengths) <= MOST_GRAPH_TOKENS
@@ -104,7 +105,7 @@ def batch_tensors(
 
 
 def num_computed_tokens(batch: MicroBatch, *, in_few_sizes: bool) -> int:
-    """Those of `batch_tensors`, with what is left of the padding."""
+    """Tokens that `batch_tensors` makes of the batch, including padding."""
     num_used = int(batch.lengths.sum())
     is_small = in_few_sizes and num_used <= MOST_GRAPH_TOKENS
     return min(len(batch.token_ids), _few_tokens(num_used) if is_small else _few_shapes(num_used))

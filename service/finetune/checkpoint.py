@@ -1,7 +1,7 @@
-"""A training's state on disk: one file, there whole or as it was before.
+"""A training's state on disk: one file, replaced atomically.
 
-A safetensors file whose metadata tells what it belongs to, with a digest of all of it. It is written beside its place,
-synced, and put there; what cannot be written leaves the old one alone.
+It is a safetensors file. Its metadata says what the state belongs to, and has a digest of everything. The file is
+written beside its final place, synced and renamed; if writing fails, the old file is untouched.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _HEADER_BYTES_PER_SITE = 1_024
 
 
 class CheckpointFault(JobFault):
-    """A checkpoint cannot be gone on from; the message says why."""
+    """A checkpoint cannot be resumed from; the message says why."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("damaged_checkpoint", f"The job's checkpoint {reason}.")
 
 
 def write_checkpoint(path: Path, state: TrainingState, belongs_to: str) -> None:
-    """Put the state in the place of what is there. belongs_to: names the data, the base and all else that it is of.
+    """Replace the file at `path`. belongs_to: identifies data, base model, hyperparameters.
 
-    Any thread; one at a time for a path. OSError, and then what was there is as before and nothing is beside it.
+    Any thread, but only one at a time per path. Raises OSError; the old file is then unchanged, and no other is left.
     """
     part = path.with_name(path.name + _PART_SUFFIX)
     facts = _facts(state, belongs_to)
@@ -57,7 +57,7 @@ def write_checkpoint(path: Path, state: TrainingState, belongs_to: str) -> None:
 
 
 def read_checkpoint(path: Path, layout: ParameterLayout, belongs_to: str) -> TrainingState:
-    """What `write_checkpoint` was given. Raises CheckpointFault if the file is damaged, or of something else."""
+    """Read what `write_checkpoint` wrote. Raises CheckpointFault if it is damaged or belongs to something else."""
     num_bytes = len(_TENSORS) * layout.num_parameters * torch.float32.itemsize
     max_header_bytes = _FIXED_HEADER_BYTES + _HEADER_BYTES_PER_SITE * len(layout.sites)
     try:
@@ -94,7 +94,7 @@ def _checked_state(file: TensorFile, layout: ParameterLayout, belongs_to: str) -
 
 
 def _facts(state: TrainingState, belongs_to: str) -> str:
-    """All but the tensors."""
+    """Everything but the tensors, as JSON."""
     return json.dumps(
         {
             "format": _FORMAT,

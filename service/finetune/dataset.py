@@ -1,4 +1,4 @@
-"""A training file -> examples: token ids, and which of them are learned."""
+"""Reads a training file into examples: token ids, and which of them are trained on."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from service.text.long_text import UndividedTextTooLong
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """One text to learn from. token_ids: [n] int32, n >= 2. is_trained: [n] bool; token i is predicted with loss. The
-    first never is, and the last is."""
+    """One training text. token_ids: [n] int32, n >= 2. is_trained: [n] bool: whether predicting token i counts in the
+    loss; False for the first token, True for the last one."""
 
     token_ids: npt.NDArray[np.int32]
     is_trained: npt.NDArray[np.bool_]
@@ -28,8 +28,8 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class DatasetLimits:
-    """max_tokens: of all examples together; each takes 5 bytes. max_s: of the
-    reading thread's own time, which neither rests nor waits count for."""
+    """max_tokens: in all examples together; each token takes 5 bytes. max_s: CPU seconds of the reading thread, so
+    sleep and waits do not count."""
 
     max_lines: int = 1_000_000
     max_tokens: int = 50_000_000
@@ -38,9 +38,9 @@ class DatasetLimits:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """examples: in the order of the lines; a chat whose turns need texts of their own has several.
+    """examples: in file order. A chat gives several if some of its turns need texts of their own (training_text.py).
 
-    num_truncated: examples that were cut at the end. num_left_out: of which nothing learned was left by that.
+    num_truncated: examples cut at max_length. num_left_out: examples dropped because nothing trained was left.
     """
 
     examples: Sequence[Example]
@@ -55,10 +55,10 @@ def read_dataset(
     check: Callable[[], None] = lambda: None,
     limits: DatasetLimits | None = None,
 ) -> Dataset:
-    """Every example of the file, cut at `max_length` tokens.
+    """Read all examples of a file, cut at `max_length` tokens.
 
-    For any thread. check: called between lines and within long ones; what it raises ends the reading. Raises
-    DatasetError naming the line and the reason; OSError.
+    Any thread. check: called between lines and within long ones; an exception from it ends the reading. Raises OSError,
+    and DatasetError naming line and reason.
     """
     limits = limits or DatasetLimits()
     reader = _Reader(model, max_length, check, limits)
@@ -69,7 +69,7 @@ def read_dataset(
 
 
 def _lines(file: BinaryIO, max_lines: int) -> Iterator[tuple[int, bytes]]:
-    """Those that are not blank, with their numbers. One that is too long comes cut, but still too long."""
+    """(line number, line) of all non-blank lines. A line over MAX_LINE_BYTES is cut, but still over that limit."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 2):
         number += 1
@@ -136,6 +136,6 @@ class _Reader:
         self._examples.append(Example(np.array(ids, np.int32), np.array([False, *learned[1:]])))
 
     def _check_ids(self, ids: list[int], number: int) -> None:
-        """A tokenizer may have tokens that its model has not."""
+        """A tokenizer may have tokens that its model does not have."""
         if ids and max(ids) >= self._model.vocab_size:
             raise DatasetError(number, f"token {max(ids)} is outside the model's vocabulary")

@@ -1,6 +1,6 @@
-"""One line of a training file -> its form, checked without a model: a chat, or a prompt with its completion.
+"""Parses and checks one line of a training file, without a model: a chat, or a prompt with its completion.
 
-Forms are OpenAI's: `{"messages": [...], "tools": [...]}`, where a message of the assistant may have a `weight` of 0
+The formats are OpenAI's: `{"messages": [...], "tools": [...]}`, where an assistant message may have a `weight` of 0
 or 1, and `{"prompt": "...", "completion": "..."}`.
 """
 
@@ -17,9 +17,9 @@ from service.protocol.chat import ChatMessage, Tool
 from service.protocol.generation import Members, WireRequest
 
 MAX_LINE_BYTES = 256 * 1024
-"""Some 64,000 tokens: more than is learned from one example. Parsing holds the interpreter's lock: 0.1 s at worst."""
+"""About 64,000 tokens, more than an example may have. Parsing so much holds the interpreter lock for 0.1 s at worst."""
 MAX_MESSAGES = 512
-"""A chat is rendered up to each turn that is learned: 2 s for so many."""
+"""A chat is rendered once per trained turn; for so many messages that takes 2 s."""
 MAX_TOOLS = 128
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MAX_SHOWN = 64
@@ -28,7 +28,7 @@ Form = TypeVar("Form", bound=WireRequest)
 
 
 class DatasetError(HeadraceError):
-    """A training file cannot be used. line: from 1; None where it is no single one. The reason has no number of it."""
+    """A training file cannot be used. line: from 1; None if no single line is at fault. reason: without line number."""
 
     def __init__(self, line: int | None, reason: str) -> None:
         super().__init__(reason if line is None else f"line {line}: {reason}")
@@ -37,7 +37,7 @@ class DatasetError(HeadraceError):
 
 
 class TrainingMessage(ChatMessage):
-    """weight: of the assistant's messages; 0: not learned."""
+    """weight: only for assistant messages. 0: do not train on this message."""
 
     weight: Annotated[int, Field(ge=0, le=1)] | None = None
 
@@ -58,7 +58,7 @@ class PromptCompletion(WireRequest):
 
 
 def read_line(line: bytes, number: int) -> TrainingChat | PromptCompletion:
-    """What the line says. Raises DatasetError naming the line, and the field if there is one."""
+    """Parse a line. Raises DatasetError naming the line, and the field if one is at fault."""
     try:
         return _read(line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line)
     except _Fault as fault:
@@ -69,7 +69,7 @@ _TOO_LONG = f"is longer than {MAX_LINE_BYTES} bytes"
 
 
 class _Fault(Exception):
-    """What is wrong with the line."""
+    """The message says what is wrong with the line."""
 
 
 def _read(line: bytes) -> TrainingChat | PromptCompletion:
@@ -110,7 +110,7 @@ def _shaped(form: type[Form], value: dict[str, object]) -> Form:
 
 
 def _unknown_fields(shape: WireRequest, where: str) -> Iterator[str]:
-    """Names of the fields that nobody knows. Those of a tool are not asked about: the template shows them all."""
+    """Names of unknown fields. Tools are not checked: the template shows all of their fields."""
     for name, value in (shape.model_extra or {}).items():
         if value is not None:
             yield f"{where}{name[:_MAX_SHOWN]}"

@@ -1,4 +1,4 @@
-"""What a training has made, as a folder in PEFT's format: for this server, for PEFT and for any other server of it."""
+"""Writes a trained adapter as a folder in PEFT's format, for this server, PEFT, and other servers that read it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from service.lora.adapter_folder import WEIGHTS_FILE
 from service.lora.tensor_file import write_tensors
 
 _PREFIX = "base_model.model."
-"""Of a module's name in PEFT's model around the base."""
+"""PEFT's prefix for the base model's module names."""
 
 
 def export_adapter(folder: Path, state: TrainingState, alpha: float, base_name: str) -> None:
-    """Write the adapter into `folder`, which is there; its files are synced.
+    """Write the adapter into the existing `folder` and sync its files.
 
-    alpha: what A and B add is multiplied by alpha / rank. base_name: told to whoever loads it. OSError.
+    alpha: the product of B and A is multiplied by alpha / rank. base_name: recorded in the config. Raises OSError.
     """
     with (folder / WEIGHTS_FILE).open("wb") as file:
         write_tensors(file, _tensors(state), {"format": "pt"})

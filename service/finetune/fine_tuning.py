@@ -1,4 +1,4 @@
-"""Fine-tuning as the HTTP surface has it."""
+"""Fine-tuning as the HTTP layer uses it."""
 
 from __future__ import annotations
 

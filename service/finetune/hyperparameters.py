@@ -1,4 +1,4 @@
-"""What a training is told: the adapter's shape, the optimizer's numbers, the sizes of a step."""
+"""Hyperparameters of a training: shape of the adapter, optimizer settings, sizes of a step."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ MAX_BATCH_SIZE = 256
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """Checked when it is made: ValueError names the field.
+    """Checked at construction: ValueError naming the field.
 
-    rank, alpha: of A and B; what they add is multiplied by alpha / rank. targets: last parts of the names of the linear
-    layers that get an adapter (`q_proj`), as PEFT's `target_modules`; empty: all linear layers of a block.
-    learning_rate: the highest; `learning_rate_at` says what a step has. weight_decay: AdamW's, not scaled by gradients.
-    max_gradient_norm: a step's gradient with a larger norm, over all of A and B, is scaled down to it.
-    batch_size: examples in an optimizer step. max_length: tokens of an example; longer ones are cut there.
-    micro_batch_tokens: what is computed at once, padded to this length; an example lies in one micro-batch.
-    warmup_ratio: share of the steps over which the learning rate rises. seed: of A's first values and of the order.
+    rank, alpha: of the adapter; the product of B and A is multiplied by alpha / rank. targets: last parts of the names
+    of the linears that get an adapter (`q_proj`), as PEFT's `target_modules`; empty: all linears of a block.
+    learning_rate: the peak; see `learning_rate_at`. weight_decay: AdamW's (decoupled).
+    max_gradient_norm: a step's gradient with a larger norm, over all A and B, is scaled down to this norm.
+    batch_size: examples per optimizer step. max_length: examples are cut at so many tokens.
+    micro_batch_tokens: tokens computed at once, including padding; an example is never split over micro-batches.
+    warmup_ratio: share of the steps in which the learning rate rises. seed: for initial A and order of examples.
     """
 
     learning_rate: float
@@ -48,11 +48,11 @@ class Hyperparameters:
         _check("seed", self.seed, 0 <= self.seed < 2**63)
 
     def num_steps(self, num_examples: int) -> int:
-        """Optimizer steps over so many examples. The last step of an epoch has what is left."""
+        """Optimizer steps for so many examples. The last step of an epoch may have fewer than batch_size."""
         return self.num_epochs * -(-num_examples // self.batch_size)
 
     def learning_rate_at(self, step: int, num_steps: int) -> float:
-        """Of step 1, 2, ... num_steps: rises linearly to `learning_rate`, then falls linearly; never 0."""
+        """Learning rate of step 1, 2, ..., num_steps: a linear rise to `learning_rate`, then a linear fall; never 0."""
         warmup = math.floor(self.warmup_ratio * num_steps)
         rise, fall = step / (warmup + 1), (num_steps - step + 1) / (num_steps - warmup)
         return self.learning_rate * min(rise, fall, 1.0)

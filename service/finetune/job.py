@@ -44,18 +44,18 @@ _LEGAL: Mapping[str, tuple[JobStatus, ...]] = MappingProxyType(
         "cancelled": (_VALIDATING, _QUEUED, _RUNNING, _PAUSED),
     }
 )
-"""What may happen to a job, by its status. One that was paused while it took its last step is complete, too."""
+"""The statuses in which each change is allowed. A paused job may complete: its last step may have been under way."""
 
 
 class IllegalTransition(InvalidRequest):
-    """The job's status does not allow it. What a client may be told."""
+    """The job's status does not allow the change. The message is for the client."""
 
     code = "invalid_job_status"
 
 
 @dataclass(frozen=True, slots=True)
 class JobError:
-    """code: a word for programs. param: the field of the request that is at fault, if one is."""
+    """code: for programs. param: the request field at fault, if any."""
 
     code: str
     message: str
@@ -64,10 +64,10 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What was asked for; never changes. None: left to the server.
+    """What the client asked for; never changes. None: chosen by the server.
 
-    model: the base, or an adapter to go on from. training_file, validation_file: ids of files. suffix: "" or a part of
-    the new model's name. targets: as of Hyperparameters.
+    model: the base, or an adapter to continue from. training_file, validation_file: file ids. suffix: part of the new
+    model's name, may be "". targets: as in Hyperparameters.
     """
 
     model: str
@@ -86,17 +86,17 @@ class JobSpec:
     max_length: int | None = None
 
     def files(self) -> dict[str, str]:
-        """Their ids, by the field that names them."""
+        """File ids by the field that names them."""
         files = {"training_file": self.training_file}
         return files if self.validation_file is None else {**files, "validation_file": self.validation_file}
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatedData:
-    """What reading a job's files has told. data_digest: of all examples' tokens; a job goes on with the same only.
+    """The result of reading a job's files. data_digest: of all examples' tokens; the job resumes only with equal data.
 
-    num_truncated: of both files' examples, those that were cut at the end; num_left_out: of which nothing learned was
-    left by that, and which `num_examples` are without.
+    num_truncated: examples of both files that were cut at max_length. num_left_out: examples dropped because nothing
+    trained was left; not part of `num_examples`.
     """
 
     hyperparameters: Hyperparameters
@@ -114,11 +114,11 @@ class ValidatedData:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One moment of a job. Times are Unix seconds.
+    """The state of a job at one time. Times are Unix seconds.
 
-    client: name of the API key that it belongs to. base_weights: digest of the base that it is trained on; it goes on
-    with the same only. data: None until its files are read. num_trained_tokens: of the steps that are done.
-    estimated_finish: while it runs.
+    client: name of the API key that owns it. base_weights: digest of the base model that it is trained on; it resumes
+    only on the same weights. data: None until its files are read. num_trained_tokens: in the steps done so far.
+    estimated_finish: None unless it is running.
     """
 
     job_id: str
@@ -148,7 +148,7 @@ class Job:
         return self._now("started", _RUNNING)
 
     def progressed(self, num_steps_done: int, num_trained_tokens: int, estimated_finish: int | None) -> Job:
-        """As long as it has not ended; what it did before it was paused counts."""
+        """Record progress, including steps done just before a pause. No effect once the job has ended."""
         if self.status.is_final:
             return self
         return replace(
@@ -159,7 +159,7 @@ class Job:
         )
 
     def interrupted(self) -> Job:
-        """The process that ran it has ended: it goes on from its last checkpoint."""
+        """The process that ran it has ended: it will resume from its last checkpoint."""
         return self._now("interrupted", _QUEUED)
 
     def paused(self) -> Job:
@@ -194,7 +194,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """data: numbers of a step, where type is `metrics`."""
+    """data: a step's numbers if type is `metrics`, else None."""
 
     event_id: str
     created_at: int
@@ -206,7 +206,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobCheckpoint:
-    """A model that can be called, of an earlier step than the job's last one. metrics: as OpenAI names them."""
+    """A servable model from the end of an earlier epoch. metrics: named as OpenAI names them."""
 
     checkpoint_id: str
     created_at: int

@@ -1,4 +1,4 @@
-"""Whatever ends a job, as its `error` tells it: a word for programs, a sentence for people, the field at fault."""
+"""Turns whatever ends a job into its `error`: a code for programs, a message for people, the field at fault."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_MESSAGE_CHARS = 500
 
 
 class JobFault(Exception):
-    """Something that a client is to be told as it is. No path, no address."""
+    """A fault whose message goes to the client unchanged. Must not contain paths or addresses."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class JobFault(Exception):
 
 
 def job_error(fault: BaseException) -> JobError:
-    """What is not foreseen goes to the log; a client learns that it is the server's fault, and no more."""
+    """Unexpected faults are logged; the client is only told that it was the server's error."""
     match fault:
         case JobFault():
             return fault.error
@@ -34,7 +34,7 @@ def job_error(fault: BaseException) -> JobError:
             return JobError("file_not_found", fault.message, "training_file")
         case RequestError():
             return JobError(fault.code or "server_error", fault.message, fault.param)
-    if isinstance(fault, MemoryError) or type(fault).__name__ == "OutOfMemoryError":  # torch's, which is not imported
+    if isinstance(fault, MemoryError) or type(fault).__name__ == "OutOfMemoryError":  # torch's; not imported here
         return JobError("out_of_memory", "There was not enough memory for a step; a smaller max_length takes less.")
     _logger.error("a fine-tuning job has failed", exc_info=fault)
     return JobError("server_error", "The server had an error while it carried out the job.")

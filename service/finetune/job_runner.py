@@ -1,4 +1,4 @@
-"""Who carries jobs out: has their files read and trains them, one at a time, the oldest first."""
+"""Runs fine-tuning jobs: reads their files and trains them, one at a time, oldest first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class JobRunner:
-    """Event loop. Files are read while another job is trained."""
+    """Event loop. The files of one job may be read while another job is trained."""
 
     def __init__(self, tools: JobTools) -> None:
         self._tools = tools
@@ -42,11 +42,11 @@ class JobRunner:
         self._jobs.listen(self._note)
 
     def start(self) -> None:
-        """What an earlier process has left goes on."""
+        """Start, and continue with what an earlier process has left."""
         self._task = asyncio.create_task(self._work_off())
 
     async def close(self) -> None:
-        """What runs is stopped, and goes on when the server is started again. Whoever follows a job is told no more."""
+        """Stop what runs; it continues when the server starts again. Followers of jobs get no more events."""
         self._is_closing = True
         self._jobs.close()
         if self._training is not None:
@@ -60,7 +60,7 @@ class JobRunner:
     async def _work_off(self) -> None:
         if self._jobs.is_anything_stored:
             await self._recover()
-        else:  # the data directory is not made before there is a job
+        else:  # the data directory is created only when there is a job
             await self._has_news[JobStatus.VALIDATING_FILES].wait()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._each(JobStatus.VALIDATING_FILES, self._validate))
@@ -74,14 +74,14 @@ class JobRunner:
         folders = self._tools.folders
         folders.adopt(await self._tools.in_thread(partial(folders.sweep, [job.job_id for job in jobs])))
         for job in jobs:
-            with suppress(JobFault):  # it will meet it itself
+            with suppress(JobFault):  # the job itself will fail by it
                 await _until_possible(partial(self._hold_files, job))
             if job.status is JobStatus.RUNNING:
                 message = "The server was restarted; the job goes on from its last checkpoint"
                 await self._change(job, Job.interrupted, job_event(message, "warn"))
 
     async def _each(self, status: JobStatus, carry_on: Callable[[Job], Awaitable[None]]) -> None:
-        """One job of this status after the other."""
+        """Handle the jobs of this status one after the other."""
         news = self._has_news[status]
         while not self._is_closing:
             news.clear()
@@ -89,7 +89,7 @@ class JobRunner:
                 if waiting := await self._jobs_in([status]):
                     await carry_on(waiting[0])
                     continue
-            except Exception:  # a defect of ours is not to be the end of all jobs
+            except Exception:  # a bug must not stop all other jobs
                 _logger.exception("a fine-tuning job could not be carried on")
                 await asyncio.sleep(_TRY_AGAIN_S)
                 continue
@@ -99,7 +99,7 @@ class JobRunner:
         return await _until_possible(partial(self._jobs.read, lambda connection: jobs_in(connection, statuses)))
 
     def _note(self, job: Job) -> None:
-        """A job is new, or has changed."""
+        """A job is new or has changed."""
         if self._training is not None and self._training.job_id == job.job_id:
             self._training.note(job)
         elif job.status.is_final:
@@ -112,7 +112,7 @@ class JobRunner:
             self._has_news[job.status].set()
 
     async def _hold_files(self, job: Job) -> None:
-        """Until the job ends. Raises JobFault if one has gone."""
+        """Keep the job's files until it ends. Raises JobFault if one does not exist any more."""
         if job.job_id not in self._held:
             self._held[job.job_id] = held = []
             for param, file_id in job.spec.files().items():
@@ -139,7 +139,7 @@ class JobRunner:
         await self._change(job, lambda now: now.validated(data), event)
 
     def _check_wanted(self) -> None:
-        """Of the job whose files are read; any thread."""
+        """Raise JobStopped if the job whose files are being read is no longer wanted. Any thread."""
         if self._is_unwanted or self._is_closing:
             raise JobStopped
 
@@ -171,7 +171,8 @@ class JobRunner:
         await self._change(job, lambda now: now.failed(error, int(time.time())), event)
 
     async def _change(self, job: Job, change: Callable[[Job], Job], event: JobEvent) -> Job | None:
-        """As soon as it can be written down. None if the client was quicker: the job's status does not allow it."""
+        """Change the job as soon as the database can be written. None if the job's status does not allow it any more
+        (the client was faster)."""
         try:
             return await _until_possible(partial(self._jobs.change, job.job_id, change, [event]))
         except IllegalTransition:
@@ -188,7 +189,7 @@ def _found(data: ValidatedData) -> str:
 
 
 async def _until_possible(work: Callable[[], Awaitable[T]]) -> T:
-    """Again and again as long as the data directory cannot be used, or is full."""
+    """Retry while the data directory is unavailable or full."""
     while True:
         try:
             return await work()

@@ -1,6 +1,6 @@
-"""The tables of fine-tuning: jobs, their events and checkpoints, and the models that came of them.
+"""Database tables of fine-tuning: jobs, their events and checkpoints, and the resulting models.
 
-All functions belong to the database's thread.
+All functions run on the database's thread.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ JOBS = Schema(
 
 @dataclass(frozen=True, slots=True)
 class FineTunedModel:
-    """step: of its job, after which it was made. folder: below that of all models. base_weights: digest of the base
-    that it belongs to."""
+    """step: the job's step after which the model was made. folder: relative to the folder of all models. base_weights:
+    digest of its base model."""
 
     name: str
     client: str
@@ -88,7 +88,7 @@ def save_job(connection: Connection, job: Job) -> None:
 
 
 def find_job(connection: Connection, job_id: str, client: str | None = None) -> Job | None:
-    """None if there is none, or if it is not this client's. client: None: whoever's it is."""
+    """None if there is none, or if it belongs to another client. client: None: any."""
     row = connection.execute(
         "SELECT record FROM jobs WHERE job_id = ?1 AND (?2 IS NULL OR client = ?2)", (job_id, client)
     ).fetchone()
@@ -98,7 +98,7 @@ def find_job(connection: Connection, job_id: str, client: str | None = None) -> 
 def list_jobs(
     connection: Connection, client: str, metadata: Mapping[str, str] | None, query: PageQuery
 ) -> Page[Job] | None:
-    """Those of a client that have all of this metadata; None: those that have none. No page if none of them has the id
+    """A client's jobs with all of this metadata; None: jobs without metadata. Returns None if none of them has the id
     `after`."""
     condition, arguments = "client = ?", [client]
     if metadata is None:
@@ -111,7 +111,7 @@ def list_jobs(
 
 
 def jobs_in(connection: Connection, statuses: Iterable[JobStatus]) -> list[Job]:
-    """The oldest first."""
+    """Jobs with these statuses, oldest first."""
     wanted = [status.value for status in statuses]
     marks = ", ".join("?" * len(wanted))
     rows = connection.execute(f"SELECT record FROM jobs WHERE status IN ({marks}) ORDER BY number", wanted)
@@ -119,7 +119,7 @@ def jobs_in(connection: Connection, statuses: Iterable[JobStatus]) -> list[Job]:
 
 
 def count_jobs(connection: Connection) -> dict[str, int]:
-    """Of each status; those of which there are none have 0."""
+    """Number of jobs per status, including zeros."""
     rows = connection.execute("SELECT status, COUNT(*) FROM jobs GROUP BY status").fetchall()
     counted = dict(map(tuple, rows))
     return {status.value: counted.get(status.value, 0) for status in JobStatus}
@@ -135,7 +135,7 @@ def count_unfinished(connection: Connection, client: str) -> int:
 
 
 def forget_oldest(connection: Connection, most: int) -> None:
-    """Of more than so many jobs the oldest that have ended go, with their events and checkpoints; their models stay."""
+    """If there are more than `most` jobs, delete the oldest ended ones, with events and checkpoints, not models."""
     ended = [status.value for status in JobStatus if status.is_final]
     marks = ", ".join("?" * len(ended))
     excess = connection.execute("SELECT COUNT(*) FROM jobs").fetchone()[0] - most
@@ -159,7 +159,7 @@ def add_events(connection: Connection, job_id: str, events: Sequence[JobEvent]) 
 
 
 def events_after(connection: Connection, job_id: str, number: int, limit: int) -> list[tuple[int, JobEvent]]:
-    """The first so many of a job's events whose number is higher, the oldest first, each with its number."""
+    """(number, event) of up to `limit` events of a job with larger numbers than `number`, oldest first."""
     rows = connection.execute(
         "SELECT number, record FROM job_events WHERE job_id = ? AND number > ? ORDER BY number LIMIT ?",
         (job_id, number, limit),
@@ -185,7 +185,7 @@ def list_checkpoints(connection: Connection, job_id: str, query: PageQuery) -> P
 
 
 def delete_checkpoint(connection: Connection, job_id: str, model: str) -> None:
-    """The one whose model this is, if there is one."""
+    """Delete the checkpoint with this model, if there is one."""
     connection.execute(
         "DELETE FROM job_checkpoints WHERE job_id = ? AND json_extract(record, '$.model') = ?", (job_id, model)
     )

@@ -1,4 +1,4 @@
-"""One job's time in the engine: from its files to a training, from its news to events, checkpoints and a model."""
+"""Training of one job: from its files to a training in the engine, from its news to events, checkpoints, a model."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from service.storage.file_store import FileStore
 from service.storage.file_table import StoredFile
 
 KEPT_MODELS = 3
-"""Checkpoints that can be called, of the last epochs, as OpenAI keeps them; the last one is the job's own model."""
+"""How many models of the last epochs are kept, as OpenAI keeps them; the last one is the job's own model."""
 
 _WRITE_EVERY_S = 0.25
 _STOPS_WITHIN_S = 60.0
 
 
 class JobWork(Protocol):
-    """What of a job takes long. Any thread; raises what ends the job."""
+    """The slow work of a job. Any thread; an exception ends the job."""
 
     def validate(
         self, job: Job, training_file: Path, validation_file: Path | None, check: Callable[[], None]
     ) -> ValidatedData:
-        """check: called every now and then; what it raises ends the work."""
+        """Read and check the files. check: called now and then; an exception from it ends the work."""
         ...
 
     def prepare(
@@ -51,36 +51,36 @@ class JobWork(Protocol):
         checkpoint: Path,
         check: Callable[[], None],
     ) -> Training:
-        """A training from the last checkpoint on, if `checkpoint` is there. Refuses files whose data are not those that
+        """Build the training, from the last checkpoint if `checkpoint` exists. Fails if the data differ from those that
         were validated."""
         ...
 
     def save(self, job: Job, state: StateOfStep, checkpoint: Path) -> None:
-        """Whole and synced, or it is as before."""
+        """Write a checkpoint: atomic and synced."""
         ...
 
     def export(self, job: Job, state: StateOfStep, folder: Path) -> None:
-        """An adapter that can be served; the folder is there and empty."""
+        """Write a servable adapter into an existing empty folder."""
         ...
 
 
 class TrainingEngine(Protocol):
-    """The part of AsyncEngine that trains."""
+    """The part of AsyncEngine that runs trainings."""
 
     def start_training(self, training: Training, listener: TrainingListener) -> None: ...
 
     def stop_training(self, training_id: int, *, wants_state: bool) -> None:
-        """With a last state, if wanted. Nothing happens if it has ended."""
+        """Stop the training, after a snapshot if wanted. Nothing happens if it has ended."""
         ...
 
 
 class JobStopped(Exception):
-    """Nobody wants this work any more."""
+    """The work is no longer wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobTools:
-    """in_thread: has work done in a thread. on_step: told of every optimizer step."""
+    """in_thread: runs work in a thread. on_step: called with every optimizer step's report."""
 
     jobs: FineTuningJobs
     files: FileStore
@@ -93,12 +93,12 @@ class JobTools:
     on_step: Callable[[StepReport], None]
 
     async def paths(self, job: Job) -> tuple[Path, Path | None]:
-        """Of the training and the validation file. Raises JobFault if one has gone."""
+        """Paths of the training and the validation file. Raises JobFault if one does not exist any more."""
         paths = {param: self.files.path_of(await self.file(job, param, self.files.get)) for param in job.spec.files()}
         return paths["training_file"], paths.get("validation_file")
 
     async def file(self, job: Job, param: str, look_up: Callable[[str, str], Awaitable[StoredFile]]) -> StoredFile:
-        """The file that this field of the job names. Raises JobFault if it has gone."""
+        """The file that this field of the job names. Raises JobFault if it does not exist any more."""
         try:
             return await look_up(job.spec.files()[param], job.client)
         except NotFound as fault:
@@ -106,7 +106,7 @@ class JobTools:
 
 
 class JobTraining:
-    """Event loop. job: it runs, as the table says."""
+    """Event loop. job: has status running in the database."""
 
     def __init__(self, tools: JobTools, job: Job) -> None:
         assert job.data is not None
@@ -126,21 +126,21 @@ class JobTraining:
         return self._job.job_id
 
     def note(self, job: Job) -> None:
-        """The job has changed: one that is not to run any more is stopped."""
+        """The job has changed: stop unless it is still to run."""
         if job.status is not JobStatus.RUNNING:
             self._is_ended = job.status.is_final
             self.stop()
 
     def stop(self) -> None:
-        """It ends soon, as it is. Idempotent."""
+        """Make it end soon, keeping its progress. Idempotent."""
         self._is_stopped = True
         if self._training_id is not None:
             self._tools.engine.stop_training(self._training_id, wants_state=not self._is_ended)
 
     async def complete(self) -> None:
-        """Until all steps are done and the model is served, or it was stopped; the engine has no training of it then.
+        """Run until all steps are done and the model is served, or until stopped. The training has then ended.
 
-        Raises what ends the job, and TrainingInterrupted, after which it goes on in another process.
+        Raises whatever ends the job; TrainingInterrupted if the job will resume in another process.
         """
         try:
             training = await self._prepared()
@@ -194,7 +194,7 @@ class JobTraining:
             await asyncio.sleep(_WRITE_EVERY_S)
 
     async def _write_steps(self, reports: Sequence[StepReport]) -> None:
-        """What was told before the process ended, and is done again now, is told once."""
+        """Write events of new steps. Steps that are repeated after a restart were reported before, and are skipped."""
         for report in reports:
             self._tools.on_step(report)
             if report.step % self._steps_per_epoch == 0:
@@ -215,7 +215,7 @@ class JobTraining:
         return int(now_s + lasted_s * (self._num_steps - step) / num_done) if num_done > 0 else None
 
     async def _keep(self, state: StateOfStep) -> None:
-        """To go on from here, whatever may happen."""
+        """Save a checkpoint to resume from; at the end of an epoch, also serve it."""
         tools = self._tools
         checkpoint = tools.folders.checkpoint(self.job_id)
 
@@ -231,7 +231,7 @@ class JobTraining:
     async def _serve_checkpoint(self, state: StateOfStep) -> None:
         name = checkpoint_name(self._tools.base.name, self._job, state.step)
         if any(model.name == name for model in await self._tools.models.of_job(self.job_id)):
-            return  # of an earlier process, which had come further
+            return  # made by an earlier process that had come further
         model = await self._written(name, f"{self.job_id}-step-{state.step}", state)
         event = job_event(f"Checkpoint created at step {state.step}: {name}")
         await self._publish(model, lambda job: job, [event])
@@ -253,7 +253,7 @@ class JobTraining:
         return await self._tools.models.write(model, partial(self._tools.work.export, job, state))
 
     async def _publish(self, model: FineTunedModel, change: Callable[[Job], Job], events: Sequence[JobEvent]) -> None:
-        """Write the model down and serve it. Of a job that has been cancelled meanwhile, it goes."""
+        """Record the model in the database and serve it. If the job was cancelled meanwhile, remove the model."""
         report = self._at_epochs_end.get(model.step)
         metrics = {"step": float(model.step)} if report is None else checkpoint_metrics(report)
         checkpoint = JobCheckpoint(new_id("ftckpt_"), int(time.time()), model.step, model.name, metrics)

@@ -1,4 +1,4 @@
-"""The jobs of all clients: making them, looking at them, and every change of one, written down before it is told."""
+"""All clients' jobs: create and read them, and make every change in the database before it is visible."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from service.storage.database import Connection, Database
 from service.storage.listing import Page, PageQuery
 
 MAX_UNFINISHED = 100
-"""Jobs of one API key that have not ended."""
+"""Limit of unfinished jobs per API key."""
 MAX_KEPT = 10_000
-"""Jobs of all keys; of more the oldest that have ended are forgotten."""
+"""Jobs of all keys; beyond this, the oldest ended ones are forgotten."""
 
 _EVENTS_AT_ONCE = 100
 _ID_BYTES = 12
 
 T = TypeVar("T")
 Also = Callable[[Connection], None]
-"""What else belongs to a change, in the same transaction."""
+"""Further writes in the same transaction."""
 
 
 class FineTuningJobs:
-    """Event loop. Every method raises StorageUnavailable, and those that write StorageFull.
+    """Event loop. Every method raises StorageUnavailable; those that write also raise StorageFull.
 
-    base_weights: digest of the model that is served. on_counts: told how many jobs there are of each status, after each
-    change and by `recount`.
+    base_weights: digest of the served model. on_counts: called with the number of jobs per status after every change,
+    and by `recount`.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class FineTuningJobs:
 
     @property
     def is_anything_stored(self) -> bool:
-        """Whether there is a database from an earlier run of the server."""
+        """Whether an earlier run of the server left a database."""
         return self._database.exists
 
     def listen(self, on_change: Callable[[Job], None]) -> None:
-        """It is called with every job that is new or has changed, on the event loop."""
+        """Call `on_change`, on the event loop, with every new or changed job."""
         self._listeners.append(on_change)
 
     async def create(self, client: str, spec: JobSpec) -> Job:
-        """RateLimited if the client has too many already. spec: checked, its files among the client's."""
+        """Raises RateLimited if the client has too many unfinished jobs. spec: checked; its files are the client's."""
         now_s = int(time.time())
         job = Job(new_id("ftjob-"), client, now_s, self._base_weights, spec)
 
@@ -89,14 +89,14 @@ class FineTuningJobs:
         return await self._write(insert)
 
     async def get(self, job_id: str, client: str) -> Job:
-        """NotFound if there is none, or if it is somebody else's."""
+        """Raises NotFound if there is none, or if it belongs to another client."""
         job = await self._database.run(lambda connection: find_job(connection, job_id, client))
         if job is None:
             raise NotFound(f"No such fine-tuning job: {job_id[:64]}", param="fine_tuning_job_id")
         return job
 
     async def list(self, client: str, metadata: Mapping[str, str] | None, query: PageQuery) -> Page[Job]:
-        """metadata: as of `list_jobs`."""
+        """metadata: as in `list_jobs`."""
         return _found(await self._database.run(lambda connection: list_jobs(connection, client, metadata, query)))
 
     async def events(self, job: Job, query: PageQuery) -> Page[JobEvent]:
@@ -106,7 +106,7 @@ class FineTuningJobs:
         return _found(await self._database.run(lambda connection: list_checkpoints(connection, job.job_id, query)))
 
     async def follow(self, job: Job) -> AsyncIterator[JobEvent]:
-        """All events of a job as they come, the oldest first, until it has ended or `close`."""
+        """All events of a job, oldest first, as they occur, until the job has ended or `close` was called."""
         last = 0
         with self._watchers.watched(job.job_id) as changed:
             while True:
@@ -123,7 +123,8 @@ class FineTuningJobs:
     async def change(
         self, job_id: str, change: Callable[[Job], Job], events: Sequence[JobEvent] = (), also: Also | None = None
     ) -> Job:
-        """The job after `change`, which may refuse. All of it is written down, or nothing."""
+        """Apply `change` to the job, with events and `also`, in one transaction; returns the new job. `change` may
+        raise to refuse."""
 
         def apply(connection: Connection) -> Job:
             job = find_job(connection, job_id)
@@ -138,7 +139,7 @@ class FineTuningJobs:
         return await self._write(apply)
 
     async def pause(self, job: Job) -> Job:
-        """IllegalTransition if its status does not allow it; so `resume` and `cancel`."""
+        """Raises IllegalTransition if the job's status does not allow it; likewise `resume` and `cancel`."""
         return await self.change(job.job_id, Job.paused, [job_event("The job was paused")])
 
     async def resume(self, job: Job) -> Job:
@@ -152,11 +153,11 @@ class FineTuningJobs:
         self._on_counts(await self._database.run(count_jobs))
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """What is asked of the tables."""
+        """Run a read-only query."""
         return await self._database.run(work)
 
     def close(self) -> None:
-        """Whoever follows a job is told no more."""
+        """End all `follow` iterations."""
         self._is_closed = True
         self._watchers.tell_all()
 
@@ -179,7 +180,7 @@ def new_id(prefix: str) -> str:
 def job_event(
     message: str, level: Literal["info", "warn", "error"] = "info", data: Mapping[str, float] | None = None
 ) -> JobEvent:
-    """One of now. data: the numbers of a step."""
+    """An event with the present time. data: a step's numbers."""
     kind: Literal["message", "metrics"] = "message" if data is None else "metrics"
     return JobEvent(new_id("ftevent-"), int(time.time()), level, message, kind, data)
 

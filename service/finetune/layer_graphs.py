@@ -1,13 +1,13 @@
-"""CUDA graphs of layer steps: of a small micro-batch the launches take longer than what they launch.
+"""CUDA graphs of layer steps, since launching a small micro-batch's kernels takes longer than running them.
 
-A layer step is some twenty to fifty kernels. With 256 tokens of an 8B model these take 0.2 to 0.4 ms, and the host
-needs two to three times as long to launch them one by one. A graph replays them by one launch, with the addresses that
-it was captured with. So there is one for each layer and direction, for micro-batches of one size whose activations lie
-in one place: the batch is copied to where the graphs read it, and activations are in memory that is lent
-(`activation_arena.py`), often the same again. A replay computes the same kernels in the same order, so the same bits.
+A layer step has about twenty to fifty kernels. With 256 tokens of an 8B model they run for 0.2 to 0.4 ms, and the host
+needs two to three times as long to launch them one by one. A graph is replayed with one launch, but with the addresses
+that it was captured with. So there is one graph per layer and direction, for micro-batches of one size with activations
+in one place: the batch is copied to where the graphs read it, and activations are in lent memory (activation_arena.py),
+often the same again. A replay runs the same kernels in the same order, so results are bit-identical.
 
-What a capture costs is bounded: one layer step's launches, once more. It is made at a layer step's second turn in a
-place, so that the first has compiled its kernels, and a place that is lent once costs nothing.
+A capture costs as much as launching the layer step once more. It is made the second time that a step runs in a place:
+the first run has compiled its kernels, and a place that is used only once costs nothing.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ Launch = Callable[[], None]
 
 
 class Graph(Protocol):
-    """What was launched in a capture, to be launched again at once."""
+    """Captured launches that can be repeated with one call."""
 
     def replay(self) -> None: ...
 
 
 class GraphCapture(Protocol):
-    """Where graphs come from."""
+    """Makes graphs."""
 
     def capture(self, launch: Launch) -> Graph | None:
-        """Of what `launch` launches, all of which has been launched before; None: there is none, now or ever."""
+        """Capture what `launch` launches; all of that must have run before. None: there are no graphs, now or later."""
         ...
 
 
 class NoGraphs:
-    """All is launched kernel by kernel, of the same sizes, to the same bits."""
+    """Never captures: kernels are launched one by one, on batches of the same sizes and with bit-identical results."""
 
     def capture(self, launch: Launch) -> Graph | None:
         """See `GraphCapture`."""
@@ -49,10 +49,10 @@ class NoGraphs:
 
 
 class CudaGraphCapture:
-    """Captures on a device, for all trainings there, one at a time. Engine thread, but for the constructor.
+    """Captures graphs for all trainings on a device, one at a time. Engine thread, except for the constructor.
 
-    Temporary tensors of all graphs share one memory pool; what a layer step leaves behind lies elsewhere. Once a
-    capture has failed there are no more.
+    Temporary tensors of all graphs share one memory pool; a layer step's results are stored elsewhere. After a failed
+    capture no more are attempted.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -67,7 +67,7 @@ class CudaGraphCapture:
             return None
         try:
             graph, _ = capture_graph(launch, self._capturing_stream(), self._pool)
-        except Exception:  # whatever it was (memory, the driver), the steps run without, so it ends no training
+        except Exception:  # of any kind (memory, driver): the training goes on without graphs
             self._is_given_up = True
             logger.warning("no CUDA graphs of a training's layer steps; it goes on kernel by kernel", exc_info=True)
             return None
@@ -76,22 +76,22 @@ class CudaGraphCapture:
     def _capturing_stream(self) -> torch.cuda.Stream:
         if self._stream is None:
             self._stream, self._pool = torch.cuda.Stream(self._device), torch.cuda.graph_pool_handle()
-            with torch.cuda.stream(self._stream):  # cuBLAS keeps a workspace a stream: not in a graph's memory
+            with torch.cuda.stream(self._stream):  # make cuBLAS allocate its workspace outside the graphs' pool
                 some = torch.zeros(16, 16, dtype=torch.bfloat16, device=self._device)
                 torch.mm(some, some)
         return self._stream
 
 
 class LayerSteps(Protocol):
-    """How the layer steps of a micro-batch are run."""
+    """Runs the layer steps of a micro-batch."""
 
     def run(self, step: Hashable, launch: Launch) -> None:
-        """step: which of them it is. `launch` launches the same each time, at the same addresses."""
+        """Run a step. step: its key; for equal keys `launch` must launch the same kernels with the same addresses."""
         ...
 
 
 class LaunchedSteps:
-    """Kernel by kernel: the twin of CapturedSteps."""
+    """Launches kernel by kernel: the plain twin of CapturedSteps."""
 
     def run(self, step: Hashable, launch: Launch) -> None:
         """See `LayerSteps`."""
@@ -99,11 +99,11 @@ class LaunchedSteps:
 
 
 class CapturedSteps:
-    """By graphs, from the second time on."""
+    """Replays graphs, which are captured at the second run of a step."""
 
     def __init__(self, source: GraphCapture) -> None:
         self._source = source
-        self._graphs: dict[Hashable, Graph | None] = {}  # None: was run once
+        self._graphs: dict[Hashable, Graph | None] = {}  # None: ran once, without a graph
 
     def run(self, step: Hashable, launch: Launch) -> None:
         """See `LayerSteps`."""
@@ -122,14 +122,14 @@ Place = TypeVar("Place")
 
 
 class RecentPlaces(Generic[Place]):
-    """The places that were used last, by what tells them apart."""
+    """The most recently used places, by key."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._places: OrderedDict[Hashable, Place] = OrderedDict()
 
     def at(self, key: Hashable, make: Callable[[], Place]) -> Place:
-        """The one of this key, or a new one, for which the one that was not used for longest may go."""
+        """The place with this key, or a new one, which may evict the least recently used place."""
         place = self._places.get(key)
         if place is None:
             place = self._places[key] = make()

@@ -1,5 +1,4 @@
-"""What of a job takes long, done on a LoRA adapter of the served model: reading files, going on from a checkpoint, and
-writing what comes of it."""
+"""The slow work of a job, for a LoRA adapter of the served model: read files, resume, write results."""
 
 from __future__ import annotations
 
@@ -37,17 +36,16 @@ from service.models.causal_lm import CausalLM
 Check = Callable[[], None]
 
 _LEAST_STEPS_A_CHECKPOINT, _MOST_CHECKPOINTS, _MOST_BYTES_A_STEP = 10, 50, 5_000_000
-"""Of a job, besides those at the ends of epochs. One may take hundreds of megabytes; what is written is bounded."""
+"""Limits on checkpoints within epochs: one may take hundreds of megabytes, so bytes per step are bounded."""
 _BYTES_A_PARAMETER = 12
 
 
 class LoraJobWork:
     """A `JobWork`. Any thread.
 
-    model: the one that serves, its plain weights kept. text: how it reads. find_adapter: the folder of an adapter that
-    is served under this name. enforce_eager: no CUDA graphs. moments_on_host: see `AdamW`. share: has the other ranks
-    prepare a training, where several divide the model. is_serving: whether requests run, beside which files are read
-    slowly.
+    model: the served model, with its plain weights kept. text: its tokenizer and template. find_adapter: folder of the
+    adapter served under a name. enforce_eager: no CUDA graphs. moments_on_host: see `AdamW`. share: makes the other
+    ranks of a divided model prepare the same training. is_serving: whether requests run; files are then read slowly.
     """
 
     def __init__(
@@ -127,7 +125,7 @@ class LoraJobWork:
     def _read(
         self, training_file: Path, validation_file: Path | None, most_tokens: int, check: Check
     ) -> tuple[Dataset, Dataset]:
-        """Of both files; without the second it is empty."""
+        """Datasets of both files; the second is empty without a validation file."""
         files = [("training_file", training_file)]
         if validation_file is not None:
             files.append(("validation_file", validation_file))
@@ -141,7 +139,7 @@ class LoraJobWork:
         return found[0], found[1] if len(found) > 1 else Dataset((), 0, 0)
 
     def _state(self, job: Job, hyperparameters: Hyperparameters, checkpoint: Path) -> TrainingState:
-        """To begin with, or to go on from."""
+        """The initial state: of the checkpoint, of the adapter to continue from, or a new one."""
         layout = parameter_layout(self._model, hyperparameters.targets, hyperparameters.rank)
         if checkpoint.exists():
             return read_checkpoint(checkpoint, layout, _belongs_to(job))
@@ -156,7 +154,7 @@ class LoraJobWork:
             raise JobFault("invalid_model", f"The job cannot go on from this adapter: {fault}", "model") from fault
 
     def _source(self, job: Job) -> Path | None:
-        """The folder of the adapter to go on from; None: the base itself."""
+        """Folder of the adapter to continue from; None: start from the base model."""
         if job.spec.model in self._base.names:
             return None
         folder = self._find_adapter(job.spec.model)
@@ -165,7 +163,7 @@ class LoraJobWork:
         return folder
 
     def _rank_of(self, source: Path) -> int:
-        """What an adapter needs, or the usual."""
+        """The adapter's rank, or the usual rank if that is higher."""
         try:
             rank = read_adapter_config(source, max_patterns=len(self._base.linears)).rank
         except AdapterError as fault:
@@ -179,13 +177,13 @@ def steps_per_checkpoint(num_steps: int, num_parameters: int) -> int:
 
 
 def _belongs_to(job: Job) -> str:
-    """What a checkpoint is of."""
+    """Identifies what a checkpoint belongs to."""
     assert job.data is not None
     return f"{job.job_id} {job.base_weights} {job.data.data_digest} {job.data.hyperparameters}"
 
 
 def _digest(*lists: Sequence[Example]) -> str:
-    """Of all tokens, and of which are learned."""
+    """Digest of all tokens and of which are trained on."""
     digest = hashlib.sha256()
     for examples in lists:
         digest.update(len(examples).to_bytes(8, "little"))

@@ -1,6 +1,6 @@
-"""The trained A and B on a device, with their gradient: fp32, in one flat tensor each.
+"""The trained A and B matrices on a device, and their gradient: each one flat fp32 tensor.
 
-Products are made in the model's dtype, so there is a copy in it, made anew after each optimizer step.
+Products are computed in the model's dtype, from a copy that is renewed after each optimizer step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.lora.adapter_folder import AdapterWeights
 
 
 class TrainedPart(NamedTuple):
-    """One output part of a linear. columns: its place in the linear's output. matrices, gradients: of its site."""
+    """One output part of a linear. columns: its columns in the linear's output. matrices, gradients: its A and B."""
 
     columns: slice
     matrices: LoraMatrices
@@ -26,7 +26,7 @@ class TrainedPart(NamedTuple):
 
 
 class TrainedParts(NamedTuple):
-    """The trained parts of one linear. a [rank * parts, in_features]: of all of them; a_gradient: likewise, fp32."""
+    """The trained parts of one linear. a [rank * parts, in_features]: A of all parts; a_gradient: likewise, fp32."""
 
     parts: Sequence[TrainedPart]
     a: Tensor
@@ -34,7 +34,7 @@ class TrainedParts(NamedTuple):
 
 
 class LoraParameters:
-    """values, gradient [num_parameters] fp32; computed: the values in `dtype`, the same tensor if that is fp32."""
+    """values, gradient: [num_parameters] fp32. computed: `values` in `dtype`; the same tensor if that is fp32."""
 
     def __init__(self, state: TrainingState, dtype: torch.dtype, device: torch.device) -> None:
         self.layout = state.layout
@@ -45,21 +45,21 @@ class LoraParameters:
         self._gradients = self.layout.matrices(self.gradient)
 
     def gradient_norms(self) -> Tensor:
-        """Of each matrix, A and B of one site after the other: of sites that are divided among stages the same numbers
-        in the same order, so that their norm has the same bits."""
+        """Norm of each matrix's gradient, A then B, site by site. Computed per matrix so that the total norm has the
+        same bits however sites are divided among stages."""
         matrices = [matrix for site in self._gradients.values() for matrix in site]
         return torch.stack(torch._foreach_norm(matrices))
 
     def renew_computed(self) -> None:
-        """The values have changed."""
+        """Call after the values have changed."""
         if self.computed is not self.values:
             self.computed.copy_(self.values)
 
     def parts_of(
         self, names: Sequence[str], out_features: Sequence[int], shards: Sequence[Shard | None] | None = None
     ) -> TrainedParts:
-        """names, out_features: of all parts of a linear, in their order. shards: of each, what a rank has of it; then
-        its part of the matrices: of A, in what is returned for all parts together, its inputs, of B its outputs."""
+        """names, out_features: of a linear's parts, in order. shards: what this rank has of each part. The result then
+        has only that: a shard by inputs keeps columns of A (for all parts together), a shard by outputs rows of B."""
         parts, trained, start = [], list[str](), 0
         columns = slice(None)
         for name, size, shard in zip(names, out_features, shards or [None] * len(names), strict=True):
@@ -78,7 +78,7 @@ class LoraParameters:
 
 
 def _kept(shard: Shard | None, dim: int) -> slice:
-    """Of the indices along `dim`."""
+    """The kept indices along `dim`."""
     if shard is None or shard.dim != dim:
         return slice(None)
     (kept,) = shard.ranges
@@ -86,7 +86,7 @@ def _kept(shard: Shard | None, dim: int) -> slice:
 
 
 def _one_behind_another(flat: Tensor, matrices: Sequence[Tensor]) -> Tensor:
-    """A's of parts of one linear, which lie so in `flat`, as one matrix."""
+    """The A's of one linear's parts, which are adjacent in `flat`, as one matrix."""
     if not matrices:
         return flat.new_empty(0, 0)
     first = matrices[0].storage_offset()
@@ -95,8 +95,8 @@ def _one_behind_another(flat: Tensor, matrices: Sequence[Tensor]) -> Tensor:
 
 
 def first_state(layout: ParameterLayout, seed: int) -> TrainingState:
-    """PEFT's: A uniform as torch's linears begin (kaiming_uniform with a = sqrt 5, which is within 1 / sqrt(in)), B
-    zero, so that the adapter changes nothing at first. The same values on every device."""
+    """Initialized as in PEFT: A as torch initializes linears (kaiming_uniform with a = sqrt(5), so within 1 /
+    sqrt(in)), B zero, so that the adapter has no effect at first. The same values on every device."""
     generator = torch.Generator().manual_seed(seed)
     parameters = torch.zeros(layout.num_parameters)
     for a, _ in layout.matrices(parameters).values():
@@ -106,10 +106,10 @@ def first_state(layout: ParameterLayout, seed: int) -> TrainingState:
 
 
 def state_of_adapter(layout: ParameterLayout, weights: AdapterWeights, scale: float, seed: int) -> TrainingState:
-    """To go on from an adapter: what it adds is what `layout`'s matrices add when multiplied by `scale`.
+    """Continue from an adapter: `layout`'s matrices, multiplied by `scale`, add what the adapter adds.
 
-    Sites that it does not change, and ranks that it does not have, begin as those of a new one. Raises ValueError for
-    one that changes other sites, or has a higher rank.
+    Sites and ranks that the adapter does not have start as in a new adapter. Raises ValueError if the adapter has other
+    sites than `layout`, or a higher rank.
     """
     _check_contained(layout, weights)
     state = first_state(layout, seed)

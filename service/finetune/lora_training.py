@@ -1,13 +1,14 @@
-"""A fine-tuning job's computation as a series of layer steps (FineInfer, section 2.4), which may stop after each.
+"""A fine-tuning job's computation as a series of layer steps (FineInfer, section 2.4); it may pause after each.
 
-A *fine-tuning iteration* is one micro-batch: forward of each layer, the loss in parts that take about as long, backward
-of each layer, and the end, where the optimizer takes its step if the micro-batch was the step's last. After an epoch's
-last step the validation examples go forward. Activations live in memory that may be taken away at any layer step: the
-micro-batch is then done again, to the same bits.
+A *fine-tuning iteration* is one micro-batch: forward of each layer, the loss in parts that take about as long as a
+layer, backward of each layer, and a last step, with the optimizer's step if this micro-batch completes it. After an
+epoch's last optimizer step, validation examples go forward. Activations are in memory that may be taken away at any
+layer step; the micro-batch is then repeated, with bit-identical results.
 
-Of a model in stages the layer steps are those of the whole model on every stage, one after the other. Each computes
-those of its own layers, with A, B and moments of these alone; in the others it does nothing, but for what is handed
-over (stage_exchange.py). The last stage, which has the loss, tells the news and is told what the others have.
+In a model with pipeline stages, every stage runs the layer steps of the whole model, one after the other. It computes
+those of its own layers, for which alone it has A, B and moments; in the others it does nothing, except for exchanges
+with its neighbours (stage_exchange.py). The last stage, which has the loss, reports the news, and collects the other
+stages' state.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from service.models.causal_lm import CausalLM
 
 
 class _DoneStep(NamedTuple):
-    """An optimizer step of which nothing was told yet. sums, validation, gradient_norm: numbers on the device; without
-    the head there are no sums."""
+    """An optimizer step not reported yet. sums, validation, gradient_norm: scalars on the device. sums: None on stages
+    without the output head."""
 
     number: int
     learning_rate: float
@@ -52,7 +53,7 @@ class _DoneStep(NamedTuple):
 
 
 class _Iteration:
-    """A fine-tuning iteration under way. left: of its layer steps."""
+    """The current fine-tuning iteration. left: its layer steps that are left."""
 
     def __init__(self, layer_steps: Iterator[None], num_layer_steps: int) -> None:
         self._layer_steps = layer_steps
@@ -68,7 +69,7 @@ class _Iteration:
 
 
 class _OnDevice(NamedTuple):
-    """What a training has on its device beside the arena."""
+    """What a training has on its device besides the arena."""
 
     parameters: LoraParameters
     model: TrainedModel
@@ -76,9 +77,9 @@ class _OnDevice(NamedTuple):
 
 
 class LoraTraining:
-    """A `Training` of a served model's adapter. Engine thread only, but for the constructor and what never changes.
+    """A `Training` of an adapter of the served model. Engine thread only, except for the constructor and constants.
 
-    The device is touched by no call before `advance`.
+    Does not use the device before the first `advance`, apart from pinning host memory.
     """
 
     def __init__(
@@ -96,11 +97,11 @@ class LoraTraining:
         moments_on_host: bool = False,
         tells_news: bool = True,
     ) -> None:
-        """model: the one that serves, its plain weights kept. state: where to begin, or to go on; its layout says what
-        is trained, of the whole model. validation: packed as the data is. steps_per_checkpoint: a state is told so
-        often, and after the last step of each epoch. rows_per_loss_step: see `TrainedModel`; None: that of this model,
-        which has its head. graphs: see `TrainedModel`. moments_on_host: see `AdamW`. tells_news: False on other ranks
-        than the first, where nobody asks. Raises InvalidRequest if such a model cannot be trained."""
+        """model: the served one, with its plain weights kept. state: where to start or resume; its layout, which is of
+        the whole model, says what is trained. validation: packed like the data. steps_per_checkpoint: a state is
+        reported so often, and after each epoch's last step. rows_per_loss_step: see `TrainedModel`; None: compute it,
+        for a model that has its head. graphs: see `TrainedModel`. moments_on_host: see `AdamW`. tells_news: False on
+        all ranks but the first, since nobody reads their news. Raises InvalidRequest if the model cannot be trained."""
         self.training_id = training_id
         self._model = check_trainable(model)
         self._data = data
@@ -137,7 +138,7 @@ class LoraTraining:
         self._micro_batch = 0
         self._accumulated_from = self._num_layers
         self._sums: LossSums | None = None
-        self._num_validated: int | None = None  # micro-batches, while validation is under way
+        self._num_validated: int | None = None  # micro-batches validated; None unless validation is under way
         self._untold: list[_DoneStep] = []
         self._is_checkpoint_due = False
         self._is_resumed_at_end = self._current is None
@@ -182,7 +183,7 @@ class LoraTraining:
             try:
                 iteration.advance()
             except Exception as fault:
-                if not isinstance(fault, InvalidRequest):  # which every stage raises at the same place
+                if not isinstance(fault, InvalidRequest):  # that one is raised on every stage at the same step
                     self._skip(iteration, num_layer_steps - done - 1)
                 raise
             if iteration.left == 0:
@@ -207,7 +208,7 @@ class LoraTraining:
 
     @torch.inference_mode()
     def state(self) -> TrainingState:
-        """Of a model in stages what was gathered after the last optimizer step (`advance` of 0)."""
+        """With several stages: the state gathered after the last optimizer step (see `Training.advance` with 0)."""
         if self._there is None:
             return self._begin
         if self._model.stage.size == 1:
@@ -219,7 +220,7 @@ class LoraTraining:
         return self._exchange.take_waited_s()
 
     def _own_tensors(self) -> tuple[Tensor, ...]:
-        """Copies on the host; of this stage."""
+        """Host copies of this stage's tensors."""
         there = self._there
         if there is None:
             return self._begin.part(self._own).tensors
@@ -233,8 +234,8 @@ class LoraTraining:
         return TrainingState(layout, parameters, first_moments, second_moments, self._step, seed, num_trained)
 
     def _gather(self) -> None:
-        """The first rank of the last stage gets what the first ones of the others have; all of a stage have the
-        same."""
+        """Collect the state of all stages on the last one: the first rank of each other stage sends (all ranks of a
+        stage have the same), the first rank of the last stage receives."""
         model, own = self._model, self._own_tensors()
         if model.stage.size == 1 or model.parallel.rank:
             return
@@ -250,8 +251,8 @@ class LoraTraining:
         self._gathered = self._state(whole, tensors)
 
     def _layer_steps(self) -> Iterator[None]:
-        """Of the next fine-tuning iteration; what it leaves behind is changed in its last layer step alone, but for the
-        gradients of A and B."""
+        """The layer steps of the next fine-tuning iteration. Only its last one changes state that outlives the
+        iteration, apart from the gradients of A and B."""
         if self._is_resumed_at_end:
             yield from self._end()
         elif self._num_validated is not None:
@@ -261,7 +262,7 @@ class LoraTraining:
             yield from self._train(self._on_device(), self._current)
 
     def _end(self) -> Iterator[None]:
-        """There is nothing to compute; but that it is the end is to be told."""
+        """A state resumed after its last step: nothing is left to compute, but the end must be reported."""
         self._is_resumed_at_end, self._is_checkpoint_due = False, True
         yield
 
@@ -276,7 +277,7 @@ class LoraTraining:
         for layer in reversed(range(self._num_layers)):
             self._exchange.backward(layer, micro_batch)
             if layer in self._layers:
-                # Layers above were done before the memory was taken away: their part is in the gradients already.
+                # Layers from `_accumulated_from` on added to the gradients before the micro-batch was interrupted.
                 accumulates = layer < self._accumulated_from
                 micro_batch.backward(layer - self._layers.start, accumulates=accumulates)
             self._accumulated_from = min(layer, self._accumulated_from)
@@ -290,7 +291,7 @@ class LoraTraining:
 
     @property
     def _batch(self) -> MicroBatch:
-        """The one under way."""
+        """The current micro-batch."""
         if self._num_validated is not None:
             return self._validation[self._num_validated]
         assert self._current is not None
@@ -306,8 +307,8 @@ class LoraTraining:
             micro_batch.loss(part, gradient_scale)
 
     def _skip(self, iteration: _Iteration, num_layer_steps: int) -> None:
-        """A layer step has failed here. Until the end of this call, behind which there is none, the other stages get
-        what they wait for: NaN."""
+        """A layer step has failed on this stage. For the rest of this `advance`, which is the training's last one, send
+        NaN wherever other stages wait for something."""
         first, num = iteration.num_begun, min(num_layer_steps, iteration.left)
         if self._model.stage.size == 1 or not num:
             return
@@ -332,7 +333,7 @@ class LoraTraining:
     def _optimize(self, there: _OnDevice, step: OptimizerStep) -> None:
         number = self._step + 1
         gradient = there.parameters.gradient
-        if self._model.parallel.size > 1:  # of which each rank has some
+        if self._model.parallel.size > 1:  # each rank has a part of the gradient's sum
             gradient.copy_(self._model.parallel.all_reduce(gradient.clone()))
         learning_rate = self._hyperparameters.learning_rate_at(number, self._data.num_steps)
         norm = torch.linalg.vector_norm(self._exchange.of_all_stages(there.parameters.gradient_norms()))
@@ -349,7 +350,7 @@ class LoraTraining:
             self._num_validated = 0
 
     def _is_checkpoint(self, number: int) -> bool:
-        """Whether the state is told after this optimizer step."""
+        """Whether the state is reported after this optimizer step."""
         return self._is_epochs_end(number) or number % self._steps_per_checkpoint == 0
 
     def _is_epochs_end(self, number: int) -> bool:
@@ -415,5 +416,5 @@ class LoraTraining:
 
 
 def _added(sums: LossSums | None, more: LossSums | None) -> LossSums | None:
-    """None without the head."""
+    """Sum of both; None without the output head."""
     return more if sums is None or more is None else sums.add(more)

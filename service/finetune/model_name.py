@@ -1,4 +1,4 @@
-"""Names of models that jobs make, as OpenAI forms them: ft:BASE:ORGANIZATION:SUFFIX:ID, with :ckpt-step-N behind it."""
+"""Names of fine-tuned models, in OpenAI's form: ft:BASE:ORGANIZATION:SUFFIX:ID, for checkpoints + :ckpt-step-N."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ID_DIGITS = 12
 
 
 def model_name(base: str, job: Job) -> str:
-    """base: the name of the model that is served. No other job has the same."""
+    """base: name of the served model. The name is unique to the job."""
     digits = job.job_id.removeprefix("ftjob-")[:_ID_DIGITS]
     return f"{PREFIX}{base}:{ORGANIZATION}:{job.spec.suffix}:{digits}"
 

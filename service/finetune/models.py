@@ -1,4 +1,4 @@
-"""The models that jobs have made: adapters in folders of the data directory, served by their names."""
+"""The models made by jobs: adapters in folders of the data directory, served by name."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _PART = ".part"
 
 
 class AdapterNames(Protocol):
-    """The part of the adapter registry that serves more names."""
+    """The part of the adapter registry that serves additional names."""
 
     def publish(self, name: str, folder: Path) -> None:
-        """Serve the adapter in this folder under this name; it is read when it is asked for."""
+        """Serve the adapter in this folder under this name. It is read when a request asks for it."""
         ...
 
     def withdraw(self, name: str) -> None:
-        """Serve it no more; requests that have it keep it."""
+        """Stop serving it; live requests keep it."""
         ...
 
 
 class FineTunedModels:
     """Event loop. Every method raises StorageUnavailable.
 
-    folder: of the models. base_weights: digest of the base that is served; models of another one are kept, but not
-    served. in_thread: has work done in a thread.
+    folder: of all models. base_weights: digest of the served base model; other bases' models are kept, not served.
+    in_thread: runs work in a thread.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FineTunedModels:
         self._in_thread = in_thread
 
     async def recover(self) -> None:
-        """What earlier runs of the server have made is served; what they left unfinished goes. Once, at first."""
+        """Serve the models of earlier runs, and remove what these left unfinished. Call once, at start."""
         models = await self._database.run(all_models)
         await self._in_thread(partial(self._sweep, {model.folder for model in models}))
         for model in models:
@@ -71,9 +71,10 @@ class FineTunedModels:
                 self.publish(model)
 
     async def write(self, model: FineTunedModel, export: Callable[[Path], None]) -> FineTunedModel:
-        """Put the model into its place, whole and synced, not yet written down or served; returned with its size.
+        """Write the model's folder, atomically and synced; it is not in the database and not served yet. Returns it
+        with its size.
 
-        export: writes into an empty folder. StorageFull if it does not fit.
+        export: writes into an empty folder. Raises StorageFull if it does not fit.
         """
         folder = self._folder / model.folder
         num_bytes = await self._in_thread(partial(self._write, folder, export))
@@ -85,14 +86,14 @@ class FineTunedModels:
         return replace(model, num_bytes=num_bytes)
 
     async def of_job(self, job_id: str) -> list[FineTunedModel]:
-        """The earliest first."""
+        """The job's models, earliest first."""
         return await self._database.run(lambda connection: models_of(connection, job_id))
 
     def publish(self, model: FineTunedModel) -> None:
         self._adapters.publish(model.name, self._folder / model.folder)
 
     async def delete(self, name: str, client: str) -> None:
-        """ModelNotFound if there is none, or if it is somebody else's."""
+        """Raises ModelNotFound if there is none, or if it belongs to another client."""
 
         def find_and_delete(connection: Connection) -> FineTunedModel:
             model = find_model(connection, name)
@@ -105,14 +106,14 @@ class FineTunedModels:
         await self.forget(await self._database.run(find_and_delete))
 
     async def forget(self, model: FineTunedModel) -> None:
-        """It is written down no more: its name and its bytes go."""
+        """The model is not in the database (any more): stop serving it and remove its files."""
         self._adapters.withdraw(model.name)
         self._budget.give_back(model.num_bytes)
         await self._in_thread(partial(shutil.rmtree, self._folder / model.folder, ignore_errors=True))
 
     def _write(self, folder: Path, export: Callable[[Path], None]) -> int:
         part = folder.with_name(folder.name + _PART)
-        for left in (part, folder):  # of a process that ended before it could write this down
+        for left in (part, folder):  # from a process that ended before it could record the model
             shutil.rmtree(left, ignore_errors=True)
         part.mkdir(mode=0o700, parents=True)
         try:

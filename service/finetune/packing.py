@@ -1,11 +1,11 @@
-"""Examples -> the micro-batches of each optimizer step.
+"""Packs examples into the micro-batches of each optimizer step.
 
-Sequences lie side by side in a micro-batch of a fixed number of tokens, each attending to itself alone, so that little
-of a forward pass is padding and all have one shape. An optimizer step is a number of examples, over as many
-micro-batches as they need; its gradient is that of the sum of their tokens' losses, divided by the number of the step's
-trained tokens, so that it does not depend on how they were packed.
+A micro-batch has a fixed number of tokens and holds several sequences, each of which attends only to itself; so little
+of a forward pass is padding, and all micro-batches have one shape. An optimizer step is a number of examples, in as
+many micro-batches as they need. Its gradient is that of (sum of the trained tokens' losses) / (number of the step's
+trained tokens), so it does not depend on the packing.
 
-All of it follows from the seed and the step's number alone: a job resumes anywhere with nothing but that number.
+Everything follows from the seed and the step number: a job can resume at any step with nothing but that number.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import numpy.typing as npt
 from service.finetune.dataset import Example
 
 NOT_TRAINED = -1
-"""As a target: nothing is learned here."""
+"""As a target: no loss here."""
 
 
 class MicroBatch(NamedTuple):
-    """token_ids, positions, targets: [T] int64, T the same for all of a job. lengths: [S] int32, of the sequences,
-    which lie one behind another from token 0 on; what is behind the last is padding (token 0, position 0, not trained).
+    """token_ids, positions, targets: [T] int64, the same T for the whole job. lengths: [S] int32, of the sequences,
+    which are adjacent and start at token 0; the rest is padding (token 0, position 0, not trained).
 
-    positions: from 0 in each sequence. targets: the next token where it is trained, else NOT_TRAINED. num_trained: how
-    many targets there are, >= 1.
+    positions: start at 0 in each sequence. targets: the next token if it is trained on, else NOT_TRAINED. num_trained:
+    number of trained targets, >= 1.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ class MicroBatch(NamedTuple):
 
 
 class OptimizerStep(NamedTuple):
-    """epoch: from 0. num_trained: of all micro-batches together; by it the gradient of the losses' sum is divided."""
+    """epoch: from 0. num_trained: of all micro-batches together; the gradient of the sum of losses is divided by it."""
 
     epoch: int
     micro_batches: tuple[MicroBatch, ...]
@@ -57,7 +57,7 @@ class TrainingData:
         num_epochs: int,
         seed: int,
     ) -> None:
-        """batch_size: examples of a step; the last step of an epoch may have fewer. No example is longer than
+        """batch_size: examples per step; the last step of an epoch may have fewer. No example may be longer than
         micro_batch_tokens."""
         assert examples and batch_size >= 1 and num_epochs >= 1 and seed >= 0
         self._examples = examples
@@ -69,7 +69,7 @@ class TrainingData:
         self.num_steps = num_epochs * self.num_steps_per_epoch
 
     def step(self, index: int) -> OptimizerStep:
-        """index: of the step, from 0, counted over all epochs."""
+        """index: of the step, from 0, over all epochs."""
         assert 0 <= index < self.num_steps
         epoch, within = divmod(index, self.num_steps_per_epoch)
         if self._order[0] != epoch:
@@ -82,15 +82,15 @@ class TrainingData:
 def training_order(seed: int, epoch: int, num_examples: int) -> npt.NDArray[np.int64]:
     """[num_examples] indices, each once, shuffled.
 
-    By keys drawn from the bit generator itself, whose stream numpy never changes; how `shuffle` uses it may change from
-    one version to the next, and then a job that resumes would see examples twice.
+    Sorts by keys drawn directly from the bit generator, whose stream numpy guarantees never to change. What `shuffle`
+    makes of it may change between versions, and a job resumed then would see some examples twice.
     """
     keys = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(num_examples)
     return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
 
 
 def packed(examples: Sequence[Example], num_tokens: int) -> tuple[MicroBatch, ...]:
-    """Micro-batches of `num_tokens` tokens with every example once: first fit, the longest first (Johnson 1973)."""
+    """Pack each example once into micro-batches of `num_tokens` tokens: first-fit decreasing (Johnson 1973)."""
     bins: list[list[Example]] = []
     room: list[int] = []
     for example in sorted(examples, key=lambda each: -len(each.token_ids)):

@@ -1,4 +1,4 @@
-"""A text in parts -> its ids, and which of them are learned."""
+"""Tokenizes a text in parts: its ids, and which of them are trained on."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from itertools import accumulate, pairwise, takewhile
 from service.finetune.training_text import TrainingText
 from service.text.tokenizer import Tokenizer
 
-_MARKS_OF_A_SPACE = ("\u2581", "\u0120")  # SentencePiece's and GPT-2's
+_MARKS_OF_A_SPACE = ("\u2581", "\u0120")  # of SentencePiece and GPT-2
 
 
 class PartEncoder:
-    """Of one tokenizer. For any thread."""
+    """For one tokenizer. Any thread."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Such a tokenizer would write a space at the beginning of each part.
+        # Such a tokenizer would add a space at the beginning of each part.
         (first, *_) = tokenizer.encode("a", add_special_tokens=False)
         self._puts_space_first = tokenizer.token_text(first).startswith(_MARKS_OF_A_SPACE)
 
     def encode(self, text: TrainingText) -> tuple[list[int], list[bool]]:
-        """The ids, and for each whether it is learned; ends with the last that is. Raises UndividedTextTooLong.
+        """The ids, and for each whether it is trained on; cut after the last one that is. Raises UndividedTextTooLong.
 
-        The parts are tokenized by themselves, as they are when the model is asked: its tokens begin where the prompt
-        ends, whatever token might reach over that place.
+        Parts are tokenized separately, as at inference: the model's tokens start where the prompt ends, even if a
+        longer token would span that border.
         """
         parts = self._by_prefixes(text) if self._puts_space_first else self._by_parts(text)
         ids: list[int] = []
@@ -43,7 +43,7 @@ class PartEncoder:
         return [self._ids(text, part.text, is_first=at == 0) for at, part in enumerate(text.parts)]
 
     def _by_prefixes(self, text: TrainingText) -> list[list[int]]:
-        """The ids of the whole text, cut behind those that each beginning of it has by itself."""
+        """Tokenize the whole text, and cut it where each prefix's own ids end."""
         beginnings = list(accumulate(part.text for part in text.parts))
         whole = self._ids(text, beginnings[-1], is_first=True)
         cuts = [_num_same(self._ids(text, each, is_first=True), whole) for each in beginnings[:-1]]
@@ -55,8 +55,8 @@ class PartEncoder:
         return self._tokenizer.encode_rendered(part, text.literals)
 
     def _num_learned(self, part_ids: Sequence[int]) -> int:
-        """Of the assistant's ids. What a template writes behind the token that ends the turn, a line's end for most,
-        the model never comes to write."""
+        """How many of an assistant part's ids are trained on. What the template writes after the end-of-turn token
+        (usually a newline) is not, since the model never generates it."""
         ends = [at for at, token_id in enumerate(part_ids) if token_id in self._tokenizer.special_ids]
         if ends and not self._tokenizer.decode(part_ids[ends[-1] + 1 :]).strip():
             return ends[-1] + 1
@@ -64,5 +64,5 @@ class PartEncoder:
 
 
 def _num_same(some: Sequence[int], others: Sequence[int]) -> int:
-    """Ids at the beginning that both have."""
+    """Length of the common prefix."""
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False))))

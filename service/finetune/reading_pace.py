@@ -1,4 +1,4 @@
-"""How fast a job's files are read beside requests."""
+"""Slows down reading a job's files while requests run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 _PIECE_S = 0.001
 _RESTS = 4
-"""Times as long as it has worked. Reading is Python: while it works, the engine and the event loop wait for the
-interpreter again and again, at every token."""
+"""Rest this many times as long as the work took. The work is Python code, so the engine and the event loop have to wait
+for the interpreter lock at every token meanwhile."""
 
 
 class ReadingPace:
     """Called between pieces of the work, in the thread that does it.
 
-    is_serving: whether requests run; then the work has a fifth of the time, else all of it. check: called, too; what it
-    raises ends the work.
+    is_serving: whether requests run; the work then gets a fifth of the time, otherwise all of it. check: called each
+    time, too; an exception from it ends the work.
     """
 
     def __init__(

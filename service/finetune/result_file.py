@@ -1,4 +1,4 @@
-"""The file of results that a job leaves: the numbers of its steps."""
+"""A job's result file: the metrics of its steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AT_ONCE = 500
 
 
 async def add_result_file(jobs: FineTuningJobs, files: FileStore, job: Job) -> tuple[str, ...]:
-    """Its id; nothing if there is no room for it: the model is what counts."""
+    """Write the file and return its id. Empty if there is no room for it, which does not fail the job."""
     rows, last = [], 0
 
     def more(connection: Connection) -> list[tuple[int, JobEvent]]:

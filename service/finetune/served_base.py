@@ -1,4 +1,4 @@
-"""The model that jobs are trained on, as they know it before anything is loaded for them."""
+"""Facts about the model that jobs are trained on, known before a job loads anything."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ServedBase:
-    """names: as it is served; the first is in the names of what is made of it. weights: their digest. linears: last
-    parts of the names of the linear layers that may get an adapter. max_rank: that is served. max_length: most tokens
-    of an example; usual_length: unless a job says. packed_length: most tokens of a micro-batch of several examples, so
-    that requests have room beside it; None: usual_length. refusal: why this model cannot be trained; None: it can."""
+    """names: under which it is served; the first is part of the names of fine-tuned models. weights: their digest.
+    linears: last parts of the names of linear layers that may get an adapter. max_rank: highest rank that is served.
+    max_length: the most tokens of an example; usual_length: the default limit. packed_length: the most tokens of a
+    micro-batch with several examples, so that requests have room beside it; None: usual_length. refusal: why this model
+    cannot be trained; None: it can."""
 
     names: tuple[str, ...]
     weights: str

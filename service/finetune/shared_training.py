@@ -1,5 +1,5 @@
-"""A training as a file in memory, which rank 0 writes and the other ranks of a divided model read: so each of them
-carries on the same one, from the same state, with the same examples. Arrays and JSON, nothing that runs."""
+"""A training as a file in memory, written by rank 0 and read by the other ranks of a divided model, so that all run the
+same training from the same state on the same examples. Contains arrays and JSON only, no code."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _NUMBERS = ("step", "seed", "num_trained_tokens")
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """What a training is made of, wherever its model is. rows_per_loss_step: see `TrainedModel`. moments_on_host: see
-    `AdamW`. Both are the same on all ranks, or their layer steps or bits would differ."""
+    """Everything a training is made of, except the model. rows_per_loss_step: see `TrainedModel`. moments_on_host: see
+    `AdamW`. Both must be equal on all ranks, or their layer steps or results would differ."""
 
     training_id: int
     hyperparameters: Hyperparameters
@@ -40,7 +40,7 @@ class TrainingTask:
     moments_on_host: bool
 
     def training(self, model: CausalLM, graphs: GraphCapture | None, *, tells_news: bool = True) -> LoraTraining:
-        """model: this rank's part of it. Raises InvalidRequest as LoraTraining does."""
+        """model: this rank's part. Raises InvalidRequest as LoraTraining does."""
         hyperparameters = self.hyperparameters
         data = TrainingData(
             self.examples,
@@ -85,7 +85,7 @@ def write_training(file: BinaryIO, task: TrainingTask) -> None:
 
 
 def read_training(file: Path, model: CausalLM) -> TrainingTask:
-    """model: whose adapter is trained, or this rank's part of it."""
+    """model: the trained model, or this rank's part of it."""
     with np.load(file, allow_pickle=False) as stored:
         arrays = dict(stored)
     facts = json.loads(arrays["facts"].tobytes())

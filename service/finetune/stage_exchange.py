@@ -1,8 +1,8 @@
-"""What a stage of a divided model exchanges with the others for a training.
+"""What a pipeline stage exchanges with the others during a training.
 
-The stream goes from stage to stage as hidden states of requests do, and its gradient comes back, each once a
-micro-batch, in the layer step of the layer that needs it. So nothing is under way between two layer steps, where a
-micro-batch may be dropped. The norm of the gradient goes forward, each stage putting in its own, and back.
+The residual stream goes from stage to stage, as requests' hidden states do, and its gradient comes back; each once per
+micro-batch, in the layer step of the layer that needs it. So nothing is in transit between two layer steps, when a
+micro-batch may be dropped. The gradient norms go forward, each stage adding its own, and the result comes back.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from service.layers.pipeline_stage import PipelineStage, is_first, is_last
 
 
 class StageExchange:
-    """Of one training. layers: this stage's, of all stages' by number. Whatever goes wrong between them, each layer
-    step exchanges what it should: of a micro-batch that has failed NaN (`skip_forward`, `skip_backward`)."""
+    """For one training. layers: this stage's layers, numbered over all stages. Every layer step exchanges its tensors,
+    whatever has gone wrong: for a failed micro-batch, NaN (`skip_forward`, `skip_backward`)."""
 
     def __init__(
         self, stage: PipelineStage, layers: range, hidden_size: int, dtype: torch.dtype, device: torch.device
@@ -36,21 +36,21 @@ class StageExchange:
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def forward(self, layer: int, micro_batch: ModelPass) -> None:
-        """Before the layer's forward pass, on whichever stage it is."""
+        """Call before the layer's forward pass, whichever stage has the layer."""
         if self._receives(layer):
             self._receive(micro_batch.received)
         elif self._sends(layer):
-            self._stage.send(micro_batch.handed_over.clone())  # which may soon be others' memory
+            self._stage.send(micro_batch.handed_over.clone())  # a copy: its memory may be taken back before it is sent
 
     def backward(self, layer: int, micro_batch: ModelPass) -> None:
-        """Before the layer's backward pass, on whichever stage it is."""
+        """Call before the layer's backward pass, whichever stage has the layer."""
         if self._receives_back(layer):
             self._receive_back(micro_batch.gradient)
         elif self._sends_back(layer):
             self._stage.send_back(micro_batch.gradient.clone())
 
     def skip_forward(self, layer: int, num_tokens: int) -> None:
-        """As `forward`, of a micro-batch of so many tokens that has failed here."""
+        """As `forward`, for a micro-batch of `num_tokens` tokens that has failed on this stage."""
         if self._receives(layer):
             self._receive(self._nothing(num_tokens))
         elif self._sends(layer):
@@ -63,7 +63,7 @@ class StageExchange:
             self._stage.send_back(self._nothing(num_tokens))
 
     def of_all_stages(self, norms: Tensor) -> Tensor:
-        """norms [N] fp32: of this stage. Returns those of all stages in their order, [size * N], the same on each."""
+        """norms [N] fp32: of this stage. Returns those of all stages in order, [size * N], the same on each stage."""
         stage, num = self._stage, len(norms)
         if stage.size == 1:
             return norms
@@ -79,21 +79,22 @@ class StageExchange:
         return whole
 
     def tell_last(self, tensors: tuple[Tensor, ...], layout: ParameterLayout) -> None:
-        """The last stage is to hear these flat tensors [layout.num_parameters] on the host."""
+        """Send flat host tensors [layout.num_parameters] to the last stage, which calls `hear`."""
         for tensor in tensors:
             for part in layout.parts(tensor, layout):
                 self._stage.tell_last(part)
 
     def hear(self, into: tuple[Tensor, ...], whole: ParameterLayout, of_stage: list[ParameterLayout]) -> None:
-        """On the last stage: what the others tell. into: flat tensors [whole.num_parameters] on the host. of_stage: the
-        layout of each stage."""
+        """On the last stage: receive what the others send by `tell_last`. into: flat host tensors
+        [whole.num_parameters].
+        of_stage: the layout of each stage."""
         for index, layout in enumerate(of_stage[:-1]):
             for tensor in into:
                 for part in whole.parts(tensor, layout):
                     self._stage.hear(index, part)
 
     def take_waited_s(self) -> float:
-        """Seconds in which other stages were waited for, since it was asked before; once that is computed."""
+        """Seconds spent waiting for other stages since the last call. Waits until that work is computed."""
         waited_s, self._waited_s = self._waited_s, 0.0
         waits, self._waits = self._waits, []
         for began, ended in waits:

@@ -1,4 +1,4 @@
-"""What an optimizer step reports, in OpenAI's words: in events, in checkpoints and in the file of results."""
+"""An optimizer step's metrics under OpenAI's names: for events, checkpoints and the result file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.finetune.job import JobEvent
 from service.finetune.jobs import job_event
 
 MAX_STEP_EVENTS = 10_000
-"""Of a job. A longer one tells every second step, or every third ..."""
+"""Limit per job. A longer job reports every second step, every third, and so on."""
 
 _COLUMNS = {
     "step": "step",
@@ -19,7 +19,7 @@ _COLUMNS = {
     "valid_loss": "valid_loss",
     "valid_mean_token_accuracy": "valid_mean_token_accuracy",
 }
-"""Of the file, by the metric's name. They are OpenAI's."""
+"""Metric name -> column of the result file, as in OpenAI's."""
 
 
 def step_metrics(report: StepReport) -> dict[str, float]:
@@ -36,14 +36,14 @@ def step_metrics(report: StepReport) -> dict[str, float]:
 
 
 def checkpoint_metrics(report: StepReport) -> dict[str, float]:
-    """Validation looks at the whole validation file, at the end of each epoch."""
+    """Validation uses the whole validation file at the end of each epoch, so its metrics are also the `full_` ones."""
     metrics = step_metrics(report)
     full = {f"full_{name}": value for name, value in metrics.items() if name.startswith("valid_")}
     return {name: metrics[name] for name in _COLUMNS if name in metrics} | full
 
 
 def is_told(step: int, num_steps: int) -> bool:
-    """Whether this step has an event."""
+    """Whether this step gets an event."""
     return step % -(-num_steps // MAX_STEP_EVENTS) == 0 or step == num_steps
 
 
@@ -55,7 +55,7 @@ def step_event(report: StepReport, num_steps: int) -> JobEvent:
 
 
 def as_csv(rows: Iterable[Mapping[str, float]]) -> bytes:
-    """A line a step, empty where nothing was measured."""
+    """One line per step; empty cells where nothing was measured."""
     lines = [",".join(_COLUMNS.values())]
     lines += [",".join(str(row.get(name, "")) for name in _COLUMNS) for row in rows]
     return "\n".join([*lines, ""]).encode()

@@ -1,7 +1,7 @@
-"""Cross-entropy of the trained tokens, forward and backward through the frozen output head, a chunk at a time.
+"""Cross-entropy of the trained tokens, forward and backward through the frozen output head, in chunks.
 
-Logits of a whole micro-batch would be the largest tensor of all; only rows with a target have any, and few of them at
-once.
+The logits of a whole micro-batch would be the largest tensor of all. Only rows with a target get logits, and only a
+chunk of them at a time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from kernels.cross_entropy import cross_entropy
 from service.layers.tensor_parallel import ALONE, TensorParallel
 
 _CHUNK_BYTES = 128 << 20
-"""Of logits that are in memory at once; on a CPU, where there is a copy in fp32, of this one."""
+"""Size of a chunk's logits. On a CPU there is also an fp32 copy, and the limit is for that one."""
 
 
 class LossSums(NamedTuple):
-    """Over tokens, fp64 numbers on the device. losses: of the cross-entropies. hits: tokens of which the greedy choice
-    is the target."""
+    """Sums over tokens, fp64 scalars on the device. losses: cross-entropies. hits: greedy choices that are right."""
 
     losses: Tensor
     hits: Tensor
@@ -30,7 +29,8 @@ class LossSums(NamedTuple):
 
 
 class VocabWeight(NamedTuple):
-    """The output head's rows [len(ids), hidden_size], and padding behind them; of one rank alone all of vocab_size."""
+    """rows [len(ids) + padding, hidden_size]: this rank's rows of the output head; without tensor parallelism `ids` is
+    the whole vocabulary."""
 
     rows: Tensor
     ids: range
@@ -44,9 +44,9 @@ def token_loss(
     gradient_scale: float | None,
     parallel: TensorParallel = ALONE,
 ) -> tuple[LossSums, Tensor | None]:
-    """hidden [N, hidden_size], targets [N] int64. Returns the sums, and the gradient of gradient_scale * (the losses'
-    sum) for `hidden`, like it; None if gradient_scale is None. parallel: the ranks that have the head's ids; all of
-    them get the logits of all, and of a gradient, which is a sum over ids, the whole."""
+    """hidden [N, hidden_size], targets [N] int64. Returns the sums, and the gradient of gradient_scale * (sum of
+    losses) with respect to `hidden`, in its shape; None if gradient_scale is None. parallel: the ranks that share the
+    head; each gathers all logits, and the gradient is all-reduced over them."""
     sums = LossSums(*hidden.new_zeros(2, dtype=torch.float64))
     gradient = None if gradient_scale is None else torch.empty_like(hidden)
     num_bytes = hidden.element_size() if hidden.is_cuda else 4

@@ -1,4 +1,4 @@
-"""Which models can be trained, and of these the linears that get an adapter."""
+"""Which models can be trained, and which of their linears get an adapter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRAINED_FAMILIES = "Llama, Mistral, Qwen2 and Qwen3, with SiLU"
 
 
 def check_trainable(model: CausalLM) -> Llama:
-    """The model itself. Raises InvalidRequest if its backward pass is not known here."""
+    """Returns the model. Raises InvalidRequest if there is no backward pass for it here."""
     if not isinstance(model, Llama) or isinstance(model, Gemma):
         raise InvalidRequest(
             f"{type(model).__name__} models cannot be trained; {_TRAINED_FAMILIES}, can", param="model"
@@ -47,19 +47,19 @@ def blocks_of(model: Llama) -> Sequence[LlamaBlock]:
 
 
 def block_names(model: Llama) -> Sequence[str]:
-    """Of each of this stage's blocks, what its tensors' names in a checkpoint begin with."""
+    """Name prefix, in the checkpoint, of each of this stage's blocks."""
     return [name for name, _ in model.named_blocks()]
 
 
 def num_layers(model: CausalLM) -> int:
-    """Of all stages together, which have as many each."""
+    """Layers of all stages together; all stages have equally many."""
     return model.stage.size * len(model.blocks)
 
 
 def parameter_layout(model: CausalLM, targets: Sequence[str], rank: int) -> ParameterLayout:
-    """Of adapters for these modules of the whole model, whatever part of it a rank has: its layers are alike. targets:
-    last parts of names of linears, as PEFT's `target_modules`; empty: all of a block's. Raises InvalidRequest naming a
-    target that the model has not."""
+    """Layout of an adapter for these modules of the whole model, whatever part this rank has; layers are alike.
+    targets: last parts of the names of linears, as PEFT's `target_modules`; empty: all of a block's. Raises
+    InvalidRequest naming a target that the model does not have."""
     _, block = next(model.named_blocks())
     prefixes = [f"{model.layer_prefix}{number}." for number in range(num_layers(model))]
     linears = [linear.below(prefix) for prefix in prefixes for linear in block.linears()]
@@ -75,7 +75,7 @@ def parameter_layout(model: CausalLM, targets: Sequence[str], rank: int) -> Para
 
 
 def layouts_of_stages(model: CausalLM, layout: ParameterLayout) -> list[ParameterLayout]:
-    """What each stage has of it, in their order."""
+    """The part of the layout that each stage has, in stage order."""
     size = model.stage.size
     of_layers = [layers_of(PlannedStage(size, index), num_layers(model)) for index in range(size)]
     prefixes = [tuple(f"{model.layer_prefix}{number}." for number in layers) for layers in of_layers]
@@ -86,7 +86,7 @@ def layouts_of_stages(model: CausalLM, layout: ParameterLayout) -> list[Paramete
 
 
 def _sites(linear: NamedLinear) -> Mapping[str, AdapterSite]:
-    """Of the whole, whatever part of it a rank has."""
+    """Sites of the whole linear, whatever part of it this rank has."""
     parts = zip(linear.names, linear.linear.out_features, linear.linear.weight_shards, strict=True)
     shapes = {name: (shard, (size, linear.linear.in_features)) for name, size, shard in parts}
     whole = {name: own if shard is None else shard.whole_shape(own) for name, (shard, own) in shapes.items()}

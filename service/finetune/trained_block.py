@@ -1,7 +1,7 @@
-"""One frozen block of a Llama with trained adapters, forward and backward, over the serving weights.
+"""One frozen Llama block with trained adapters, forward and backward, on the serving weights.
 
 Explicit, without autograd: it runs in inference mode beside serving, one layer at a time, and keeps only what
-activation_arena.py says. Autograd over transformers' model is its twin in the tests.
+activation_arena.py lists. Autograd over transformers' model is its twin in the tests.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from service.models.qwen3 import Qwen3Attention
 
 
 class TrainedBlock:
-    """name: of the block's tensors in a checkpoint, up to the linear's. scale: of the adapters. parallel: the ranks
-    that have a part of the block each: some heads, and some of the MLP's inner size."""
+    """name: prefix of the block's tensor names in the checkpoint. scale: of the adapters. parallel: ranks, each
+    with a part of the block: some heads, and some of the MLP's inner dimension."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class TrainedBlock:
         self._scale, self._window = attention.scale, attention.sliding_window
 
     def forward(self, kept: LayerActivations, stream: Tensor, batch: BatchTensors) -> None:
-        """From kept.stream to `stream` [T, hidden_size], the next block's; fills the rest of `kept`."""
+        """From kept.stream to `stream` [T, hidden_size], the input of the next block. Fills the rest of `kept`."""
         normed = rms_norm(kept.stream, self._attention_norm.weight, self._attention_norm.eps)
         self._qkv.forward(normed, kept.qkv, kept.qkv_shrunk)
         attended, lse = packed_attention(*self._rotated(kept.qkv, batch), batch.sequences, self._scale, self._window)
@@ -67,8 +67,8 @@ class TrainedBlock:
     def backward(
         self, kept: LayerActivations, gradient: Tensor, batch: BatchTensors, *, accumulates: bool, is_first: bool
     ) -> None:
-        """gradient [T, hidden_size]: of what `forward` gave; becomes, in place, that of kept.stream, unless `is_first`,
-        where nobody needs it. accumulates: add to the gradients of A and B. `kept` is used up."""
+        """gradient [T, hidden_size]: of the block's output; overwritten with that of kept.stream, unless `is_first`,
+        where it is not needed. accumulates: add to the gradients of A and B. Overwrites `kept`."""
         self._mlp_backward(kept, gradient, accumulates=accumulates)
         self._attention_backward(kept, gradient, batch, accumulates=accumulates, is_first=is_first)
 
@@ -112,7 +112,7 @@ class TrainedBlock:
             self._qkv.accumulate(normed, kept.qkv_shrunk, qkv_grad, shrunk_grad)
 
     def _qkv_gradient(self, attended_grad: Tensor, kept: LayerActivations, batch: BatchTensors) -> Tensor:
-        """[T, (H + 2 K) * D]: of the packed projection."""
+        """[T, (H + 2 K) * D]: gradient of the packed projection."""
         heads_shape = (-1, self._num_heads, self._head_dim)
         grads = packed_attention_backward(
             attended_grad.view(heads_shape),
@@ -132,8 +132,8 @@ class TrainedBlock:
         return heads.flatten(1)
 
     def _rotated(self, qkv: Tensor, batch: BatchTensors) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value heads as attention takes them, of the packed projection. That is turned itself; but with
-        head norms it stays as it is, since their gradient needs it."""
+        """Query, key and value heads as attention takes them. Rotates the packed projection in place; with head norms
+        on a copy, since the norms' gradient needs the original."""
         heads = qkv.view(qkv.shape[0], -1, self._head_dim)
         if self._head_norms is not None:
             heads = heads.clone()
@@ -143,7 +143,7 @@ class TrainedBlock:
         return self._split(heads)
 
     def _rotated_again(self, qkv: Tensor, batch: BatchTensors) -> tuple[Tensor, Tensor, Tensor]:
-        """What `_rotated` has given in the forward pass."""
+        """The same tensors as `_rotated` returned in the forward pass."""
         if self._head_norms is not None:
             return self._rotated(qkv, batch)
         return self._split(qkv.view(qkv.shape[0], -1, self._head_dim))
@@ -158,7 +158,7 @@ class TrainedBlock:
 
     @property
     def _normed_heads(self) -> tuple[slice, slice]:
-        """Places of query and key heads."""
+        """Index ranges of query and key heads."""
         return slice(0, self._num_heads), slice(self._num_heads, self._first_value)
 
 
@@ -167,7 +167,7 @@ def _head_norms(attention: LlamaAttention) -> tuple[RMSNorm, RMSNorm] | None:
 
 
 def layer_shape(block: LlamaBlock, name: str, layout: ParameterLayout) -> LayerShape:
-    """Of what a TrainedBlock of this block keeps."""
+    """Shape of what a TrainedBlock of this block keeps."""
     qkv, output, gate_up, down = (
         layout.rank * sum(part in layout.sites for part in linear.below(name).names) for linear in block.linears()
     )

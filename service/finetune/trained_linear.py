@@ -5,13 +5,13 @@
     x_grad = y_grad W + shrunk_grad A
     A_grad += shrunk_grad^T x;  B_grad[part] += scale * y_grad[part]^T shrunk[part]
 
-W is the serving weight as it lies; A of all parts is one matrix. T tokens: x [T, in_features], y [T, out_features],
+W is the serving weight, used in place; A of all parts is one matrix. T tokens: x [T, in_features], y [T, out_features],
 shrunk [T, shrunk_size].
 
-Where ranks divide W, one that has some outputs has these rows of B: its x_grad is a part of a sum. One that has some
-inputs has these columns of A: its y and its shrunk are. What is multiplied by both x or y and a part of a sum is a part
-of a sum itself, so a gradient of A or B is the sum of what the ranks have, each with zeros elsewhere; it is made once
-an optimizer step (lora_training.py). x_grad and y are summed here.
+If W is sharded over ranks: a rank with some outputs has those rows of B, and its x_grad is a partial sum. A rank with
+some inputs has those columns of A, and its y and shrunk are partial sums. Gradients of A and B are linear in the
+partial sums, so each is the sum over ranks of what each rank has, with zeros elsewhere; that sum is made once per
+optimizer step (lora_training.py). x_grad and y are summed here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from service.layers.tensor_parallel import ALONE, TensorParallel
 
 
 class TrainedLinear:
-    """shrunk_size: rank times trained parts; 0 if none is trained. Values are in the model's
-    dtype, gradients of A and B in fp32."""
+    """shrunk_size: rank * trained parts; 0 if no part is trained. Values are in the model's dtype,
+    gradients of A and B in fp32."""
 
     def __init__(
         self, linear: NamedLinear, parameters: LoraParameters, scale: float, parallel: TensorParallel = ALONE
@@ -89,7 +89,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, scale: float) -> No
     """total [m, n] fp32 += scale * left [m, k] right [k, n]."""
     if left.dtype is torch.float32:
         total.addmm_(left, right, alpha=scale)
-    elif left.is_cuda:  # cuBLAS adds to fp32 itself
+    elif left.is_cuda:  # cuBLAS accumulates into fp32 itself
         torch.ops.aten.addmm.dtype_out(total, left, right, torch.float32, alpha=scale, out=total)
     else:
         total.add_(torch.mm(left, right), alpha=scale)

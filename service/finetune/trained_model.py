@@ -1,4 +1,4 @@
-"""A served model with trained adapters: a micro-batch through it and back, a layer at a time."""
+"""A served model with trained adapters: forward and backward of a micro-batch, one layer at a time."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from service.models.llama import Llama
 
 
 class TrainedModel:
-    """Of a model in stages this stage's layers. scale: what the adapters' products are multiplied by. The model's
-    weights are read as they lie.
+    """In a model with pipeline stages: this stage's layers. scale: factor on the adapters' products. The model's
+    weights are used in place.
 
-    rows_per_loss_step: trained tokens whose logits are computed in one layer step. graphs: where those of small
-    micro-batches come from, which are padded for them; None: there are none.
+    rows_per_loss_step: trained tokens whose logits are computed in one layer step. graphs: captures graphs for small
+    micro-batches, which are padded to few sizes for it; None: neither.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class TrainedModel:
         self.arena = activation_arena(model, parameters.layout)
 
     def begin(self, batch: MicroBatch, memory: Tensor) -> ModelPass:
-        """memory: flat uint8, which holds the activations; at least `arena.num_bytes` of the micro-batch's tokens.
-        Raises InvalidRequest for a token that the model has not, or a position beyond its tables."""
+        """memory: flat uint8 for the activations, at least `arena.num_bytes` of the micro-batch's tokens. Raises
+        InvalidRequest for a token id that the model does not have, or a position beyond its tables."""
         vocab_size, num_positions = self.model.vocab_size, self.model.rotary.num_positions
-        # Before a GPU sees them: there it would be the end of the process.
+        # Checked on the host, since on a GPU such an index would end the process.
         if batch.token_ids.max() >= vocab_size or batch.token_ids.min() < 0:
             raise _unfit(f"has a token that is none of the model's {vocab_size}")
         if batch.positions.max() >= num_positions:
@@ -81,11 +81,11 @@ class TrainedModel:
 
 
 _MOST_PLACES = 8
-"""With graphs: sizes of micro-batches, and arenas that were lent. Those of one place take some ten megabytes."""
+"""Limit of (batch size, arena) pairs with graphs. The graphs of one pair take about ten megabytes."""
 
 
 class _GraphPlace(NamedTuple):
-    """What graphs read and write, and the graphs."""
+    """The memory that graphs read and write, and the graphs."""
 
     batch: BatchTensors
     kept: Activations
@@ -93,12 +93,12 @@ class _GraphPlace(NamedTuple):
 
 
 class ModelPass:
-    """One micro-batch: `forward` of each layer, the first one's first, then each part of `loss`, then `backward` of
-    each layer, the last one's first. Nobody waits for the device. Of a model in stages, which have their layers' part
-    of it, `received` is to be there before the first layer, and `gradient` before the last one's backward pass; there
-    is a loss on the last one alone.
+    """One micro-batch: `forward` of each layer in order, then each part of `loss`, then `backward` of each layer in
+    reverse order. Does not wait for the device. With pipeline stages, a pass covers this stage's layers: `received`
+    must be filled before the first layer's forward pass, and `gradient` before the last layer's backward pass, except
+    on the last stage; only the last stage has a loss.
 
-    sums: of the parts of the loss so far; None before the first.
+    sums: over the parts of the loss so far; None before the first.
     """
 
     def __init__(self, trained: TrainedModel, batch: BatchTensors, kept: Activations, steps: LayerSteps) -> None:
@@ -110,26 +110,26 @@ class ModelPass:
 
     @property
     def received(self) -> Tensor:
-        """[T, hidden_size]: what goes into the first layer, of what the stage before has handed over."""
+        """[T, hidden_size]: input of this stage's first layer, to be received from the previous stage."""
         return self._kept.layers[0].stream
 
     @property
     def handed_over(self) -> Tensor:
-        """[T, hidden_size]: what the last layer has given."""
+        """[T, hidden_size]: output of this stage's last layer."""
         return self._kept.stream
 
     @property
     def gradient(self) -> Tensor:
-        """[T, hidden_size]: of what goes into the layer whose backward pass was the last, or at first of what the last
-        one gives."""
+        """[T, hidden_size]: gradient of the input of the layer whose backward pass ran last; before the first one, of
+        the last layer's output."""
         return self._kept.gradient
 
     def forward(self, layer: int) -> None:
         self._steps.run(("forward", layer), lambda: self._launch_forward(layer))
 
     def loss(self, part: int, gradient_scale: float | None) -> None:
-        """part: of the micro-batch's trained tokens, `rows_per_loss_step` in each, the first is 0; adds to `sums`.
-        gradient_scale: the backward pass is of the losses' sum times this; None: there will be none."""
+        """part: index of the chunk of `rows_per_loss_step` trained tokens; adds to `sums`. gradient_scale: the backward
+        pass is for the sum of losses times this; None: there will be no backward pass."""
         num_rows, batch, model = self._trained.rows_per_loss_step, self._batch, self._trained.model
         gradient = self._kept.gradient
         if part == 0 and gradient_scale is not None:
@@ -166,15 +166,15 @@ class ModelPass:
 
 
 def rows_per_loss_step(model: Llama, num_tokens: int) -> int:
-    """Of a model that has its head. So many that they take about as long as a layer does for all `num_tokens` of a
-    micro-batch: the head is much larger than a layer where the model is small."""
+    """How many rows take about as long through the output head as all `num_tokens` of a micro-batch through a layer. In
+    small models the head is much larger than a layer. For a model (stage) that has its head."""
     layer_size = sum(weight.numel() for weight in blocks_of(model)[0].parameters())
     return max(1, min(num_tokens, num_tokens * layer_size // model.head.plain_weight.numel()))
 
 
 def graph_capture(model: CausalLM, *, enforce_eager: bool = False) -> GraphCapture | None:
-    """For trainings of this model; None where layer steps cannot be captured. enforce_eager: none are, but
-    micro-batches have the same sizes, so that a job goes on to the same bits; nor of ranks that exchange sums."""
+    """Graph capture for trainings of this model; None if its layer steps cannot be captured. With enforce_eager, or if
+    ranks exchange sums: no graphs, but the same micro-batch sizes, so that a job resumes with bit-identical results."""
     if not isinstance(model, Llama):
         return None
     first = blocks_of(model)[0]

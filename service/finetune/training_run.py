@@ -1,4 +1,4 @@
-"""A training that the engine carries on, as the event loop sees it: what its listener is told, taken over."""
+"""A training in the engine as the event loop sees it: collects what the engine thread reports."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from service.core.training import StepReport
 
 MAX_WAITING_STATES = 3
-"""Of those that are to be kept for good; each may take hundreds of megabytes. Beyond it the oldest go."""
+"""Limit of waiting states that must be kept for good; each may take hundreds of megabytes. Beyond it the oldest go."""
 
 
 @runtime_checkable
 class StateOfStep(Protocol):
-    """A training at the edge of an optimizer step, in the host's memory."""
+    """The state of a training after an optimizer step, in host memory."""
 
     @property
     def step(self) -> int:
-        """Optimizer steps that are done."""
+        """Optimizer steps done."""
         ...
 
 
 class Told(NamedTuple):
-    """reports, states: since the last time, in their order. is_over: there will be no more."""
+    """reports, states: since the last call, in order. is_over: nothing more will come."""
 
     reports: list[StepReport]
     states: list[StateOfStep]
@@ -33,9 +33,9 @@ class Told(NamedTuple):
 
 
 class TrainingRun:
-    """A `TrainingListener`; what is not its, is the event loop's.
+    """A `TrainingListener`, whose methods run on the engine thread; all other methods: event loop.
 
-    is_kept: whether a state is one of those that are to be kept for good; of the others only the last one matters.
+    is_kept: whether a state must be kept for good; of the others only the latest one matters.
     """
 
     def __init__(self, is_kept: Callable[[StateOfStep], bool]) -> None:
@@ -58,7 +58,7 @@ class TrainingRun:
         self._on_loop(lambda: self._end(fault))
 
     async def news(self) -> Told:
-        """What has been told since the last time; waits until there is something, or it is over."""
+        """Everything reported since the last call. Waits until there is something, or until it is over."""
         if not self._is_over:
             await self._changed.wait()
         self._changed.clear()
@@ -67,7 +67,7 @@ class TrainingRun:
         return Told(reports, states, self._is_over, self._fault)
 
     async def ends(self, within_s: float) -> None:
-        """What is told until then is dropped. An engine that is stuck is not waited for longer."""
+        """Wait for the end, at most so long (the engine may be stuck). What is reported meanwhile is dropped."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while not (await self.news()).is_over:
@@ -85,5 +85,5 @@ class TrainingRun:
             change()
             self._changed.set()
 
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no listener is left
             self._loop.call_soon_threadsafe(apply)

@@ -1,4 +1,4 @@
-"""What a training is at the edge of an optimizer step: all that it needs to go on, bit for bit."""
+"""The state of a training after an optimizer step: all that it needs to resume, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.lora.adapter_folder import AdapterSite
 
 
 class LoraMatrices(NamedTuple):
-    """Of one module: scale * x a^T b^T is added to its product. a [rank, in_features], b [out_features, rank]."""
+    """One module's adapter: adds scale * x a^T b^T to its output. a [rank, in_features], b [out_features, rank]."""
 
     a: Tensor
     b: Tensor
@@ -22,9 +22,9 @@ class LoraMatrices(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParameterLayout:
-    """Where the trained matrices lie in one flat tensor: A of all sites in their order, then B of all sites.
+    """Order of the trained matrices in one flat tensor: A of all sites, then B of all sites.
 
-    So the A's of parts of one merged linear, which multiply the same x, are one matrix.
+    So the A's of one merged linear's parts, which multiply the same x, form one matrix.
     sites: the trained modules, by their names in the base's checkpoint, in the model's order; at least one.
     """
 
@@ -36,8 +36,8 @@ class ParameterLayout:
         return self.rank * sum(site.in_features + site.out_features for site in self.sites.values())
 
     def parts(self, flat: Tensor, part: ParameterLayout) -> tuple[Tensor, Tensor]:
-        """Of `flat` [num_parameters] the A's of `part`'s sites, which are neighbours here in the same order, and their
-        B's, as views."""
+        """Views of `flat` [num_parameters]: the A's of `part`'s sites, which are contiguous and in the same order here,
+        and their B's."""
         names = list(self.sites)
         before = [self.sites[name] for name in names[: names.index(next(iter(part.sites)))]]
         (first_a, first_b), (num_a, num_b) = self._num_of(before), self._num_of(part.sites.values())
@@ -45,11 +45,11 @@ class ParameterLayout:
         return flat[first_a : first_a + num_a], flat[first_b : first_b + num_b]
 
     def _num_of(self, sites: Collection[AdapterSite]) -> tuple[int, int]:
-        """Numbers in their A's, and in their B's."""
+        """Number of elements in their A's, and in their B's."""
         return self.rank * sum(site.in_features for site in sites), self.rank * sum(s.out_features for s in sites)
 
     def matrices(self, parameters: Tensor) -> Mapping[str, LoraMatrices]:
-        """By site, as views of `parameters` [num_parameters]."""
+        """A and B by site, as views of `parameters` [num_parameters]."""
         sites, rank = self.sites.values(), self.rank
         sizes = chain((rank * site.in_features for site in sites), (rank * site.out_features for site in sites))
         parts = parameters.split(list(sizes))
@@ -61,11 +61,11 @@ class ParameterLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingState:
-    """At an optimizer step's edge. Its tensors are on the host, fp32, and nobody else's: any thread may read them.
+    """A training after an optimizer step. The fp32 tensors are on the host and never change: any thread may read them.
 
-    parameters, first_moments, second_moments [layout.num_parameters]: A and B, and AdamW's moments of their gradients.
-    step: optimizer steps done, which is also the place in the data (`TrainingData.step`). seed: of the first A and of
-    the data's order. num_trained_tokens: that had a loss, in all steps together.
+    parameters: A and B. first_moments, second_moments: AdamW's. Each [layout.num_parameters].
+    step: optimizer steps done, which is also the position in the data (`TrainingData.step`). seed: of the initial A and
+    of the data's order. num_trained_tokens: tokens with a loss, in all steps together.
     """
 
     layout: ParameterLayout
@@ -85,7 +85,7 @@ class TrainingState:
         return self.parameters, self.first_moments, self.second_moments
 
     def part(self, own: ParameterLayout) -> TrainingState:
-        """Of these sites alone, copied; itself if they are all."""
+        """The state of these sites alone, copied; `self` if these are all sites."""
         if len(own.sites) == len(self.layout.sites):
             return self
         parameters, first, second = (torch.cat(self.layout.parts(each, own)) for each in self.tensors)

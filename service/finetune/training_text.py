@@ -1,11 +1,11 @@
-"""A chat -> the texts to learn from, cut where the assistant's part begins and ends.
+"""Turns a chat into training texts, divided at the borders of the assistant's turns.
 
-The assistant's part of a turn is what the template adds to the prompt that the model is given for that turn: the text
-of the messages up to it begins with the text of those before it and the generation prompt, and the rest is the
-assistant's. Where it does not, nobody can say which tokens the model itself would have written: the chat is refused.
+An assistant's turn is what the template adds to the prompt that the model gets for this turn. So the rendered messages
+up to and including the turn must begin with the rendered messages before it plus the generation prompt; the rest is the
+turn. If they do not, it is unknown which tokens the model itself would have written, and the chat is refused.
 
-Templates may show a turn otherwise once another follows; Qwen3's drops the reasoning. Such a turn is learned from a
-text of its own, which ends with it: that is what the model sees when it is asked for it.
+A template may render a turn differently once another one follows (Qwen3's drops the reasoning). Such a turn gets a
+training text of its own that ends with it, since that is what the model sees when it is asked for it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Check = Callable[[], None]
 
 
 class UntrainableText(HeadraceError):
-    """A chat or a pair that cannot be learned from; the message says why."""
+    """A chat or a pair that cannot be trained on; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """How a model reads text. template: None if it has none. end_id: written behind a completion, which a chat's
-    template does itself. vocab_size: ids that it has. template_options: as the server renders every chat."""
+    """How a model reads text. template: None if it has none. end_id: appended to a completion (a chat template does
+    that itself). vocab_size: number of ids. template_options: those with which the server renders every chat."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
@@ -46,8 +46,8 @@ class TextPart(NamedTuple):
 
 
 class TrainingText(NamedTuple):
-    """parts: one behind another. literals: as of `Tokenizer.encode_rendered`; None: no template wrote it, so it may
-    spell special tokens, and the tokenizer puts its own before it. end_id: an id behind it all, to be learned."""
+    """parts: in order. literals: as in `Tokenizer.encode_rendered`; None: not from a template, so the text may spell
+    special tokens, and the tokenizer adds its own at the start. end_id: an id after the text, trained on."""
 
     parts: Sequence[TextPart]
     literals: Mapping[str, str] | None
@@ -55,7 +55,7 @@ class TrainingText(NamedTuple):
 
 
 def training_texts(chat: TrainingChat, model: ModelText, max_length: int, check: Check) -> list[TrainingText]:
-    """At least one; turns that begin beyond `max_length` tokens are left out. check: called now and then, may raise.
+    """At least one text. Turns that begin beyond `max_length` tokens are left out. check: called often; may raise.
 
     Raises UntrainableText.
     """
@@ -80,7 +80,7 @@ def completion_text(pair: PromptCompletion, model: ModelText) -> TrainingText:
 
 
 class _Rendering:
-    """Of one chat, and of its beginnings."""
+    """Renders one chat and its prefixes."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class _Rendering:
 
     def texts(self, max_length: int, check: Check) -> list[TrainingText]:
         whole = self._text(len(self._messages), asks=False)
-        borders: list[int] = []  # begin and end of each turn that is learned within the whole
+        borders: list[int] = []  # begin and end of each trained turn in the whole text
         apart: list[TrainingText] = []
         for index in filter(self._chat.is_trained, range(len(self._messages))):
             check()
@@ -117,7 +117,7 @@ class _Rendering:
         return [*([self._training_text(whole, borders)] if borders else []), *apart]
 
     def _text(self, num_messages: int, *, asks: bool) -> str:
-        """Of the first messages. asks: with the generation prompt."""
+        """The first messages, rendered. asks: with the generation prompt."""
         return self._template.render(
             self._messages[:num_messages], add_generation_prompt=asks, tools=self._tools, options=self._options
         )
@@ -137,7 +137,7 @@ class _Rendering:
             raise UntrainableText(f"messages[{index}]: the chat template does not show its tool_calls")
 
     def _training_text(self, text: str, borders: Sequence[int]) -> TrainingText:
-        """Up to the last border; between every first and second of them is the assistant's."""
+        """The text up to the last border. Assistant parts are between borders 0 and 1, 2 and 3, ..."""
         places = zip([0, *borders], borders, strict=False)
         parts = [TextPart(text[start:end], at % 2 == 1) for at, (start, end) in enumerate(places)]
         return TrainingText(parts, self._shield.literals)

@@ -1,4 +1,4 @@
-"""How many of a CPU's cores a training computes on."""
+"""How many CPU threads a training uses."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from contextlib import contextmanager
 import torch
 
 _LEAST_MULTIPLICATIONS = 1e8
-"""Of a product of the stream with a square weight, about three milliseconds of one core. That is how long the system
-lets others run when one of a team's threads has to wait for its core, and the team waits with it. What is much smaller
-takes longest when it is divided: beside two busy processes on two cores, a width of 256 with 512 tokens took 100 and
-82 s on two threads, with four times the CPU time, and 48 s on one; on idle cores 10.2 and 15.5 s."""
+"""Multiplications in a product of the stream with a square weight, about three milliseconds on one core. That is a time
+slice of the operating system: if one thread of a team must wait for its core, the whole team waits. Much smaller
+products are slowest when they are divided: next to two busy processes on two cores, width 256 with 512 tokens took 100
+and 82 s on two threads, with four times the CPU time, and 48 s on one; on idle cores 10.2 and 15.5 s."""
 
 
 def is_one_threads_work(num_tokens: int, width: int) -> bool:
-    """Of a micro-batch of so many tokens of a model of this width. It depends on nothing else: another number of
-    threads may give other bits, and a job that goes on elsewhere ends with the same."""
+    """Whether a micro-batch of this size should use one thread. Depends on nothing else, since another number of
+    threads may give other bits, and a job that resumes elsewhere must end with the same ones."""
     return num_tokens * width**2 < _LEAST_MULTIPLICATIONS
 
 
 @contextmanager
 def threads_for(num_tokens: int, width: int, device: torch.device) -> Iterator[None]:
-    """Meanwhile torch's operations, and the loops beside them, have one thread if the work is too small for more.
+    """In this context, torch's operations and other loops use one thread if the work is too small for more.
 
-    The thread that calls computes; nobody else may, on this device.
+    Only the calling thread may compute on this device meanwhile.
     """
     num_threads = torch.get_num_threads()
     if device.type != "cpu" or num_threads == 1 or not is_one_threads_work(num_tokens, width):
