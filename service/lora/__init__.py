@@ -1,1 +1,1 @@
-"""LoRA adapters (Hu et al. 2021) beside the base: on disk, in the host's memory, in the device's slots."""
+"""LoRA adapters (Hu et al. 2021) for the base model: on disk, in host memory, in the device's slots."""

@@ -1,6 +1,6 @@
-"""adapter_config.json, as PEFT writes it: what it says of ranks and scales, and whether it is plain LoRA at all.
+"""Reads adapter_config.json, as written by PEFT: ranks, scales, and whether the adapter is plain LoRA at all.
 
-Which modules an adapter changes is not read here: its tensors say that.
+Which modules the adapter changes is not read from here, but from its tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.errors import AdapterError
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 256 * 1024
-"""PEFT writes 1 KB, and about 50 KB where each module of a large model is named with a rank of its own."""
+"""PEFT writes 1 KB, or about 50 KB if every module of a large model is named with a rank of its own."""
 MAX_PATTERN_CHARS = 128
 
 _DEFAULT_RANK, _DEFAULT_ALPHA = 8, 8.0  # PEFT's
@@ -40,20 +40,20 @@ _OTHER_COMPUTATIONS: Mapping[str, str] = MappingProxyType(
         "target_parameters": "parameters that are no linear module",
     }
 )
-"""Options that, when set, compute something else than x W^T + scale * x A^T B^T, and what they are."""
+"""Options that, when set, compute something other than x W^T + scale * x A^T B^T; with their meaning."""
 
 _KNOWN_VARIANTS = frozenset(
     {"use_rslora", "eva_config", "corda_config", "lora_ga_config", "loftq_config", "velora_config"}
 ) | {"megatron_config", "runtime_config"}
-"""Options with a variant's name that change only how an adapter is trained, or that are honoured here."""
+"""Options that look like variants, but only affect how the adapter was trained, or are supported here (rslora)."""
 
 _PLAIN_INITIALIZATIONS = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
-"""Of A and B alone. All others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) change the base's weights too."""
+"""Initializations of A and B alone. All others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) also change the base's weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Rank and alpha of each module; the first pattern that matches a module's name decides, as in PEFT."""
+    """Rank and alpha of each module. The first pattern that matches a module's name applies, as in PEFT."""
 
     rank: int
     alpha: float
@@ -62,12 +62,12 @@ class AdapterConfig:
     alphas: tuple[tuple[_NamePattern, float], ...]
 
     def rank_of(self, module: str) -> int:
-        """At least 1. module: by its name in the model that the adapter was trained on."""
+        """At least 1. module: its name in the model that the adapter was trained on."""
         return next((rank for pattern, rank in self.ranks if pattern.matches(module)), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What x A^T B^T is multiplied by: alpha / r, or alpha / sqrt(r) for rank-stabilized LoRA (Kalajdzievski
-        2023). Raises AdapterError if it is beyond fp32."""
+        """The factor on x A^T B^T: alpha / r, or alpha / sqrt(r) for rank-stabilized LoRA (Kalajdzievski 2023). Raises
+        AdapterError if it exceeds fp32."""
         alpha = next((alpha for pattern, alpha in self.alphas if pattern.matches(module)), self.alpha)
         rank = self.rank_of(module)
         scale = alpha / (math.sqrt(rank) if self.use_rslora else rank)
@@ -77,10 +77,10 @@ class AdapterConfig:
 
 
 class _NamePattern:
-    """A regular expression for the end of a module's name, from a dot on.
+    """A regular expression for a module's name, or for the end of it that follows a dot.
 
-    Matched by Rust's engine, whose time grows with the name's length: Python's would let an adapter's file hold the
-    interpreter's lock for as long as it likes.
+    Matched by Rust's engine, in time linear in the name's length. With Python's, a malicious pattern could hold the
+    interpreter lock for any length of time.
     """
 
     def __init__(self, pattern: str, field: str) -> None:
@@ -98,7 +98,7 @@ class _NamePattern:
 
 
 def read_adapter_config(folder: Path, max_patterns: int) -> AdapterConfig:
-    """max_patterns: most entries of a map of patterns. Raises AdapterError naming the field."""
+    """max_patterns: the most entries of a pattern map. Raises AdapterError naming the field."""
     fields = _read_object(folder / CONFIG_FILE)
     _check_plain_lora(fields)
     return AdapterConfig(
@@ -117,7 +117,7 @@ def read_adapter_config(folder: Path, max_patterns: int) -> AdapterConfig:
 
 
 def _read_object(file: Path) -> Mapping[str, object]:
-    if not os.path.isfile(file):  # False also where nobody may look
+    if not os.path.isfile(file):  # also False without permission to look
         raise AdapterError(f"{CONFIG_FILE}: not in the adapter's folder")
     try:
         with file.open("rb") as opened:
@@ -148,7 +148,7 @@ def _check_plain_lora(fields: Mapping[str, object]) -> None:
         raise AdapterError(f"{CONFIG_FILE}: bias is {_shown(fields['bias'])}; only 'none' is served")
     _check_initialization(fields.get("init_lora_weights", True))
     for name in sorted(fields.keys() - _KNOWN_VARIANTS - _OTHER_COMPUTATIONS.keys()):
-        # So PEFT names its variants; one of a later version is refused rather than served as plain LoRA.
+        # PEFT names its variants like this: refuse unknown ones of later versions, do not serve them as plain LoRA.
         if (name.startswith("use_") or name.endswith("_config")) and _is_set(fields[name]):
             raise AdapterError(f"{CONFIG_FILE}: {_shown(name)} is set, which is not known here")
 
@@ -198,6 +198,6 @@ def _flag(value: object, field: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A value of the file as a message may show it."""
+    """A value from the file, shortened for an error message."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."

@@ -1,10 +1,10 @@
-"""An adapter on disk: a folder in PEFT's format, read by exact names and checked before its weights are.
+"""Reads an adapter from disk: a folder in PEFT's format. Only exact file names; checked before weights are read.
 
-    adapter_config.json         what it is, ranks and alphas (adapter_config.py)
+    adapter_config.json         type, ranks and alphas (adapter_config.py)
     adapter_model.safetensors   MODULE.lora_A.weight [r, in], MODULE.lora_B.weight [out, r]
 
-A is [r, in] and B [out, r] for every kind of module: `fan_in_fan_out`, which GPT-2's adapters set, tells how the base's
-weight is stored.
+A is [r, in] and B [out, r] for every kind of module. `fan_in_fan_out`, which GPT-2's adapters set, only says how the
+base's weight is stored.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from service.lora.tensor_file import DTYPES, StoredTensor, TensorFile, opened_te
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLED_FILE = "adapter_model.bin"
 _WRAPPER_PREFIX = "base_model.model."
-"""Of a module's name in PEFT's model around the base."""
+"""PEFT's prefix for the base model's module names."""
 _OPTIONAL_PREFIXES = ("model.", "transformer.")
-"""Of all names of a base; an adapter of the stack without its head lacks it, and a checkpoint of the stack may."""
+"""Prefixes of all names of a base. Adapters and checkpoints of a model without its head lack them."""
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _EMBEDDING_SUFFIXES = (".lora_embedding_A", ".lora_embedding_B")
 _MAX_BYTES_PER_ELEMENT = 4
 _HEADER_BYTES_PER_TENSOR = 512  # PEFT's take about 160
 _FIXED_HEADER_BYTES = 65_536
-_MAX_NAMED = 8  # faults of one kind that a message names
+_MAX_NAMED = 8  # names per kind of fault in an error message
 _MAX_NAME_CHARS = 160
 
 
 @dataclass(frozen=True, slots=True)
 class SiteWeights:
-    """What is added to a module's product: scale * x a^T b^T. a [r, in_features], b [out_features, r], contiguous."""
+    """Added to a module's output: scale * x a^T b^T. a [r, in_features], b [out_features, r], contiguous."""
 
     a: Tensor
     b: Tensor
@@ -53,9 +53,9 @@ class SiteWeights:
 class AdapterSite:
     """A module of the base that adapters may change: x [T, in_features] -> [T, out_features].
 
-    shard: what this rank has of the module's weight, where several divide it; None: all. Of an adapter it needs the
-    same outputs, rows of b, or the same inputs, columns of a, and the other matrix whole: what the ranks get by some of
-    the inputs is summed with what the base's weight gives.
+    shard: this rank's part of the module's weight under tensor parallelism; None: all of it. Of an adapter, the rank
+    then needs the same outputs (rows of b) or the same inputs (columns of a), and all of the other matrix: partial sums
+    over inputs are added up together with those of the base's weight.
     """
 
     in_features: int
@@ -71,7 +71,7 @@ class AdapterSite:
         return self._own_size(0, self.out_features)
 
     def own(self, weights: SiteWeights) -> SiteWeights:
-        """This rank's part."""
+        """This rank's part of the weights."""
         if self.shard is None:
             return weights
         if self.shard.dim == 0:
@@ -84,10 +84,10 @@ class AdapterSite:
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """An adapter in the host's memory.
+    """An adapter in host memory.
 
-    sites: by the module's name in the base's checkpoint; modules that it does not change are not among them.
-    digest: sha256, in hex, over the sites' names, shapes, values and scales; equal digests compute the same.
+    sites: by the module's name in the base's checkpoint; only modules that the adapter changes.
+    digest: sha256, in hex, of the sites' names, shapes, values and scales. Equal digests compute the same.
     """
 
     sites: Mapping[str, SiteWeights]
@@ -95,11 +95,11 @@ class AdapterWeights:
 
 
 def read_adapter(folder: Path, sites: Mapping[str, AdapterSite], max_rank: int, dtype: torch.dtype) -> AdapterWeights:
-    """A PEFT adapter's weights, converted to `dtype`.
+    """Read a PEFT adapter's weights, converted to `dtype`.
 
-    sites: all modules that adapters may change, by their names in the base's checkpoint. For any thread; a folder that
-    changes meanwhile makes a refusal or weights of either state, and is no danger. Besides the result, one tensor is
-    held as it is stored. Raises AdapterError naming the file, and the field or the tensors.
+    sites: all modules that adapters may change, by name in the base's checkpoint. Any thread. If the folder is changed
+    meanwhile, the adapter is refused or has weights of either version; nothing worse happens. Besides the result, at
+    most one tensor is in memory as stored. Raises AdapterError naming the file, and the field or tensors.
     """
     config = read_adapter_config(folder, max_patterns=len(sites))
     with opened_tensors(_weights_file(folder), *_limits(sites, max_rank)) as file:
@@ -123,7 +123,7 @@ def read_adapter(folder: Path, sites: Mapping[str, AdapterSite], max_rank: int, 
 
 def _weights_file(folder: Path) -> Path:
     file = folder / WEIGHTS_FILE
-    if os.path.isfile(file):  # False also where nobody may look
+    if os.path.isfile(file):  # also False without permission to look
         return file
     if os.path.isfile(folder / _PICKLED_FILE):
         raise AdapterError(
@@ -133,14 +133,14 @@ def _weights_file(folder: Path) -> Path:
 
 
 def _limits(sites: Mapping[str, AdapterSite], max_rank: int) -> tuple[int, int]:
-    """Most bytes of a header and of the weights of an adapter with all sites at the highest rank."""
+    """The most bytes of the header, and of the weights, of an adapter with all sites at the highest rank."""
     elements = max_rank * sum(site.in_features + site.out_features for site in sites.values())
     return _FIXED_HEADER_BYTES + 2 * len(sites) * _HEADER_BYTES_PER_TENSOR, elements * _MAX_BYTES_PER_ELEMENT
 
 
 @dataclass(slots=True)
 class _Faults:
-    """What is wrong with the tensors, by kind, for one message about all of it."""
+    """Names of faulty tensors by kind of fault, for a single error message."""
 
     not_lora: list[str] = field(default_factory=list)
     no_site: list[str] = field(default_factory=list)
@@ -167,7 +167,7 @@ class _Faults:
 
 @dataclass(slots=True)
 class _Pair:
-    """A's and B's names in the file, "" for what is not there. module: by its name in the model that was trained."""
+    """Names of A and B in the file, "" if missing. module: its name in the model that the adapter was trained on."""
 
     module: str
     a: str = ""
@@ -199,7 +199,7 @@ class _Pair:
 
 
 def _pairs(tensors: Iterable[str], sites: Mapping[str, AdapterSite]) -> tuple[dict[str, _Pair], _Faults]:
-    """The file's matrices by site, and the names that are none of a site."""
+    """The file's A and B by site, and the faults found in names."""
     pairs: dict[str, _Pair] = {}
     faults = _Faults()
     for name in tensors:
@@ -222,7 +222,7 @@ def _pairs(tensors: Iterable[str], sites: Mapping[str, AdapterSite]) -> tuple[di
 
 
 def _module_of(tensor: str) -> tuple[str, bool]:
-    """The module's name in the model that was trained ("" if the tensor is none of LoRA), and whether this is A."""
+    """Module name in the trained model, "" if the tensor is not LoRA's; and whether it is A."""
     for suffix in (_A, _B, *_EMBEDDING_SUFFIXES):
         if tensor.endswith(suffix):
             return tensor.removesuffix(suffix).removeprefix(_WRAPPER_PREFIX), suffix == _A
@@ -230,7 +230,7 @@ def _module_of(tensor: str) -> tuple[str, bool]:
 
 
 def _site_of(module: str, sites: Mapping[str, AdapterSite]) -> str:
-    """The site's name, be a prefix there or left out; "" for no site."""
+    """The site's name for a module, with an optional prefix added or removed; "" if there is none."""
     names = (
         module,
         *(prefix + module for prefix in _OPTIONAL_PREFIXES),
@@ -241,7 +241,7 @@ def _site_of(module: str, sites: Mapping[str, AdapterSite]) -> str:
 
 def _read(file: TensorFile, name: str, dtype: torch.dtype) -> Tensor:
     tensor = file.read(name).to(dtype)
-    # NaN and infinity are in every sum of theirs: a third of the time of asking each number.
+    # NaN and infinity survive summation; this takes a third of the time of checking each element.
     if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
         raise AdapterError(
             f"{WEIGHTS_FILE}: {_short(name)} holds NaN or infinity in {str(dtype).removeprefix('torch.')}"

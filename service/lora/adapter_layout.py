@@ -1,8 +1,8 @@
-"""How an adapter's weights lie in KV blocks: row by row (unified paging of S-LoRA, Sheng et al. 2023, section 5).
+"""Layout of an adapter's weights in KV blocks: row by row (unified paging of S-LoRA, Sheng et al. 2023, section 5).
 
-An adapter of a module is A [rank, in] and B [out, rank]. The rows of A, and those of B transposed, are packed one
-behind another into blocks, and a row is in one block. So any free blocks will do, and a table of where each row begins
-is all that kernels need.
+A module's adapter is A [rank, in] and B [out, rank]. The rows of A, and those of B transposed, are packed into blocks
+one after the other; no row crosses a block border. So any free blocks will do, and kernels only need a table of where
+each row begins.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from service.lora.adapter_folder import AdapterSite, AdapterWeights
 Int64Array = npt.NDArray[np.int64]
 
 _ALIGNMENT_BYTES = 16
-"""Where a row may begin: kernels read so much at once."""
+"""Alignment of rows: kernels read so many bytes at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
-    """An adapter's weights as a device takes them over.
+    """An adapter's weights, ready to be copied to the device.
 
-    blocks [num_blocks, block_elements]. a_places, b_places [sites, max_rank]: where in `blocks`, seen flat, each row of
-    A, and of B transposed, begins; 0 beyond the rank. ranks [sites] int32, 0 where it changes nothing. scales [sites].
+    blocks [num_blocks, block_elements]. a_places, b_places [sites, max_rank]: element index in the flattened `blocks`
+    where each row of A, and of B transposed, begins; 0 beyond the rank. ranks [sites] int32: 0 if the site is
+    unchanged. scales [sites].
     """
 
     blocks: Tensor
@@ -40,7 +41,7 @@ class PackedAdapter:
     scales: npt.NDArray[np.float32]
 
     def offsets(self, places: Int64Array, block_ids: tuple[int, ...]) -> Int64Array:
-        """Where the rows at these places lie among all blocks of a device, seen flat: the adapter has `block_ids`."""
+        """Element indices of these places in all of a device's flattened blocks, if the adapter has `block_ids`."""
         size = self.blocks.shape[1]
         moved: Int64Array = np.array(block_ids, np.int64)[places // size] * size + places % size
         return moved
@@ -48,10 +49,10 @@ class PackedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """sites: the modules that adapters may change, by their names in the base's checkpoint, in the order of the tables;
-    of each this rank's part is packed. block_elements: of `dtype`, in a KV block. max_rank: of all adapters.
-    other_stages: the modules of each other stage of the model. An adapter has the same blocks on all stages, as many as
-    it takes where it takes most."""
+    """sites: modules that adapters may change, by name in the base's checkpoint, in the order of the tables; of each,
+    this rank's part is packed. block_elements: elements of `dtype` per KV block. max_rank: of all adapters.
+    other_stages: the modules of the other pipeline stages. An adapter has the same block ids on all stages, and as many
+    as it takes on the stage where it takes most."""
 
     sites: Mapping[str, AdapterSite]
     max_rank: int
@@ -69,26 +70,26 @@ class AdapterLayout:
 
     @property
     def all_sites(self) -> Mapping[str, AdapterSite]:
-        """Of the whole model."""
+        """Sites of all stages."""
         return {name: site for sites in (self.sites, *self.other_stages) for name, site in sites.items()}
 
     @property
     def alignment(self) -> int:
-        """Of each row's beginning, in elements."""
+        """Alignment of rows, in elements."""
         return _ALIGNMENT_BYTES // self.dtype.itemsize
 
     @property
     def most_numbers(self) -> int:
-        """Of A and B of an adapter that changes every site, with the highest rank."""
+        """The most elements of A and B: of an adapter with every site of this stage, at the highest rank."""
         return self.max_rank * sum(site.own_in_features + site.own_out_features for site in self.sites.values())
 
     @property
     def most_blocks(self) -> int:
-        """Of an adapter that changes every site, with the highest rank."""
+        """The most blocks of an adapter: with every site, at the highest rank."""
         return self._num_blocks(dict.fromkeys(self.all_sites, self.max_rank))
 
     def pack(self, weights: AdapterWeights, *, pinned: bool) -> PackedAdapter:
-        """Any thread. weights: in `dtype`, of sites of the whole model, with ranks up to `max_rank`."""
+        """Any thread. weights: in `dtype`, for sites of the whole model, with ranks up to `max_rank`."""
         shape = (len(self.sites), self.max_rank)
         a_places, b_places = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         ranks, scales = np.zeros(shape[0], np.int32), np.zeros(shape[0], np.float32)
@@ -110,7 +111,7 @@ class AdapterLayout:
         return PackedAdapter(blocks, a_places, b_places, ranks, scales)
 
     def _num_blocks(self, ranks: Mapping[str, int]) -> int:
-        """Of an adapter with these ranks, by site, on each stage."""
+        """Blocks of an adapter with these ranks per site: the maximum over stages."""
         return max(-(-self._end(sites, ranks) // self.block_elements) for sites in (self.sites, *self.other_stages))
 
     def _end(self, sites: Mapping[str, AdapterSite], ranks: Mapping[str, int]) -> int:
@@ -121,7 +122,7 @@ class AdapterLayout:
         return end
 
     def _places(self, end: int, num_rows: int, size: int) -> tuple[Int64Array, int]:
-        """Where so many rows lie behind place `end`, and where they end."""
+        """Places of `num_rows` rows of `size` elements after place `end`; and the end of the last one."""
         stride = self._aligned(size)
         places = np.empty(num_rows, np.int64)
         for row in range(num_rows):
@@ -132,7 +133,7 @@ class AdapterLayout:
         return places, end
 
     def _write(self, flat: Tensor, matrix: Tensor, places: Int64Array) -> None:
-        """Rows that lie one behind another are copied at once."""
+        """Copy a matrix's rows to their places; adjacent rows are copied together."""
         size = matrix.shape[1]
         stride = self._aligned(size)
         breaks = [0, *(np.flatnonzero(np.diff(places) != stride) + 1).tolist(), len(places)]

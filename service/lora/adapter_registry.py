@@ -1,5 +1,5 @@
-"""Which adapters are served, by name: those of the start, those that were loaded since, and a folder of others that are
-read when somebody asks for them."""
+"""Which adapters are served, by name: those given at start, those loaded since, and a folder of others that are read
+when a request asks for them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MOST_REFUSALS = 1024
 
 
 Read = Callable[[], HostAdapter]
-"""Takes seconds."""
+"""Reads an adapter. Takes seconds."""
 
 
 def read_modules(reader: AdapterReader, config: LoraConfig, taken: Collection[str]) -> dict[str, HostAdapter]:
-    """The adapters of the start, by name. Any thread; raises ConfigError naming the one. taken: the model's names."""
+    """Read the adapters given at start. Any thread. Raises ConfigError naming the adapter. taken: the model's names."""
     adapters: dict[str, HostAdapter] = {}
     for name, folder in config.modules:
         if name in taken or not _NAME.fullmatch(name):
@@ -41,11 +41,11 @@ def read_modules(reader: AdapterReader, config: LoraConfig, taken: Collection[st
 
 
 class AdapterRegistry:
-    """The `Adapters` of a server. Event-loop thread. Adapters are read one at a time.
+    """Implements `Adapters`. Event-loop thread. Adapters are read one at a time.
 
-    modules: those of the start. taken: names that are the model's. in_thread: has work done in a thread. on_read: told
-    how many seconds reading an adapter took. on_dropped: told of one that nobody can ask for any more; requests that
-    have it keep it.
+    modules: those given at start. taken: the model's names. in_thread: runs work in a thread. on_read: called with the
+    seconds that reading an adapter took. on_dropped: called with an adapter that no new request can ask for; live
+    requests keep it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class AdapterRegistry:
         self._on_read = on_read
         self._on_dropped = on_dropped
         self._adapters = dict(modules)
-        self._found: OrderedDict[str, HostAdapter] = OrderedDict()  # by when they were last asked for
+        self._found: OrderedDict[str, HostAdapter] = OrderedDict()  # least recently used first
         self._folders = dict(config.modules)
         self._published: dict[str, Path] = {}
         self._reading: dict[str, asyncio.Task[HostAdapter]] = {}
@@ -89,7 +89,7 @@ class AdapterRegistry:
         return None if name in self._taken or self._folder_of(name) is None else name
 
     def folder_of(self, name: str) -> Path | None:
-        """Where this adapter lies; None if there is none of this name."""
+        """Folder of this adapter; None if there is none of this name."""
         return self._folders.get(name) or (None if name in self._taken else self._folder_of(name))
 
     async def get(self, name: str) -> HostAdapter | None:
@@ -119,7 +119,7 @@ class AdapterRegistry:
         folder = self._checked_folder(path)
         self._check_free(name, in_place=in_place)
         adapter = await self._read(name, folder)
-        self._check_free(name, in_place=in_place)  # another may have been loaded meanwhile
+        self._check_free(name, in_place=in_place)  # again, since another one may have been loaded meanwhile
         self._drop(name)
         self._adapters[name], self._folders[name] = adapter, folder
         return adapter
@@ -128,12 +128,12 @@ class AdapterRegistry:
         return self._drop(name)
 
     def publish(self, name: str, folder: Path) -> None:
-        """Serve the adapter in this folder under this name, which no other adapter has; it is read when it is asked
-        for, as those of `lora-dir` are."""
+        """Serve the adapter in this folder under this name, which no other adapter may have. It is read when a request
+        asks for it, like those of `lora-dir`."""
         self._published[name] = folder
 
     def withdraw(self, name: str) -> None:
-        """Serve what was published under this name no more; requests that have it keep it. Idempotent."""
+        """Stop serving what was published under this name; live requests keep it. Idempotent."""
         if self._published.pop(name, None) is not None:
             self._drop(name)
 
@@ -151,7 +151,7 @@ class AdapterRegistry:
             raise AdapterError(f"lora_name: {name!r} is loaded already; load_inplace replaces it", param="lora_name")
 
     def _checked_folder(self, path: str) -> Path:
-        """Wherever links lead: below the folder of lora-dir. What is outside is not looked at."""
+        """The folder with links resolved, which must be below that of lora-dir. Nothing outside is touched."""
         if self._folder is None:
             why = "adapters are loaded from below --lora-dir, which is not set"
             raise AdapterError(f"lora_path: {why}", param="lora_path")
@@ -175,7 +175,7 @@ class AdapterRegistry:
         return folder if folder.is_relative_to(self._folder) and (folder / _CONFIG_FILE).is_file() else None
 
     async def _read_once(self, name: str, folder: Path) -> HostAdapter:
-        """However many ask at once."""
+        """Read an adapter once, however many requests ask for it at the same time."""
         if name not in self._reading:
             task = asyncio.ensure_future(self._read(name, folder))
             self._reading[name] = task
@@ -190,7 +190,7 @@ class AdapterRegistry:
             return adapter
 
     def _check_refused(self, name: str, folder: Path) -> None:
-        """One that was refused is not read again before its folder has changed: a client could keep the thread busy."""
+        """Repeat an earlier refusal unless the folder has changed since: else a client could keep the thread busy."""
         changed_s, fault = self._refused.get(name, (None, None))
         if fault is not None and changed_s == _changed_s(folder):
             raise AdapterError(str(fault), param=fault.param)
@@ -207,7 +207,7 @@ def _adapters_below(folder: Path) -> list[str]:
 
 
 def _changed_s(folder: Path) -> float:
-    """When the folder or one of its files was last changed."""
+    """When the folder or one of its files was last modified."""
     try:
         return max(entry.stat().st_mtime for entry in (folder, *folder.iterdir()))
     except OSError:

@@ -1,4 +1,4 @@
-"""The adapters in the host's memory, ready to be copied to the device."""
+"""Adapters in host memory, ready to be copied to the device."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from service.lora.weights_file import read_weights
 
 @dataclass(frozen=True, eq=False)
 class HostAdapter(Adapter):
-    """An adapter with its weights."""
+    """An adapter with its packed weights."""
 
     packed: PackedAdapter
 
 
 class AdapterReader(Protocol):
     def read(self, name: str, folder: Path) -> HostAdapter:
-        """The adapter in this folder, ready for the device, or on every rank for that of each; takes as long as its
-        bytes. Any thread. Raises AdapterError; ServerError if it is another rank that could not take it."""
+        """Read the adapter in this folder, on every rank its part; the time is proportional to its size. Any thread.
+        Raises AdapterError; ServerError if another rank could not take it."""
         ...
 
 
 class AdapterStore:
-    """Adapters by id, as long as somebody has them: who serves the name, or a request that has not ended. Any thread.
-    On a rank that serves nobody itself: from `take` to `drop`.
+    """Adapters by id. Weak references: an adapter is kept as long as its name is served or a live request has it. On a
+    rank that serves no requests itself: from `take` to `drop`. Any thread.
 
-    pinned: the copy to the device then needs no copy on the host.
+    pinned: use pinned memory, so that the copy to the device needs no intermediate copy.
     """
 
     def __init__(self, layout: AdapterLayout, *, pinned: bool) -> None:
@@ -46,7 +46,7 @@ class AdapterStore:
         return self.keep(name, self.read_weights(folder))
 
     def read_weights(self, folder: Path) -> AdapterWeights:
-        """Of the whole adapter, whatever this rank needs of it. Raises AdapterError."""
+        """Read the whole adapter, whatever part of it this rank needs. Raises AdapterError."""
         layout = self._layout
         return read_adapter(folder, layout.all_sites, layout.max_rank, layout.dtype)
 
@@ -54,11 +54,11 @@ class AdapterStore:
         return self._packed(name, next(self._ids), weights)
 
     def take(self, adapter_id: int, file: Path) -> None:
-        """An adapter that rank 0 has read, has given this id, and has written to this file (weights_file.py)."""
+        """Take over an adapter that rank 0 has read, numbered, and written to this file (weights_file.py)."""
         self._taken[adapter_id] = self._packed("", adapter_id, read_weights(file))
 
     def drop(self, adapter_id: int) -> None:
-        """One that was taken, if it was."""
+        """Let go of a taken adapter. Unknown ids are ignored."""
         self._taken.pop(adapter_id, None)
 
     @property
@@ -71,12 +71,12 @@ class AdapterStore:
         return self._layout.alignment
 
     def packed(self, adapter_id: int) -> PackedAdapter:
-        """Of an adapter that somebody has."""
+        """Packed weights of an adapter that is still in use."""
         return self._adapters[adapter_id].packed
 
     @property
     def num_bytes(self) -> int:
-        """Of the weights of all adapters."""
+        """Bytes of all adapters' weights."""
         return sum(adapter.packed.blocks.nbytes for adapter in list(self._adapters.values()))
 
     @property

@@ -1,8 +1,8 @@
-"""A safetensors file, read piece by piece into memory of its own, and written.
+"""Reads safetensors files tensor by tensor into memory of its own, and writes them.
 
-Not through the library, because adapters are read while others are served: its `safe_open` maps the file, and if
-somebody cuts a mapped file short, reading it ends the process (SIGBUS); its `deserialize` holds the interpreter's lock
-until all is copied, 22 to 117 ms for the 84 MB of rank 16 over an 8B model (loadtest/log/cpu.md).
+The library is not used, because adapters are read while requests run. Its `safe_open` maps the file, and if a mapped
+file is truncated, reading it ends the process (SIGBUS). Its `deserialize` holds the interpreter lock while it copies:
+22 to 117 ms for the 84 MB of rank 16 over an 8B model (loadtest/log/cpu.md).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from service.errors import AdapterError
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 )
-"""By their names in the format; those that are read."""
+"""The dtypes that are read, by their names in the format."""
 
 _NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
 _METADATA = "__metadata__"
-_ALIGNMENT = 8  # of the first tensor, which the format asks for
-_LENGTH_BYTES = 8  # of the header's length, little-endian, at the file's beginning
+_ALIGNMENT = 8  # of the first tensor; required by the format
+_LENGTH_BYTES = 8  # the file starts with the header's length, little-endian
 _LFS_POINTER = b"version "
-"""How a Git LFS pointer begins; the length that it would be is never one of a header."""
+"""How a Git LFS pointer file begins. Read as a header length it would be absurdly large, so there is no ambiguity."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """As the header describes it. dtype: as the format spells it. begin, end: bytes from the end of the header."""
+    """A tensor as the header describes it. dtype: as the format spells it. begin, end: bytes after the header's end."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -46,7 +46,7 @@ class StoredTensor:
 
 
 class TensorFile:
-    """An open file; `opened_tensors` makes it. metadata: what it says beside its tensors."""
+    """An open file, made by `opened_tensors`. metadata: the header's `__metadata__`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TensorFile:
         self._data_start = data_start
 
     def read(self, name: str) -> Tensor:
-        """A tensor of one of DTYPES. Raises AdapterError if its bytes are not there."""
+        """Read a tensor, whose dtype must be in DTYPES. Raises AdapterError if its bytes are missing."""
         stored = self.tensors[name]
         dtype, num_bytes = DTYPES[stored.dtype], stored.end - stored.begin
         if num_bytes != dtype.itemsize * math.prod(stored.shape):
@@ -81,7 +81,7 @@ class TensorFile:
 
 @contextmanager
 def opened_tensors(file: Path, max_header_bytes: int, max_data_bytes: int) -> Iterator[TensorFile]:
-    """The file with its header read and checked; nothing else of it is read. Raises AdapterError naming the file."""
+    """Open the file, and read and check its header only. Raises AdapterError naming the file."""
     try:
         opened = file.open("rb")
     except OSError as fault:
@@ -100,7 +100,7 @@ def opened_tensors(file: Path, max_header_bytes: int, max_data_bytes: int) -> It
 
 
 def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """The whole of a file. tensors: on the host, of DTYPES. Holds the interpreter's lock for none of the bytes."""
+    """Write a whole file. tensors: on the host, with dtypes in DTYPES. Writes data without the interpreter lock."""
     header: dict[str, object] = {_METADATA: dict(metadata)}
     end = 0
     for name, tensor in tensors.items():
@@ -114,7 +114,7 @@ def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mappi
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Of a tensor on the host, as they are stored; not copied if it is contiguous."""
+    """A host tensor's bytes as stored; not a copy if the tensor is contiguous."""
     return memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
@@ -155,7 +155,7 @@ def _stored(description: object) -> StoredTensor:
 
 
 def _check_extents(name: str, tensors: Mapping[str, StoredTensor], num_bytes: int) -> None:
-    """Tensors lie one behind another, from the header to the file's end."""
+    """Raise AdapterError unless the tensors fill the file after the header, without gaps or overlaps."""
     expected = 0
     for stored in sorted(tensors.values(), key=lambda stored: (stored.begin, stored.end)):
         if stored.begin != expected or stored.end < stored.begin:

@@ -1,5 +1,5 @@
-"""An adapter's weights as a file that one process writes and others read: no folder of a user's, so nothing is checked
-that was checked before."""
+"""An adapter's weights as a file that one process writes and others read. Not a user's file, so it is not checked as
+adapter_folder.py checks one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import BinaryIO
 from service.lora.adapter_folder import AdapterWeights, SiteWeights
 from service.lora.tensor_file import opened_tensors, write_tensors
 
-_DIGEST = "digest"  # the name of no module: these have dots
+_DIGEST = "digest"  # cannot be a module's name: these have dots
 _A, _B = ".a", ".b"
 
 
@@ -22,7 +22,7 @@ def write_weights(file: BinaryIO, weights: AdapterWeights) -> None:
 
 
 def read_weights(file: Path) -> AdapterWeights:
-    """Raises AdapterError if it is no such file."""
+    """Raises AdapterError if it is not such a file."""
     with opened_tensors(file, sys.maxsize, sys.maxsize) as stored:
         facts = dict(stored.metadata)
         digest = str(facts.pop(_DIGEST))
