@@ -1,4 +1,4 @@
-"""Batches: files of requests that run between the others' requests, and whose answers are files again.
+"""Batches: files of requests that run in between other requests, and whose answers become files again.
 
-On the event loop; files are read and written in threads. Every line goes through the door as any client's request.
+Event loop; files are read and written in threads. Every line is handled by the API like any client's request.
 """

@@ -1,4 +1,4 @@
-"""What is known of a batch."""
+"""The state of a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 
 
 class BatchStatus(StrEnum):
-    """OpenAI's."""
+    """OpenAI's names."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -28,7 +28,7 @@ OVER = frozenset({BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED
 
 @dataclass(frozen=True, slots=True)
 class InputError:
-    """Why a batch cannot be run. line: counts from 1; None: it is not one line's."""
+    """Why a batch cannot be run. line: from 1; None if no single line is at fault."""
 
     code: str
     message: str
@@ -38,10 +38,10 @@ class InputError:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """client: name of the API key that it belongs to. Times are Unix seconds. output_file_id, error_file_id: chosen at
-    its beginning; the file is there once the batch is over, and then None if it would be empty. becomes: what it ends
-    as, once its last lines are being written; is_written: once they are. num_failed: lines with an answer that is an
-    error."""
+    """client: name of the API key that owns it. Times are Unix seconds. output_file_id, error_file_id: chosen at
+    creation; the files exist once the batch is over, and the id is then None if its file would be empty. becomes: the
+    final status, set once no more lines will run; is_written: all results are on disk. num_failed: lines that were
+    answered with an error."""
 
     batch_id: str
     client: str
@@ -69,11 +69,11 @@ class Batch:
 
     @property
     def num_lines_left(self) -> int:
-        """Without an answer; 0 until they are counted."""
+        """Lines without an answer; 0 until the lines are counted."""
         return max(0, self.num_lines - self.num_completed - self.num_failed)
 
     def reaching(self, status: BatchStatus, now_s: int, **changes: Any) -> Batch:
-        """The batch once it has this status, since `now_s` if it had not before."""
+        """The batch with this status, reached at `now_s` unless it was reached before."""
         return replace(self, status=status, reached_at={str(status): now_s, **self.reached_at}, **changes)
 
     def to_json(self) -> bytes:

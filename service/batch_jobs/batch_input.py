@@ -1,4 +1,4 @@
-"""The file of a batch: a request a line, checked whole before the first one runs."""
+"""The input file of a batch: one request per line; the whole file is checked before the first one runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_CUSTOM_ID = 512
 _MAX_ERRORS = 100
 _REST_EVERY_BYTES = 64 * 1024
 _REST_S = 0.001
-"""The interpreter is the engine's and the event loop's, too: who reads a long file leaves it to them now and then."""
+"""Sleep now and then while reading a long file, since the engine and the event loop need the interpreter, too."""
 
 
 class BatchLine(NamedTuple):
@@ -30,14 +30,14 @@ class BatchLine(NamedTuple):
 
 
 class CheckedInput(NamedTuple):
-    """errors: the first ones; none if all `num_lines` requests may be run."""
+    """errors: the first _MAX_ERRORS; empty if all `num_lines` requests may run."""
 
     num_lines: int
     errors: tuple[InputError, ...]
 
 
 def check_input(path: Path, endpoint: str) -> CheckedInput:
-    """Whether every line is a request to `endpoint` with an id of its own. Takes long; a thread of its own."""
+    """Check that every line is a request to `endpoint` with a unique custom_id. Slow: call in a thread."""
     num_lines, errors = 0, list[InputError]()
     seen = set[bytes]()
     with path.open("rb") as file:
@@ -64,15 +64,15 @@ def check_input(path: Path, endpoint: str) -> CheckedInput:
 
 
 class BatchReader:
-    """The lines of a checked file, one after the other. One thread at a time."""
+    """Reads the lines of a checked file in order. One thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")
         self._lines = _numbered(self._file)
 
     def read(self, most_lines: int, most_bytes: int, done: bytearray) -> list[BatchLine]:
-        """The next lines that are not done, no more than these but one at least; none at the end. done: a byte for each
-        line, true if it is."""
+        """The next lines that are not done, at least one, until `most_lines` or `most_bytes` is reached; empty at the
+        end. done: done[number] is true if that line is done; it may be shorter than the file."""
         lines, num_bytes = list[BatchLine](), 0
         for number, text in self._lines:
             if number < len(done) and done[number]:
@@ -89,7 +89,7 @@ class BatchReader:
 
 
 def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank. The upload has bounded how long one may be."""
+    """(line number, line) of all non-blank lines. Their length was limited at upload."""
     num_unrested = 0
     for number, text in enumerate(file, 1):
         num_unrested += len(text)

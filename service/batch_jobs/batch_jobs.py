@@ -1,4 +1,4 @@
-"""All batches: those that run, those that wait for it, and those that are over."""
+"""All batches: running, waiting and ended ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from service.storage.storage import Storage
 _logger = logging.getLogger(__name__)
 _MAX_RUNNING = 8
 _THREADS = 3
-"""One batch that is checked for long does not hold up the others."""
+"""Several, so that a batch whose file takes long to check does not delay the others."""
 _MAX_UNFINISHED = 100
 _RETRY_S = 30.0
 _LOOK_EVERY_S = 1.0
@@ -47,9 +47,9 @@ T = TypeVar("T")
 
 
 class BatchJobs:
-    """Event loop. `start` takes up what an earlier run of the server has left; `close` leaves it to a later one.
+    """Event loop. `start` resumes what an earlier run of the server has left; `close` leaves it for a later one.
 
-    ask: answers a line. most_lines(num_running): how many lines may run now. lines_ended: since the start, by outcome.
+    ask: answers a line. most_lines(num_running): how many lines may run now. lines_ended: by outcome, since start.
     """
 
     def __init__(self, storage: Storage, ask: Ask, most_lines: Callable[[int], int]) -> None:
@@ -73,11 +73,11 @@ class BatchJobs:
 
     @property
     def num_lines_left(self) -> int:
-        """Of the batches that run, without an answer. Any thread."""
+        """Lines without an answer in running batches. Any thread."""
         return sum(run.batch.num_lines_left for run in list(self._runs.values()))
 
     def count(self) -> Counter[str]:
-        """Batches that are not over, by status. Any thread."""
+        """Unfinished batches by status. Any thread."""
         runs, waiting = list(self._runs.values()), list(self._waiting.values())
         return Counter(str(batch.status) for batch in (*(run.batch for run in runs), *waiting))
 
@@ -94,7 +94,7 @@ class BatchJobs:
         metadata: Mapping[str, str] | None,
         output_expires_after_s: int | None,
     ) -> Batch:
-        """window: as the client has said it, and in seconds. NotFound, InvalidRequest, RateLimited."""
+        """window: as the client wrote it, and in seconds. Raises NotFound, InvalidRequest, RateLimited."""
         file = await self._storage.files.find(input_file_id, client)
         if file is None:
             raise NotFound(f"No such File object: {input_file_id[:64]}", param="input_file_id")
@@ -127,7 +127,7 @@ class BatchJobs:
         return batch
 
     async def get(self, batch_id: str, client: str) -> Batch:
-        """NotFound if there is none, or if it is somebody else's."""
+        """Raises NotFound if there is none, or if it belongs to another client."""
         batch = await self._storage.database.run(lambda connection: find_batch(connection, batch_id, client))
         if batch is None:
             raise NotFound(f"No batch found with id '{batch_id[:64]}'.", param="batch_id")
@@ -140,13 +140,13 @@ class BatchJobs:
         return Page([self._as_it_is(batch) for batch in page.items], page.has_more)
 
     async def cancel(self, batch_id: str, client: str) -> Batch:
-        """As `get`; InvalidRequest if it is over."""
+        """Raises as `get`; InvalidRequest if the batch is over."""
         batch = await self.get(batch_id, client)
         if batch.is_over:
             raise InvalidRequest(f"Cannot cancel a batch with status '{batch.status}'.", param="batch_id")
         if (run := self._runs.get(batch_id)) is not None:
             return await run.cancel()
-        if batch_id in self._tasks:  # it is about to begin, or to begin anew
+        if batch_id in self._tasks:  # its run is about to start, or to be retried
             self._to_cancel.add(batch_id)
             return batch.reaching(BatchStatus.CANCELLING, int(time.time()))
         if self._waiting.pop(batch_id, None) is not None:
@@ -161,8 +161,8 @@ class BatchJobs:
     async def follow(
         self, batch: Batch, is_ending: Callable[[], bool], wants_lines: bool = True
     ) -> AsyncIterator[Batch | bytes]:
-        """Lines of its results as they come to the disk, from the first one on, and the batch whenever it has become
-        another, the last of all as it is when it is over. Ends within a second or so of `is_ending`, too."""
+        """Yields result lines as they reach the disk, from the first one on, and the batch whenever it has changed; the
+        last item is the finished batch. Also ends within about a second after `is_ending` returns True."""
         lines, told = WrittenLines(2), None
         try:
             with self._watchers.watched(batch.batch_id) as changed:
@@ -183,7 +183,7 @@ class BatchJobs:
             lines.close()
 
     async def close(self) -> None:
-        """What has been answered is written first."""
+        """Stop. Results so far are written first."""
         tasks = [*self._tasks.values(), *([] if self._resuming is None else [self._resuming])]
         self._waiting.clear()
         for task in tasks:
@@ -193,7 +193,7 @@ class BatchJobs:
         self._thread.shutdown(wait=False)
 
     def _as_it_is(self, batch: Batch) -> Batch:
-        """What is on the disk, with what has happened since; but an end is told once it is on the disk."""
+        """`batch`, from the database, with its present progress. An end is only reported once it is stored there."""
         run = self._runs.get(batch.batch_id)
         return batch if run is None or batch.is_over or run.batch.is_over else run.batch
 
@@ -202,7 +202,7 @@ class BatchJobs:
         return await self.get(batch.batch_id, batch.client) if run is None or run.batch.is_over else run.batch
 
     async def _result_paths(self, batch: Batch) -> Sequence[Path | None]:
-        """Of answers and of errors: in the batch's folder until it is over, then among its client's files, if there."""
+        """Paths of output and error file: in the batch's folder until it is over, then the client's files, if any."""
         if not batch.is_over:
             folder = self._folder / batch.batch_id
             return [folder / ANSWERS, folder / ERRORS]
@@ -232,14 +232,15 @@ class BatchJobs:
         self._begin_next()
 
     def _sweep(self, unfinished: Set[str]) -> None:
-        """Folders of batches that are over."""
+        """Remove the folders of batches that are over."""
         if self._folder.exists():
             for folder in self._folder.iterdir():
                 if folder.name not in unfinished and folder.name not in self._runs:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _begin_next(self) -> None:
-        """As many as may run: of those that wait, one of the client that has the fewest running, in their order."""
+        """Start waiting batches while fewer than _MAX_RUNNING run: of the client with the fewest running ones first,
+        and in order of creation."""
         while self._waiting and len(self._tasks) < _MAX_RUNNING:
             batch = min(self._waiting.values(), key=self._num_running_of)
             del self._waiting[batch.batch_id]
@@ -247,11 +248,11 @@ class BatchJobs:
             self._tasks[batch.batch_id] = asyncio.create_task(self._run(batch))
 
     def _num_running_of(self, batch: Batch) -> int:
-        """Batches of its client that run."""
+        """Running batches of its client."""
         return self._running_clients[batch.client]
 
     async def _run(self, batch: Batch) -> None:
-        """To its end, over faults of the disk."""
+        """Run the batch to its end, with retries after storage faults."""
         batch_id, client = batch.batch_id, batch.client
         try:
             while True:
@@ -261,7 +262,7 @@ class BatchJobs:
                 except (StorageUnavailable, StorageFull) as fault:
                     _logger.warning("%s cannot go on yet: %s", batch_id, fault)
                     await asyncio.sleep(_RETRY_S)
-        except Exception:  # a defect of ours: it costs this batch
+        except Exception:  # a bug fails this batch only
             _logger.exception("%s has failed", batch_id)
             with suppress(StorageUnavailable, StorageFull):
                 await self._fail(batch, InputError("server_error", "The server had an error while it ran."))
@@ -304,7 +305,7 @@ class BatchJobs:
         self._watchers.tell(batch.batch_id)
 
     def _note_ended(self, batch_id: str, lines: Mapping[str, int]) -> None:
-        """lines: that have ended and are on the disk, by outcome."""
+        """lines: numbers of lines whose results are now on disk, by outcome."""
         self.lines_ended.update(lines)
         self._watchers.tell(batch_id)
 

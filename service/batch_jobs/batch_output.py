@@ -1,6 +1,6 @@
-"""What the lines of a batch came to, written as it comes: two files of lines that only grow.
+"""The results of a batch's lines, written as they come: two files that only grow.
 
-The files themselves say which lines are done. So a batch that was broken off, however it was, goes on with the others.
+The files themselves tell which lines are done. So a batch can be interrupted in any way and continues with the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 from service.storage.data_folder import sync_folder
 
 ANSWERS, ERRORS = "output.jsonl", "error.jsonl"
-"""Files in a batch's folder."""
+"""File names in a batch's folder."""
 
 _NUMBER = re.compile(rb'\{"id":"batch_req_[0-9a-f]+_(\d+)",')
 _BLOCK_BYTES = 1024 * 1024
@@ -24,7 +24,7 @@ _OK = 200
 
 
 class Answer(NamedTuple):
-    """status: of HTTP. body: JSON."""
+    """status: HTTP status. body: JSON."""
 
     status: int
     request_id: str
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 
 class LineResult(NamedTuple):
-    """outcome: the answer, or why there is none: code and message."""
+    """outcome: the answer; or (code, message) if the line was not run."""
 
     number: int
     custom_id: str
@@ -44,12 +44,12 @@ class LineResult(NamedTuple):
 
     @property
     def is_failed(self) -> bool:
-        """It has an answer, which is an error."""
+        """Whether it was answered with an error."""
         return isinstance(self.outcome, Answer) and self.outcome.status != _OK
 
 
 class Recovered(NamedTuple):
-    """done: a byte for each line up to the last one that is done, true if it is."""
+    """done: one byte per line number up to the last line that is done; nonzero if done."""
 
     done: bytearray
     num_completed: int
@@ -58,7 +58,7 @@ class Recovered(NamedTuple):
 
 
 class BatchOutput:
-    """Written by one thread at a time. name: of the batch in the ids of its lines, hexadecimal. folder: the batch's."""
+    """Written by one thread at a time. name: hexadecimal, part of the result ids. folder: the batch's."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._name = name
@@ -69,7 +69,7 @@ class BatchOutput:
         sync_folder(folder)
 
     def recover(self) -> Recovered:
-        """What is there, once a line that was not written to its end is taken away."""
+        """Read which lines are done. An incomplete last line is cut off."""
         done, counts = bytearray(), list[int]()
         for file in self._files.values():
             numbers, num_bytes = _numbers_in(file)
@@ -82,17 +82,17 @@ class BatchOutput:
 
     @property
     def num_bytes(self) -> int:
-        """Of the two files, as long as they are here."""
+        """Bytes in both files, as long as they are in the folder."""
         return sum(map(num_bytes_of, self._files))
 
     def lines_of(self, results: Sequence[LineResult]) -> tuple[bytes, bytes]:
-        """As they are written: answers, and errors."""
+        """The lines to write: to the answers' file, and to the errors' file."""
         answers = b"".join(self._line(result) for result in results if result.is_completed)
         errors = b"".join(self._line(result) for result in results if not result.is_completed)
         return answers, errors
 
     def append(self, answers: bytes, errors: bytes) -> None:
-        """On the disk when this returns. OSError: nothing of it is."""
+        """Write and sync. If it raises OSError, neither file has changed."""
         sizes = {path: os.fstat(file.fileno()).st_size for path, file in self._files.items()}
         try:
             for path, lines in ((self.answers, answers), (self.errors, errors)):
@@ -128,7 +128,7 @@ class BatchOutput:
 
 
 def num_bytes_of(path: Path) -> int:
-    """0 if there is no such file."""
+    """Size of the file; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -136,7 +136,7 @@ def num_bytes_of(path: Path) -> int:
 
 
 def _numbers_in(file: BinaryIO) -> tuple[list[int], int]:
-    """The numbers of the whole lines, and how many bytes these have together."""
+    """The line numbers of all complete lines, and the bytes of these lines."""
     numbers, num_bytes, found = list[int](), 0, None
     with open(file.name, "rb") as content:
         while text := content.readline(_BLOCK_BYTES):

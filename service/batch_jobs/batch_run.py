@@ -1,4 +1,4 @@
-"""One batch on its way from `validating` to its end, from wherever an earlier run of the server has left it."""
+"""Runs one batch from `validating` to its end, starting wherever an earlier run of the server has left it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from service.storage.storage import Storage
 from service.storage.upload import InThread
 
 Ask = Callable[[Batch, bytes], Awaitable[Answer]]
-"""Answers a body that is sent to the batch's endpoint by its client. Never raises, but for being cancelled."""
+"""Answers a request body as the batch's endpoint would answer its client. Raises only CancelledError."""
 
 _READ_LINES = 64
 _READ_BYTES = 1024 * 1024
 _RETRY_S = 1.0
 _LATER = frozenset({429, 503})
-"""Answers that say that the server cannot now: the line is run again."""
+"""Statuses that mean `not now`: the line is tried again."""
 _LAST_WORDS_S = 5.0
 _WHY_NOT_RUN = {
     BatchStatus.EXPIRED: ("batch_expired", "This request could not be run before the completion window ended."),
@@ -36,8 +36,8 @@ _WHY_NOT_RUN = {
 
 
 class BatchRun:
-    """`run` is called once. save: puts the batch into the table. in_thread: for long work on files. count: is told
-    of lines that have ended, by outcome."""
+    """`run` is called once. save: writes the batch to the database. in_thread: for slow work on files. count: called
+    with numbers of ended lines, by outcome."""
 
     def __init__(
         self,
@@ -64,19 +64,19 @@ class BatchRun:
 
     @property
     def batch(self) -> Batch:
-        """As it is now."""
+        """The present state."""
         return self._batch
 
     async def cancel(self) -> Batch:
-        """The batch, which ends soon; one that is ending already does as it would have."""
+        """Cancel the batch, which then ends soon, and return it. No effect if it is ending already."""
         if self._batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS):
             await self._reach(BatchStatus.CANCELLING)
             self._cancelled.set()
         return self._batch
 
     async def run(self) -> None:
-        """Until the batch is over. Raises what the storage raises; the batch can then be run anew. Cancelled, it is
-        left as it is, with all results on the disk."""
+        """Run until the batch is over. Raises storage faults; the batch can then be run again by a new BatchRun. If
+        this task is cancelled, the batch can be resumed, with all results so far on disk."""
         if self._batch.status is BatchStatus.VALIDATING and not await self._validate():
             return
         output = await self._in_thread(lambda: BatchOutput(self._folder, self._name))
@@ -87,26 +87,27 @@ class BatchRun:
                 await self._run_lines(output)
             await self._hand_over(output)
         except Exception:
-            self._storage.budget.give_back(output.num_bytes)  # who goes on with it counts anew
+            self._storage.budget.give_back(output.num_bytes)  # the next attempt counts them again
             raise
         finally:
             output.close()
         await self._in_thread(lambda: shutil.rmtree(self._folder, ignore_errors=True))
 
     async def _validate(self) -> bool:
-        """Whether there are lines to run."""
+        """Check the input file. False if the batch failed by it."""
         checked = await self._in_thread(lambda: check_input(self._input, self._batch.endpoint))
         if checked.errors:
             await self._reach(BatchStatus.FAILED, errors=checked.errors, output_file_id=None, error_file_id=None)
             return False
         if self._batch.status is BatchStatus.VALIDATING:
             await self._reach(BatchStatus.IN_PROGRESS, num_lines=checked.num_lines)
-        else:  # cancelled meanwhile
+        else:  # it was cancelled meanwhile
             self._batch = replace(self._batch, num_lines=checked.num_lines)
         return True
 
     async def _run_lines(self, output: BatchOutput) -> None:
-        """All of them, or those that may still be; then the others are told of."""
+        """Run the lines until all have ended, or the batch was cancelled or has expired. Then record the lines that
+        were not run."""
         done, num_completed, num_failed, num_bytes = await self._in_thread(output.recover)
         self._storage.budget.note(num_bytes)
         if self._batch.becomes is None:
@@ -115,12 +116,12 @@ class BatchRun:
             keeps = self._batch.status is BatchStatus.CANCELLING
             await self._reach(self._batch.status if keeps else BatchStatus.FINALIZING, becomes=becomes)
         if self._batch.becomes in _WHY_NOT_RUN:
-            with suppress(StorageFull):  # a line that is not told of was not run
+            with suppress(StorageFull):  # a line without a result was not run
                 await self._tell_of_the_rest(output)
         await self._reach(self._batch.status, is_written=True)
 
     async def _work(self, output: BatchOutput, done: bytearray) -> BatchStatus:
-        """How the batch ends."""
+        """Run lines; returns the batch's final status."""
         if self._batch.status is BatchStatus.CANCELLING:
             return BatchStatus.CANCELLED
         writer = ResultWriter(output, self._storage.budget, self._in_thread, self._note_written)
@@ -147,7 +148,7 @@ class BatchRun:
         return BatchStatus.CANCELLED if self._cancelled.is_set() else BatchStatus.EXPIRED
 
     async def _run_each(self, writer: ResultWriter, done: bytearray) -> None:
-        """Every line that is not done, each as soon as it has a seat."""
+        """Run every line that is not done, each when it gets a seat."""
         reader = await self._in_thread(lambda: BatchReader(self._input))
         try:
             async with asyncio.TaskGroup() as running:
@@ -156,7 +157,7 @@ class BatchRun:
                         await writer.wait_for_room()
                         seat = await self._seats.take()
                         task = running.create_task(self._run_line(line, seat, writer))
-                        task.add_done_callback(partial(_give_back, seat))  # also if it never began
+                        task.add_done_callback(partial(_give_back, seat))  # also if it is cancelled before it starts
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
@@ -193,7 +194,7 @@ class BatchRun:
             reader.close()
 
     async def _hand_over(self, output: BatchOutput) -> None:
-        """Its two files become files of its client. May be done again after it was broken off."""
+        """Turn the two result files into files of the client. Can be repeated after an interruption."""
         batch = self._batch
         assert batch.becomes is not None
         ids: list[str | None] = []

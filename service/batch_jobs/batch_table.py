@@ -1,4 +1,4 @@
-"""The table of batches."""
+"""Database table of batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCHES = Schema(
 
 
 MOST_KEPT = 10_000
-"""Batches; of more, the oldest that are over are forgotten."""
+"""Batches; beyond this, the oldest ended ones are forgotten."""
 
 
 def insert_batch(connection: Connection, batch: Batch) -> None:
@@ -46,7 +46,7 @@ def update_batch(connection: Connection, batch: Batch) -> None:
 
 
 def find_batch(connection: Connection, batch_id: str, client: str) -> Batch | None:
-    """None if there is none, or if it is somebody else's."""
+    """None if there is none, or if it belongs to another client."""
     row = connection.execute(
         "SELECT facts FROM batches WHERE batch_id = ? AND client = ?", (batch_id, client)
     ).fetchone()
@@ -54,18 +54,18 @@ def find_batch(connection: Connection, batch_id: str, client: str) -> Batch | No
 
 
 def list_batches(connection: Connection, client: str, query: PageQuery) -> Page[Batch] | None:
-    """None if there is no batch that the page could begin after."""
+    """A page of the client's batches. None if there is no batch with the id `after`."""
     page = take_page(connection, "batches", "batch_id", "facts", ("client = ?", (client,)), query)
     return None if page is None else Page([Batch.from_json(row["facts"]) for row in page.items], page.has_more)
 
 
 def unfinished_batches(connection: Connection) -> list[Batch]:
-    """In order of their creation."""
+    """In order of creation."""
     rows = connection.execute("SELECT facts FROM batches WHERE NOT is_over ORDER BY number")
     return [Batch.from_json(row["facts"]) for row in rows]
 
 
 def num_unfinished(connection: Connection, client: str) -> int:
-    """Of this client's."""
+    """Number of this client's unfinished batches."""
     row = connection.execute("SELECT count(*) FROM batches WHERE NOT is_over AND client = ?", (client,)).fetchone()
     return int(row[0])

@@ -1,24 +1,24 @@
-"""How many lines of batches may run: what the others leave."""
+"""How many lines of batches may run: what other requests leave free."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 QUIET_S = 1.0
-"""So long after the last request of others has ended they are thought to come again."""
+"""For so long after the last other request has ended, more of them are expected."""
 _DOUBLING_S = 0.05
-"""When it is quiet, the share doubles as often, so that whoever comes at its beginning meets few prompts of ours."""
+"""Without other requests the share doubles this often: an early arrival then meets few prompts of batches."""
 _SPARE_SHARE = 32
-"""One seat in so many stays free, for whoever comes first after a quiet time."""
+"""One sequence in so many is kept free for the first request after a quiet time."""
 _BESIDE_SHARE = 64
-"""While there are others, ours have one seat in so many."""
+"""While there are other requests, batches get one sequence in so many."""
 _MOST_KV = 0.9
 _MOST_WAITING_SHARE = 8
 
 
 class EngineFacts(NamedTuple):
-    """last_other_s: when there was last a request that is no batch's; now, if there is one. kv_share: of the blocks
-    that are used. num_waiting: of all requests. batch_size: sequences in the last iteration."""
+    """last_other_s: when there was last a request that is not a batch's; the present time if there is one. kv_share:
+    share of KV blocks in use. num_waiting: all waiting requests. batch_size: sequences in the last iteration."""
 
     max_num_seqs: int
     batch_size: int
@@ -28,16 +28,16 @@ class EngineFacts(NamedTuple):
 
 
 class IdleShare:
-    """Asked again and again; no clock of its own. While others are served it is small. When they are gone it grows to
-    all seats but a few; memory and the queue are kept from filling up. A line may be several sequences: these count in
-    `batch_size`."""
+    """Small while other requests are served; grows to nearly all sequences when they are gone, without filling the
+    memory or the queue. A line may have several sequences; `batch_size` counts these. Must be asked often; has no clock
+    of its own."""
 
     def __init__(self) -> None:
         self._share = 1.0
         self._asked_s: float | None = None
 
     def most(self, facts: EngineFacts, num_running: int, now_s: float) -> int:
-        """Lines that may run now, of which `num_running` do: they are not stopped if they are more."""
+        """How many lines may run now. If more do (`num_running`), they are not stopped."""
         seats = facts.max_num_seqs
         full = max(1, seats - max(1, seats // _SPARE_SHARE))
         beside = max(1, seats // _BESIDE_SHARE)

@@ -1,4 +1,4 @@
-"""Brings the results of a batch's lines to the disk, many at a time."""
+"""Writes the results of a batch's lines to disk, many at a time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _MOST_UNWRITTEN_BYTES = 8 * 1024 * 1024
 
 
 class ResultWriter:
-    """Event loop. Where there is no room, or the disk does not work, it tries again until there is: nothing that was
-    answered is lost or asked for again.
+    """Event loop. If the disk is full or fails, it retries until it succeeds: no result is lost, no line is run twice.
 
-    note_written: is told of results that are on the disk.
+    note_written: called with results that are on disk.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class ResultWriter:
         self._warning = RareWarning(_logger, "results of a batch cannot be stored yet: %s (times: %d)")
 
     def put(self, result: LineResult) -> None:
-        """To be written soon. Raises what an earlier one has failed with, if that was no fault of the disk."""
+        """Write the result soon. Raises the fault of an earlier write, if it was not the disk's."""
         self._unwritten.append(result)
         self._num_unwritten_bytes += _size(result)
         if self._num_unwritten_bytes > _MOST_UNWRITTEN_BYTES:
@@ -57,11 +56,11 @@ class ResultWriter:
             self._writing = asyncio.create_task(self._write())
 
     async def wait_for_room(self) -> None:
-        """Until what waits to be written is little enough for more lines to be run."""
+        """Wait until few enough bytes are unwritten to run more lines."""
         await self._has_room.wait()
 
     async def flush(self) -> None:
-        """Until all is written. Raises as `put`."""
+        """Wait until everything is written. Raises as `put`."""
         if self._writing is not None:
             await asyncio.wait((self._writing,))
             self._writing.result()
@@ -79,7 +78,7 @@ class ResultWriter:
             await asyncio.sleep(_FLUSH_EVERY_S)
 
     async def _append(self, answers: bytes, errors: bytes) -> bool:
-        """Whether it could be done."""
+        """Returns whether it succeeded."""
         num_bytes = len(answers) + len(errors)
         try:
             self._budget.take(num_bytes)

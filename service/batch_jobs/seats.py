@@ -1,4 +1,4 @@
-"""Who of the batches may run its next line: one after the other, as many as there is room for."""
+"""Which batch may run its next line: batches take turns, as far as there are free seats."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Seat:
 
 
 class Seats:
-    """Event loop. Each batch asks for a seat at a time, so that they take turns.
+    """Event loop. Each batch waits for one seat at a time, so batches take turns.
 
-    most(num_taken): how many may be taken now; asked while somebody waits.
+    most(num_taken): how many seats may be taken now; polled while a batch waits.
     """
 
     def __init__(self, most: Callable[[int], int]) -> None:
@@ -52,7 +52,7 @@ class Seats:
 
     def _hand_out(self) -> None:
         while self._waiting:
-            if self._waiting[0].done():  # who waited has gone
+            if self._waiting[0].done():  # cancelled
                 self._waiting.popleft()
             elif self.num_taken < self._most(self.num_taken):
                 self.num_taken += 1
@@ -63,7 +63,7 @@ class Seats:
             self._looking = asyncio.create_task(self._look())
 
     async def _look(self) -> None:
-        """What is free changes by itself, too."""
+        """Poll, since `most` may change at any time."""
         while self._waiting:
             await asyncio.sleep(_LOOK_EVERY_S)
             self._hand_out()

@@ -1,4 +1,4 @@
-"""The lines of a batch's results, read while they are written."""
+"""Reads the lines of a batch's results while they are being written."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _MOST_BYTES = 1024 * 1024
 
 
 class WrittenLines:
-    """Of several files that only grow, each line once. One thread at a time.
+    """Reads several files that only grow, each line once. One thread at a time.
 
-    A file may be moved once it is open. A line that a full disk has broken off is written again as it was, so what was
-    read of it stands.
+    A file may be moved once it is open. A line cut off by a full disk is written again with the same contents, so what
+    was read of it stays valid.
     """
 
     def __init__(self, num_files: int) -> None:
         self._files: list[BinaryIO | None] = [None] * num_files
 
     def read(self, paths: Sequence[Path | None]) -> list[bytes]:
-        """Some of the whole lines that have not been read, without their ends: about a MiB, or one that is longer.
-        None of them: all that is there has been read. paths: where the files may be now, or come to be."""
+        """Complete lines that were not read before, without newlines: about 1 MiB, or a single longer line. Empty: all
+        that is there was read. paths: where each file is now, or will be."""
         lines, num_bytes = list[bytes](), 0
         for number, path in enumerate(paths):
             file = self._files[number] = self._files[number] or _opened(path)
