@@ -16,7 +16,7 @@ README = (TESTS / "README.md").read_text(encoding="utf-8")
 ROWS = [
     line
     for line in README.splitlines()
-    if line.startswith("| ") and not line.startswith(("| **", "| parameter or", "| promise"))
+    if line.startswith("| ") and not line.startswith(("| **", "| parameter or", "| guarantee", "| promise"))
 ]
 ELSEWHERE = {"model", "documents", "stream", "audio", "prediction", "verbosity", "web_search_options", "moderation"}
 ELSEWHERE |= {"spaces_between_special_tokens", "add_special_tokens"}
