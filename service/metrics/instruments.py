@@ -46,11 +46,13 @@ class Instruments:
 
         self._registry = registry
         self._make_those_of_iterations()
+        self._make_those_of_trainings()
+        self._make_those_of_predictions()
         self._make_those_of_requests()
         self._make_those_of_the_process()
 
     def _make_those_of_iterations(self) -> None:
-        histogram, plain, counter = self._histogram, self._plain, self._counter
+        plain, counter = self._plain, self._counter
         self.iteration_batch_size = plain(
             "headrace_iteration_batch_size", "Sequences scheduled in an iteration.", _SEQUENCES
         )
@@ -97,6 +99,9 @@ class Instruments:
             "headrace_lora_evictions_total",
             "Idle LoRA adapters removed from the device, because slots or KV blocks were short.",
         )
+
+    def _make_those_of_trainings(self) -> None:
+        counter = self._counter
         self.training_steps = counter(
             "headrace_training_layer_steps_total", "Layer steps of fine-tuning jobs: one layer, forward or backward."
         )
@@ -117,6 +122,9 @@ class Instruments:
         self.deferred_seconds = counter(
             "headrace_deferred_seconds_total", "Seconds that these requests waited.", ("cause",)
         )
+
+    def _make_those_of_predictions(self) -> None:
+        histogram, counter = self._histogram, self._counter
         self.prediction_error = histogram(
             "headrace_prediction_error_ratio",
             "|predicted - actual| / actual, by predictor; sum / count is the mean absolute percentage error. "
