@@ -28,46 +28,42 @@ REFERENCE = Path(__file__).parents[1] / "docs" / "metrics.md"
 _HEAD = """\
 # Metrics reference
 
-`GET /metrics` answers in Prometheus's text format (version 0.0.4). This page is written by
-`python -m loadtest.metrics_reference` from the code; a test fails when the two differ. How to scrape, the dashboard and
-the alerts: [production.md](production.md).
-
-How to read it:
+`GET /metrics` returns all metrics in Prometheus's text format (version 0.0.4). [production.md](production.md) explains
+scraping, dashboards and alerts. `python -m loadtest.metrics_reference` generates this page from the code; a test fails
+if they differ.
 
 - A **counter** only grows: use `rate()`. A **gauge** is the value at the moment of the scrape. A **histogram** `x` is
   exported as `x_bucket`, `x_sum` and `x_count`: `histogram_quantile(0.95, sum by (le) (rate(x_bucket[5m])))`.
-- Units are in the names: `_seconds`, `_bytes`, `_tokens`; a `_ratio` is a share or a quotient.
-- Latencies are of requests that finished. An aborted or failed request is counted in `headrace_requests_total`, and
-  its tokens in `headrace_tokens_total`; it is in no histogram of requests.
-- Labels never hold a client's text: `route` is the route's template, `reason` one of the service's own codes.
-- There are fewer than 1,000 series a server, whatever clients send.
-- Series of adapters are there where adapters are served, and those of one adapter while requests with it are.
+- Names end with their unit: `_seconds`, `_bytes`, `_tokens`. A `_ratio` is a share or a quotient.
+- Latency histograms cover finished requests only. An aborted or failed request counts in `headrace_requests_total`, and
+  its tokens in `headrace_tokens_total`.
+- Labels never contain a client's text: `route` is the route's template, `reason` one of the server's own codes.
+- A server has fewer than 1,000 series, whatever clients send.
+- Series of adapters exist only if adapters are served; those of one adapter only while it has requests.
 """
 
 _NORMALIZED = """\
 **Normalized latency** (ORCA, vLLM's paper) is a request's end-to-end seconds divided by its output tokens. **Weighted
-turnaround** (AdaptiveLLM) is arrival to end divided by first iteration to end: 1 for a request that did not wait.
-**Prefill** and **decode** seconds of a request begin where the phase before them ends, so queue + prefill + decode is
-the whole.
+turnaround** (AdaptiveLLM) is (arrival to end) / (first iteration to end): 1 for a request that did not wait.
+The phases of a request follow each other without gaps: queue + prefill + decode = end-to-end seconds.
 """
 
 _RANKS = """\
-Rank 0 is the process that answers here and tells the others what to compute: control messages, and waiting for them,
-are the others' alone. Where one rank computes there is `headrace_ranks` alone.
+Rank 0 is the process that serves `/metrics` and sends plans to the other ranks, so only the others receive control
+messages and wait for them. With a single rank, only `headrace_ranks` is exported.
 """
 
 _VLLM = """\
-The same observations under the names that vLLM's dashboards, autoscalers and the Kubernetes inference gateway read.
-`--metrics-compat none` leaves them out. Every series has the labels `model_name` (the first served
-name) and `engine="0"`.
+The same observations under vLLM's names, for its dashboards, for autoscalers and for the Kubernetes inference gateway.
+`--metrics-compat none` omits them. Every series has the labels `model_name` (the first served name) and `engine="0"`.
 """
 
 _PROCESS = """\
-As every Prometheus client has them; on Linux only.
+The standard metrics of Prometheus clients; on Linux only.
 """
 
 _SECTIONS = {
-    "headrace_batch_size": ("Present state", ""),
+    "headrace_batch_size": ("Current state", ""),
     "headrace_ranks": ("Ranks", _RANKS),
     "headrace_iteration_batch_size": ("Iterations", ""),
     "headrace_requests": ("Requests", _NORMALIZED),
@@ -80,23 +76,23 @@ _SECTIONS = {
 
 _OPEN = {
     "route": "the route's template",
-    "method": "of HTTP",
-    "status": "of HTTP",
+    "method": "HTTP method",
+    "status": "HTTP status",
     "headrace_batches": "`validating`, `in_progress`, `finalizing`, `cancelling`",
     "headrace_rejections": "an error code",
     "headrace_aborts": "a code",
     "vllm:cache_config_info": "a number",
-    "running_lora_adapters": "names, with commas between",
-    "waiting_lora_adapters": "likewise",
+    "running_lora_adapters": "comma-separated names",
+    "waiting_lora_adapters": "comma-separated names",
     "max_lora": "a number",
-    "adapter": "its name",
+    "adapter": "name",
     "model": "the first served name",
-    "stage": "from 0, that of the first layers; only with several",
-    "rank": "from 0, or from 1 where rank 0 has none",
-    "headrace_finetuning_jobs": "of a job",
-    "headrace_startup_seconds": "`total` and its parts",
-    "headrace_policies": "one a policy: `scheduling`, `admission`, `preemption`, `chunks`, `prefix_cache`, `training`,"
-    " `speculation`",
+    "stage": "from 0, the stage of the first layers; only with several stages",
+    "rank": "from 0, or from 1 if rank 0 has none",
+    "headrace_finetuning_jobs": "status of a job",
+    "headrace_startup_seconds": "`total`, and each phase",
+    "headrace_policies": "one per policy: `scheduling`, `admission`, `preemption`, `chunks`, `prefix_cache`,"
+    " `training`, `speculation`",
 }
 """Labels whose values come with the traffic, or metrics whose labels do: what is said of them instead."""
 

@@ -6,22 +6,22 @@ import sys
 from typing import NoReturn
 
 USAGE = """\
-Headrace, an OpenAI-compatible LLM inference microservice.
+Headrace, an OpenAI-compatible LLM inference service.
 
 usage: headrace COMMAND ...
 
 commands:
-  serve [MODEL]     start the service (the model that comes with Headrace if MODEL is left out)
-  doctor [MODEL]    look at this machine and this model as `serve` would use them, and say what to mend
-  chat [URL]        chat with a running server, with batches of prompts behind the chat
-  batch FILE        answer a file of requests, with a running server or one of its own
+  serve [MODEL]     start the server; without MODEL it serves the bundled quickstart model
+  doctor [MODEL]    check whether this machine can serve this model, and say how to fix problems
+  chat [URL]        chat with a running server, and run batches of prompts in the background
+  batch FILE        answer a file of requests, on a running server or without one
   finetune DATA     train a LoRA adapter on a file of examples, without a server
-  loadtest ...      send a workload to an OpenAI-compatible server and report its latencies
-  plan ...          how many replicas, of how many GPUs, a traffic needs for given objectives
-  parity [MODEL]    compare a model's answers here with transformers', and write a page about it
+  loadtest ...      send a workload to an OpenAI-compatible server and report latencies
+  plan ...          find out how many replicas and GPUs a given traffic needs
+  parity [MODEL]    compare a model's answers with transformers', and write a report
 
-  headrace COMMAND --help tells a command's options. --version prints the version.
-  Without HTTP a model and the kernels are measured by `python -m loadtest.bench`.
+  headrace COMMAND --help lists a command's options. --version prints the version.
+  `python -m loadtest.bench` measures a model or single kernels without HTTP.
 """
 
 

@@ -1,10 +1,10 @@
-"""How many replicas, of how many GPUs each, a traffic needs. No server, no GPU and no cluster is asked.
+"""Finds out how many replicas, of how many GPUs each, a given traffic needs. Uses no server, GPU or cluster.
 
     headrace plan --request-rate 100 --workload orca --ttft-ms 300 --tpot-ms 20
     headrace plan --profile mine.json --request-rate 5 --input-tokens 800 --output-tokens 200 --ttft-ms 1000
 
-The scheduler that serves is run over the traffic, with Poisson arrivals, on iterations that take the seconds that were
-measured (--profile). `python -m loadtest.capacity.measure MODEL --out mine.json` measures a model on your machine.
+Runs the server's scheduler on the traffic, with Poisson arrivals and measured iteration times (--profile).
+`python -m loadtest.capacity.measure MODEL --out mine.json` measures a model on your machine.
 """
 
 import argparse
@@ -44,42 +44,57 @@ def _parser() -> argparse.ArgumentParser:
         prog="headrace plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     traffic = parser.add_argument_group("traffic")
-    traffic.add_argument("--request-rate", type=_above_zero, required=True, metavar="N", help="requests a second")
-    traffic.add_argument("--workload", metavar="NAME", help="lengths: a name of `headrace loadtest workloads`")
-    traffic.add_argument("--input-tokens", type=_above_zero, metavar="N", help="mean of a lognormal law, in its place")
-    traffic.add_argument("--output-tokens", type=_above_zero, metavar="N", help="likewise")
+    traffic.add_argument("--request-rate", type=_above_zero, required=True, metavar="N", help="requests per second")
+    traffic.add_argument(
+        "--workload", metavar="NAME", help="workload with the lengths: see `headrace loadtest workloads`"
+    )
+    traffic.add_argument(
+        "--input-tokens", type=_above_zero, metavar="N", help="instead: mean of lognormal prompt lengths"
+    )
+    traffic.add_argument(
+        "--output-tokens", type=_above_zero, metavar="N", help="instead: mean of lognormal output lengths"
+    )
     objectives = parser.add_argument_group("objectives")
-    objectives.add_argument("--ttft-ms", type=_above_zero, metavar="MS", help="time to the first token")
+    objectives.add_argument("--ttft-ms", type=_above_zero, metavar="MS", help="time to first token")
     objectives.add_argument("--tpot-ms", type=_above_zero, metavar="MS", help="time per token after the first")
     objectives.add_argument(
-        "--percentile", type=_percentile, default=95.0, metavar="P", help="of the requests that are to meet each (95)"
+        "--percentile",
+        type=_percentile,
+        default=95.0,
+        metavar="P",
+        help="percentage of requests that must meet each objective (95)",
     )
     objectives.add_argument(
-        "--spare-replicas", type=int, choices=range(17), default=0, metavar="N", help="that may be missing meanwhile"
+        "--spare-replicas",
+        type=int,
+        choices=range(17),
+        default=0,
+        metavar="N",
+        help="replicas that may fail without missing the objectives",
     )
     replica = parser.add_argument_group("replica")
     replica.add_argument(
         "--profile",
         action="append",
         metavar="FILE",
-        help=f"what was measured of a replica; several are compared ({DEFAULT_PROFILE})",
+        help=f"measured profile of a replica; repeat it to compare several ({DEFAULT_PROFILE})",
     )
     replica.add_argument(
         "--layout",
         action="append",
         type=_layout,
         metavar="TxP",
-        help="T GPUs for each layer, P pipeline stages; repeatable (the profile's; of one GPU also 2x1, 4x1, 1x2)",
+        help="tensor parallel size x pipeline stages; repeatable (the profile's; for one GPU also 2x1, 4x1, 1x2)",
     )
     replica.add_argument(
         "--all-reduce-us",
         type=_above_zero,
         default=ALL_REDUCE_S * 1e6,
         metavar="US",
-        help="of a short sum over T GPUs, and what divided products lose beside it (%(default)g, of two H200)",
+        help="time of a short all-reduce over T GPUs, with the loss of divided products (%(default)g: two H200)",
     )
-    parser.add_argument("--num-requests", type=_count, default=1000, metavar="N", help="that are simulated (1000)")
-    parser.add_argument("--json", action="store_true", help="the same for programs")
+    parser.add_argument("--num-requests", type=_count, default=1000, metavar="N", help="requests to simulate (1000)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 

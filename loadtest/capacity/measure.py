@@ -189,11 +189,18 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", help="a local folder, as `headrace serve` takes it")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the profile")
-    parser.add_argument("--workload", default="orca", metavar="NAME", help="of `headrace loadtest workloads` (orca)")
-    parser.add_argument("--num-requests", type=int, default=100, metavar="N", help="of a run (100)")
-    parser.add_argument("--check", type=float, nargs="+", default=[], metavar="SHARE", help="of the throughput: 0.5")
+    parser.add_argument("model", help="local folder of the model")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the profile to write")
+    parser.add_argument("--workload", default="orca", metavar="NAME", help="see `headrace loadtest workloads` (orca)")
+    parser.add_argument("--num-requests", type=int, default=100, metavar="N", help="requests per run (100)")
+    parser.add_argument(
+        "--check",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="SHARE",
+        help="replay at this share of the throughput: 0.5",
+    )
     parser.add_argument("--load-format", choices=("auto", "pt", "dummy"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -204,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cpu-seconds",
         action="store_true",
-        help="by the process's CPU time and one thread: on a CPU that has other work, too",
+        help="measure CPU time of one thread, for a CPU that has other work too",
     )
     return parser
 

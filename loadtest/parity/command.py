@@ -1,9 +1,9 @@
-"""Compares a model's answers here with transformers' `generate`, on your machine, and writes a page about it.
+"""Compares a model's answers with transformers' `generate` on your machine, and writes a report.
 
     headrace parity [MODEL] [--out parity.md] [--server-args options of `headrace serve`]
 
-Greedy tokens and their logprobs, alone and all at once, and beam searches. Both sides compute in the same dtype on the
-same device; the server is stopped before transformers loads. The exit code is 1 if rounding does not explain a
+Compares greedy tokens and their logprobs, each prompt alone and all at once, and beam searches. Both sides use the same
+dtype and device; the server is stopped before transformers loads. The exit code is 1 if rounding does not explain a
 difference. Needs transformers: pip install 'headrace[parity]'.
 """
 
@@ -64,16 +64,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headrace parity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", nargs="?", help="a folder or a hub id; default: the model that comes with Headrace")
-    parser.add_argument(
-        "--prompts", type=Path, help="a text file, a prompt a line; default: 32 that come with Headrace"
-    )
-    parser.add_argument("--max-tokens", type=int, default=_TOKENS, help=f"of each answer; default: {_TOKENS}")
-    parser.add_argument("--dtype", default="auto", help="default: what the service would choose")
+    parser.add_argument("model", nargs="?", help="folder or Hugging Face id; default: the quickstart model")
+    parser.add_argument("--prompts", type=Path, help="text file with one prompt per line; default: 32 bundled prompts")
+    parser.add_argument("--max-tokens", type=int, default=_TOKENS, help=f"tokens per answer; default: {_TOKENS}")
+    parser.add_argument("--dtype", default="auto", help="default: what the server would choose")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--beam-width", type=int, default=_BEAM_WIDTH, help="0: no beam search")
     parser.add_argument("--out", type=Path, default=Path("parity.md"), help="default: parity.md")
-    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for the server, last")
+    parser.add_argument(
+        "--server-args", nargs=argparse.REMAINDER, default=[], help="options of `headrace serve`; must come last"
+    )
     return parser
 
 

@@ -55,17 +55,17 @@ def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headrace batch",
-        description="Answer a file of requests: lines as OpenAI's Batch API has them, or bare ones with messages or a"
-        " prompt. Without --url the model is loaded for it. Answers and errors are lines of the output, as that API"
-        " has them, in the order in which they end. Ctrl-C ends it, and what is answered by then is kept.",
+        description="Answer a file of requests: lines in the format of OpenAI's Batch API, or bare requests with"
+        " messages or a prompt. Without --url, the model is loaded for it. The output has a line for each answer or"
+        " error, in the same format, in the order in which they end. Ctrl-C stops; answers so far are kept.",
         usage="%(prog)s FILE --out FILE [--model MODEL] [--url URL | -- OPTIONS OF headrace serve]",
     )
-    parser.add_argument("file", type=Path, help="JSONL")
-    parser.add_argument("--out", type=Path, required=True, help="where the answers go; replaced if it is there")
+    parser.add_argument("file", type=Path, help="the requests, as JSONL")
+    parser.add_argument("--out", type=Path, required=True, help="output file; overwritten if it exists")
     parser.add_argument(
-        "--model", help="to be loaded, a folder or hub id; with --url, what requests that name none are for"
+        "--model", help="folder or Hugging Face id to load; with --url, the model of requests that name none"
     )
-    parser.add_argument("--url", help="address of a running server; a key in OPENAI_API_KEY is sent")
+    parser.add_argument("--url", help="address of a running server; the key in OPENAI_API_KEY is sent")
     return parser
 
 

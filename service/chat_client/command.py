@@ -36,15 +36,15 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headrace chat",
-        description="Chat with a running OpenAI-compatible server; batches of prompts run behind the chat.",
-        epilog="A key in OPENAI_API_KEY is sent. Lines that come through a pipe are answered one after the other.",
+        description="Chat with a running OpenAI-compatible server, and run batches of prompts in the background.",
+        epilog="The key in OPENAI_API_KEY is sent. Lines from a pipe are answered one after the other.",
     )
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="address of the server (%(default)s)")
-    parser.add_argument("--model", help="name of a model; the server's first if left out")
+    parser.add_argument("--model", help="name of a model; the server's first if not set")
     parser.add_argument(
-        "--max-tokens", type=int, default=512, help="tokens that an answer in the chat may have (%(default)s)"
+        "--max-tokens", type=int, default=512, help="maximum tokens of an answer in the chat (%(default)s)"
     )
-    parser.add_argument("--plain", action="store_true", help="neither colours nor Markdown")
+    parser.add_argument("--plain", action="store_true", help="no colors, no Markdown")
     return parser
 
 

@@ -222,24 +222,26 @@ def _above_0(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="headrace finetune",
-        description="Train a LoRA adapter on a file of chats, or of prompts with completions, as OpenAI's are.",
-        epilog="What is left out is chosen as for jobs (docs/finetuning.md). Interrupted, the same command goes on.",
+        description="Train a LoRA adapter on a file of chats, or of prompts with completions, in OpenAI's format.",
+        epilog="Defaults are those of fine-tuning jobs (docs/finetuning.md). After an interruption, run it again.",
     )
-    parser.add_argument("data", type=Path, metavar="DATA.jsonl", help="the examples")
-    parser.add_argument("--model", default=QUICKSTART_NAME, help="local folder or hub id (%(default)s)")
+    parser.add_argument("data", type=Path, metavar="DATA.jsonl", help="training examples")
+    parser.add_argument("--model", default=QUICKSTART_NAME, help="local folder or Hugging Face id (%(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the adapter, in PEFT's format")
-    parser.add_argument("--validation", type=Path, help="examples to look at after each epoch")
+    parser.add_argument("--validation", type=Path, help="validation examples, evaluated after each epoch")
     parser.add_argument("--epochs", type=_whole(1, MAX_EPOCHS))
-    parser.add_argument("--batch-size", type=_whole(1, MAX_BATCH_SIZE), help="examples of an optimizer step")
+    parser.add_argument("--batch-size", type=_whole(1, MAX_BATCH_SIZE), help="examples per optimizer step")
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument("--learning-rate", type=_above_0)
-    rate.add_argument("--learning-rate-multiplier", type=_above_0, help="of the usual learning rate")
+    rate.add_argument("--learning-rate-multiplier", type=_above_0, help="factor of the default learning rate")
     parser.add_argument("--rank", type=_whole(1, _MAX_RANK))
-    parser.add_argument("--alpha", type=_above_0, help="A and B are multiplied by alpha / rank; twice the rank")
-    parser.add_argument("--target-modules", help="names of linear layers, with commas: q_proj,v_proj; all if left out")
-    parser.add_argument("--max-length", type=_whole(2, 2**20), help="tokens of an example; longer ones are cut")
+    parser.add_argument("--alpha", type=_above_0, help="LoRA scaling is alpha / rank; default: twice the rank")
+    parser.add_argument("--target-modules", help="linear layers, comma-separated: q_proj,v_proj; default: all")
+    parser.add_argument(
+        "--max-length", type=_whole(2, 2**20), help="maximum tokens of an example; longer ones are truncated"
+    )
     parser.add_argument("--seed", type=_whole(0, 2**63 - 1), default=0)
-    parser.add_argument("--revision", help="branch, tag or commit of a hub id")
+    parser.add_argument("--revision", help="branch, tag or commit of a Hugging Face id")
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     return parser

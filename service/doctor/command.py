@@ -35,9 +35,8 @@ CHECKS: tuple[Check, ...] = (
 _USAGE = """\
 usage: headrace doctor [options of `headrace serve`] [MODEL]
 
-Looks at this machine and this model as `headrace serve` with the same options would use them, and says of each thing
-whether it will do and what to do if not. Loads no weights, listens to nobody, leaves nothing behind. Status 1 if there
-is a fault.
+Checks whether this machine can serve this model with these options. Prints a verdict for each check and, unless it is
+ok, what to do. Loads no weights, opens no port, leaves nothing behind. The exit status is 1 if there is a fault.
 """
 _WIDTH = 14
 

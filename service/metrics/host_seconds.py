@@ -16,7 +16,7 @@ class HostSeconds:
         self._times = times
 
     def collect(self) -> Iterator[Metric]:
-        seconds = CounterMetricFamily("headrace_host_seconds", "Seconds of the host, by part.", labels=["part"])
+        seconds = CounterMetricFamily("headrace_host_seconds", "Host seconds, by part.", labels=["part"])
         for part, value in self._times.by_part().items():
             seconds.add_metric([part], value)
         yield seconds

@@ -46,11 +46,13 @@ class Instruments:
 
         self._registry = registry
         self._make_those_of_iterations()
+        self._make_those_of_trainings()
+        self._make_those_of_predictions()
         self._make_those_of_requests()
         self._make_those_of_the_process()
 
     def _make_those_of_iterations(self) -> None:
-        histogram, plain, counter = self._histogram, self._plain, self._counter
+        plain, counter = self._plain, self._counter
         self.iteration_batch_size = plain(
             "headrace_iteration_batch_size", "Sequences scheduled in an iteration.", _SEQUENCES
         )
@@ -58,70 +60,87 @@ class Instruments:
             "headrace_iteration_tokens", "Tokens computed in an iteration.", _ITERATION_TOKENS
         )
         self.iterations = counter(
-            "headrace_iterations_total", "Iterations, launched as one CUDA graph or kernel by kernel.", ("launch",)
+            "headrace_iterations_total", "Iterations, by launch: as one CUDA graph, or kernel by kernel.", ("launch",)
         )
         self.iteration_seconds = PlainHistograms(
             "headrace_iteration_seconds",
-            "Seconds of an iteration, by phase of the host; device: what it took there, as the host sees it.",
+            "Seconds of an iteration, by host phase. device: time on the device, as measured by the host.",
             _ITERATION_SECONDS,
             "phase",
             ("schedule", "launch", "wait", "apply", "device"),
         )
         self._registry.register(self.iteration_seconds)
         self.tokens = counter(
-            "headrace_tokens_total", "Tokens by kind: computed, or found in the prefix cache.", ("kind",)
+            "headrace_tokens_total",
+            "Tokens by kind: prompt tokens, cached prompt tokens, tokens recomputed after a preemption, generated.",
+            ("kind",),
         )
-        self.preemptions = counter("headrace_preemptions_total", "Requests preempted, by kind.", ("kind",))
-        self.swapped_blocks = counter("headrace_swapped_blocks_total", "KV blocks moved to or from the host.")
-        self.swapped_bytes = counter("headrace_swapped_bytes_total", "Bytes moved to or from the host, as kept there.")
+        self.preemptions = counter("headrace_preemptions_total", "Preemptions, by how the request resumes.", ("kind",))
+        self.swapped_blocks = counter("headrace_swapped_blocks_total", "KV blocks swapped to or from the host.")
+        self.swapped_bytes = counter(
+            "headrace_swapped_bytes_total",
+            "Bytes swapped to or from the host, in the form in which they are kept there.",
+        )
         self.prefix_queried_tokens = counter(
-            "headrace_prefix_cache_queried_tokens_total", "Tokens of starting requests, sought in the prefix cache."
+            "headrace_prefix_cache_queried_tokens_total",
+            "Prompt tokens of starting requests that were looked up in the prefix cache.",
         )
         self.prefix_hit_tokens = counter(
-            "headrace_prefix_cache_hit_tokens_total", "Tokens of starting requests, found in the prefix cache."
+            "headrace_prefix_cache_hit_tokens_total",
+            "Prompt tokens of starting requests that were found in the prefix cache.",
         )
-        self.drafts = counter("headrace_drafts_total", "Sequences that computed drafts in an iteration.")
-        self.draft_tokens = counter(
-            "headrace_draft_tokens_total", "Tokens that were guessed and computed (speculation)."
+        self.drafts = counter(
+            "headrace_drafts_total", "Drafts computed: one per sequence and iteration (speculative decoding)."
         )
-        self.accepted_draft_tokens = counter("headrace_accepted_draft_tokens_total", "Of these, those that were right.")
+        self.draft_tokens = counter("headrace_draft_tokens_total", "Draft tokens computed.")
+        self.accepted_draft_tokens = counter("headrace_accepted_draft_tokens_total", "Draft tokens accepted.")
         self.lora_loads = counter("headrace_lora_loads_total", "LoRA adapters copied to the device.")
         self.lora_evictions = counter(
             "headrace_lora_evictions_total",
-            "LoRA adapters that nobody ran with and that left the device, because slots or KV blocks were short.",
+            "Idle LoRA adapters removed from the device, because slots or KV blocks were short.",
         )
+
+    def _make_those_of_trainings(self) -> None:
+        counter = self._counter
         self.training_steps = counter(
             "headrace_training_layer_steps_total", "Layer steps of fine-tuning jobs: one layer, forward or backward."
         )
-        self.training_seconds = counter("headrace_training_seconds_total", "Seconds that these took on the device.")
+        self.training_seconds = counter("headrace_training_seconds_total", "Device seconds of these layer steps.")
         self.arena_returns = counter(
             "headrace_training_arena_returns_total",
-            "How often requests took the KV blocks back that a fine-tuning job computed in.",
+            "How often requests took back the KV blocks that a fine-tuning job computed in.",
         )
         self.micro_batches_lost = counter(
-            "headrace_training_micro_batches_lost_total", "Micro-batches that were under way then, and are done again."
+            "headrace_training_micro_batches_lost_total",
+            "Micro-batches in progress at that moment, which are computed again.",
         )
         self.deferrals = counter(
             "headrace_deferrals_total",
-            "Requests that waited for a fine-tuning job, by cause: the deferral bound, or a piece that ran.",
+            "Requests that waited for a fine-tuning job, by cause: the deferral bound, or a piece in progress.",
             ("cause",),
         )
         self.deferred_seconds = counter(
-            "headrace_deferred_seconds_total", "Seconds for which they waited for it.", ("cause",)
+            "headrace_deferred_seconds_total", "Seconds that these requests waited.", ("cause",)
         )
+
+    def _make_those_of_predictions(self) -> None:
+        histogram, counter = self._histogram, self._counter
         self.prediction_error = histogram(
             "headrace_prediction_error_ratio",
-            "|predicted - actual| / actual, by predictor; sum over count is the mean absolute percentage error. "
-            "recompute: of the iterations that computed a preempted request again, by what was foretold when it was "
-            "preempted.",
+            "|predicted - actual| / actual, by predictor; sum / count is the mean absolute percentage error. "
+            "recompute: iterations that recompute a preempted request, compared with the prediction at its preemption.",
             _ERROR_RATIOS,
             ("predictor",),
         )
         self.predicted_seconds = counter(
-            "headrace_predicted_seconds_total", "Seconds predicted for what was then measured.", ("predictor",)
+            "headrace_predicted_seconds_total",
+            "Predicted seconds of everything that was then measured.",
+            ("predictor",),
         )
         self.actual_seconds = counter(
-            "headrace_predicted_actual_seconds_total", "Seconds that what was predicted then took.", ("predictor",)
+            "headrace_predicted_actual_seconds_total",
+            "Actual seconds of everything that was predicted.",
+            ("predictor",),
         )
 
     def _make_those_of_requests(self) -> None:
@@ -129,19 +148,19 @@ class Instruments:
         self.requests = counter("headrace_requests_total", "Requests ended, by reason.", ("reason",))
         self.model_requests = counter(
             "headrace_model_requests_total",
-            "Requests ended, by model and adapter; an empty adapter is the model as it is.",
+            "Requests ended, by model and adapter. An empty adapter is the base model.",
             ("model", "adapter"),
         )
         self.model_tokens = counter(
             "headrace_model_tokens_total",
-            "Tokens of these: of their prompts, found in the prefix cache or not, and generated.",
+            "Tokens of these requests: prompt tokens (cached or not), and generated tokens.",
             ("model", "adapter", "kind"),
         )
         self.normalized_latency = plain(
             "headrace_normalized_latency_seconds", "End-to-end seconds per output token.", _TOKEN_SECONDS
         )
         self.time_to_first_token = plain(
-            "headrace_time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_SECONDS
+            "headrace_time_to_first_token_seconds", "From arrival to first token.", _FIRST_TOKEN_SECONDS
         )
         self.time_per_output_token = plain(
             "headrace_time_per_output_token_seconds",
@@ -149,21 +168,23 @@ class Instruments:
             _TOKEN_SECONDS,
         )
         self.inter_token_latency = plain(
-            "headrace_inter_token_latency_seconds", "Time between a request's tokens, each of them.", _TOKEN_SECONDS
+            "headrace_inter_token_latency_seconds",
+            "Seconds between consecutive tokens of a request, each interval.",
+            _TOKEN_SECONDS,
         )
-        self.e2e = plain("headrace_request_seconds", "Arrival to end.", _REQUEST_SECONDS)
-        self.queue = plain("headrace_queue_seconds", "Arrival to first iteration.", _REQUEST_SECONDS)
-        self.prefill = plain("headrace_prefill_seconds", "First iteration to first token.", _REQUEST_SECONDS)
-        self.decode = plain("headrace_decode_seconds", "First token to end.", _REQUEST_SECONDS)
+        self.e2e = plain("headrace_request_seconds", "From arrival to end.", _REQUEST_SECONDS)
+        self.queue = plain("headrace_queue_seconds", "From arrival to first iteration.", _REQUEST_SECONDS)
+        self.prefill = plain("headrace_prefill_seconds", "From first iteration to first token.", _REQUEST_SECONDS)
+        self.decode = plain("headrace_decode_seconds", "From first token to end.", _REQUEST_SECONDS)
         self.prompt_tokens = plain("headrace_prompt_tokens", "Prompt tokens of a request.", _REQUEST_TOKENS)
         self.output_tokens = plain("headrace_output_tokens", "Output tokens of a request.", _REQUEST_TOKENS)
         self.weighted_turnaround = plain(
             "headrace_weighted_turnaround_ratio",
-            "Arrival to end over first iteration to end (AdaptiveLLM); 1 without a wait.",
+            "(Arrival to end) / (first iteration to end), from AdaptiveLLM; 1 without a wait.",
             _TURNAROUND_RATIOS,
         )
         # in no registry, so exported under vLLM's names alone (vllm_names.py): every series costs a Prometheus memory
-        self.inference = PlainHistogram("inference_seconds", "First iteration to end.", _REQUEST_SECONDS)
+        self.inference = PlainHistogram("inference_seconds", "From first iteration to end.", _REQUEST_SECONDS)
         self.longest_output_tokens = PlainHistogram(
             "longest_output_tokens", "Output tokens of a request's longest choice.", _REQUEST_TOKENS
         )
@@ -177,34 +198,30 @@ class Instruments:
         histogram, counter, registry = self._histogram, self._counter, self._registry
         self.http_requests = counter("headrace_http_requests_total", "HTTP requests.", ("route", "method", "status"))
         self.http_seconds = histogram(
-            "headrace_http_request_seconds", "HTTP request to end of answer.", _HTTP_SECONDS, ("route",)
+            "headrace_http_request_seconds", "From HTTP request to end of answer.", _HTTP_SECONDS, ("route",)
         )
-        self.rejections = counter("headrace_rejections_total", "Requests refused, by error code.", ("reason",))
+        self.rejections = counter("headrace_rejections_total", "Requests rejected, by error code.", ("reason",))
         self.aborts = counter("headrace_aborts_total", "Calls aborted by the HTTP side, by reason.", ("reason",))
         self.event_loop_lag = self._plain(
-            "headrace_event_loop_lag_seconds", "By how much the event loop is late.", _ITERATION_SECONDS
+            "headrace_event_loop_lag_seconds", "Seconds by which the event loop is late.", _ITERATION_SECONDS
         )
-        self.policies = Info("headrace_policies", "The policies that were chosen, by name.", registry=registry)
+        self.policies = Info("headrace_policies", "The chosen policies.", registry=registry)
         self.finetuning_steps = Counter(
             "headrace_finetuning_steps", "Optimizer steps of fine-tuning jobs.", registry=registry
         )
-        self.finetuning_tokens = Counter(
-            "headrace_finetuning_trained_tokens", "Tokens that these learned from.", registry=registry
-        )
+        self.finetuning_tokens = Counter("headrace_finetuning_trained_tokens", "Tokens trained on.", registry=registry)
         self.finetuning_loss = Gauge(
-            "headrace_finetuning_loss", "Mean loss of the last optimizer step's tokens.", registry=registry
+            "headrace_finetuning_loss", "Mean loss over the tokens of the last optimizer step.", registry=registry
         )
         self.finetuning_jobs = Gauge(
-            "headrace_finetuning_jobs", "Fine-tuning jobs that there are, by status.", ("status",), registry=registry
+            "headrace_finetuning_jobs", "Fine-tuning jobs, by status.", ("status",), registry=registry
         )
-        self.lora_reads = Counter(
-            "headrace_lora_reads", "Adapters that were read from their folders.", registry=registry
-        )
+        self.lora_reads = Counter("headrace_lora_reads", "Adapters read from their folders.", registry=registry)
         self.lora_read_seconds = Counter(
-            "headrace_lora_read_seconds", "Seconds in which adapters were read from their folders.", registry=registry
+            "headrace_lora_read_seconds", "Seconds spent reading adapters from their folders.", registry=registry
         )
         self.startup_seconds = Gauge(
-            "headrace_startup_seconds", "Seconds of start-up, by phase.", ("phase",), registry=registry
+            "headrace_startup_seconds", "Seconds of the startup, by phase.", ("phase",), registry=registry
         )
 
     def _histogram(

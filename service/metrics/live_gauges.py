@@ -27,41 +27,43 @@ class LiveGauges:
     def collect(self) -> Iterator[Metric]:
         now = self._read_snapshot() or EngineSnapshot()
         yield _gauge("headrace_batch_size", "Sequences in the last iteration; 0 when idle.", now.batch_size)
-        yield _gauge("headrace_requests_running", "Requests that are running.", now.num_running)
-        yield _gauge("headrace_requests_waiting", "Requests that wait to run.", now.num_waiting)
-        yield _gauge("headrace_requests_swapped", "Waiting requests with their KV blocks on the host.", now.num_swapped)
+        yield _gauge("headrace_requests_running", "Running requests.", now.num_running)
+        yield _gauge("headrace_requests_waiting", "Waiting requests.", now.num_waiting)
+        yield _gauge(
+            "headrace_requests_swapped", "Waiting requests whose KV blocks are swapped to the host.", now.num_swapped
+        )
         yield _gauge("headrace_waiting_tokens", "Tokens that waiting requests have to compute.", now.waiting_tokens)
         yield _gauge(
             "headrace_failed_iterations_in_a_row",
-            "Iterations that have failed, with all their requests, since the last that gave some request a token.",
+            "Iterations that failed with all their requests, since the last one that gave a request a token.",
             now.num_failed_in_a_row,
         )
         yield _gauge("headrace_kv_blocks_used", "KV blocks in use.", now.used_blocks)
-        yield _gauge("headrace_kv_blocks", "KV blocks that there are.", now.total_blocks)
+        yield _gauge("headrace_kv_blocks", "KV blocks in total.", now.total_blocks)
         yield _gauge("headrace_kv_blocks_used_ratio", "Share of the KV blocks in use.", kv_usage(now))
         yield _gauge(
             "headrace_training_arena_blocks",
-            "KV blocks that a fine-tuning job computes in; requests can have them, so they do not count as used.",
+            "KV blocks that a fine-tuning job computes in. Requests can take them, so they do not count as used.",
             now.arena_blocks,
         )
         yield _gauge(
             "headrace_kv_tokens",
-            "Tokens in used KV blocks, those of a shared block once, once for each group of layers.",
+            "Tokens in used KV blocks. A shared block counts once; each group of layers counts separately.",
             now.kv_tokens,
         )
         token_ratio = _kv_token_ratio(now)
         yield _gauge(
             "headrace_kv_token_ratio",
-            "Share of used KV memory, but for what adapters have, that holds tokens; 1 if none is used.",
+            "Share of used KV memory, without that of adapters, that holds tokens; 1 if none is used.",
             token_ratio,
         )
         yield from _adapter_gauges(now.adapters)
 
 
 def _adapter_gauges(now: AdapterUse) -> Iterator[Metric]:
-    yield _gauge("headrace_lora_slots", "LoRA adapters that the device can hold; 0: none are served.", now.num_slots)
+    yield _gauge("headrace_lora_slots", "LoRA adapters that fit on the device; 0 if none are served.", now.num_slots)
     yield _gauge("headrace_lora_adapters", "LoRA adapters on the device.", now.num_resident)
-    yield _gauge("headrace_lora_kv_blocks", "KV blocks that adapters hold, of those in use.", now.num_blocks)
+    yield _gauge("headrace_lora_kv_blocks", "Used KV blocks that hold adapters.", now.num_blocks)
     if now.num_slots:
         yield _by_adapter("running", now.num_running)
         yield _by_adapter("waiting", now.num_waiting)
@@ -69,7 +71,7 @@ def _adapter_gauges(now: AdapterUse) -> Iterator[Metric]:
 
 def _by_adapter(status: str, num_by_adapter: Mapping[str, int]) -> Metric:
     gauge = GaugeMetricFamily(
-        f"headrace_lora_requests_{status}", f"Requests with a LoRA adapter that are {status}.", labels=("adapter",)
+        f"headrace_lora_requests_{status}", f"{status.capitalize()} requests with a LoRA adapter.", labels=("adapter",)
     )
     shown = Counter(num_by_adapter).most_common(MOST_ADAPTERS)
     num_other = sum(num_by_adapter.values()) - sum(count for _, count in shown)

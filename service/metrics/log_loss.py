@@ -14,5 +14,5 @@ class LogLoss:
         self._num_lost = num_lost
 
     def collect(self) -> Iterator[Metric]:
-        meaning = "Lines of the log that were not written, since nobody read it in time."
+        meaning = "Log lines dropped because the reader was too slow."
         yield CounterMetricFamily("headrace_log_lines_lost", meaning, value=self._num_lost())

@@ -13,7 +13,7 @@ Table = Sequence[tuple[str, str, Callable[[RankFacts], float]]]
 _GAUGES: Table = (
     (
         "headrace_rank_memory_bytes",
-        "What a rank's process has taken of its GPU.",
+        "GPU memory held by a rank's process.",
         lambda facts: facts.memory_bytes,
     ),
     ("headrace_rank_kv_bytes", "A rank's part of the KV cache.", lambda facts: facts.kv_bytes),
@@ -21,42 +21,42 @@ _GAUGES: Table = (
 _COUNTERS: Table = (
     (
         "headrace_rank_exchanges",
-        "Exchanges of tensors between ranks that were timed: on a CPU all, on a GPU one of 8 outside CUDA graphs.",
+        "Timed exchanges of tensors between ranks: on a CPU all, on a GPU one in 8 outside CUDA graphs.",
         lambda facts: facts.num_exchanges,
     ),
     (
         "headrace_rank_exchange_seconds",
-        "Seconds of these, from when a rank has its part until it has all: sums over ranks and gathered logits.",
+        "Seconds of these exchanges (all-reduces, gathered logits), from a rank's own part being ready to the result.",
         lambda facts: facts.exchange_s,
     ),
 )
 _GAUGES_OF_OTHERS: Table = (
     (
         "headrace_rank_lora_adapters",
-        "LoRA adapters of which a rank holds its part in the host's memory.",
+        "LoRA adapters whose part a rank holds in host memory.",
         lambda facts: facts.num_adapters,
     ),
     (
         "headrace_rank_control_latency_seconds_max",
-        "The longest time from writing a control message to taking it, likewise.",
+        "Longest time from writing a control message to reading it, without time in which the rank was busy.",
         lambda facts: facts.max_latency_s,
     ),
 )
 _COUNTERS_OF_OTHERS: Table = (
-    ("headrace_rank_control_messages", "Control messages that a rank has taken.", lambda facts: facts.num_messages),
+    ("headrace_rank_control_messages", "Control messages that a rank has read.", lambda facts: facts.num_messages),
     (
         "headrace_rank_control_latency_seconds",
-        "Seconds from writing control messages to taking them, without those in which their rank was busy.",
+        "Seconds from writing control messages to reading them, without time in which the rank was busy.",
         lambda facts: facts.latency_s,
     ),
-    ("headrace_rank_busy_seconds", "Seconds in which a rank's host carried out plans.", lambda facts: facts.busy_s),
+    ("headrace_rank_busy_seconds", "Seconds in which a rank's host executed plans.", lambda facts: facts.busy_s),
     ("headrace_rank_waiting_seconds", "Seconds in which a rank waited for a plan.", lambda facts: facts.waiting_s),
 )
 """Rank 0 tells the plans, and waits for none."""
 
 _STAGE_SECONDS = (
     "headrace_stage_compute_seconds",
-    "Seconds in which a stage's device computed its layers: 1 - rate() is the share of the time in which it was idle.",
+    "Seconds in which a stage's device computed its layers; 1 - rate() is its idle share.",
 )
 
 
@@ -69,7 +69,7 @@ class RankMetrics:
 
     def collect(self) -> Iterator[Metric]:
         ranks = self._read_facts()
-        yield GaugeMetricFamily("headrace_ranks", "Processes that compute together.", value=max(1, len(ranks)))
+        yield GaugeMetricFamily("headrace_ranks", "Ranks: processes that compute together.", value=max(1, len(ranks)))
         for gauges, counters, told in (
             (_GAUGES, _COUNTERS, ranks),
             (_GAUGES_OF_OTHERS, _COUNTERS_OF_OTHERS, ranks[1:]),

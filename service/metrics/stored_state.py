@@ -31,16 +31,16 @@ class StoredStateGauges:
 
     def collect(self) -> Iterator[Metric]:
         now = self._read()
-        yield _gauge("headrace_storage_bytes", "Bytes that files take, those included that are written.", now.num_bytes)
-        yield _gauge("headrace_storage_limit_bytes", "Bytes that files may take.", now.max_bytes)
-        batches = GaugeMetricFamily("headrace_batches", "Batches that have not ended.", labels=("status",))
+        yield _gauge("headrace_storage_bytes", "Bytes of stored files, including those being written.", now.num_bytes)
+        yield _gauge("headrace_storage_limit_bytes", "Limit for the bytes of stored files.", now.max_bytes)
+        batches = GaugeMetricFamily("headrace_batches", "Unfinished batches.", labels=("status",))
         for status in _BATCH_STATUSES:
             batches.add_metric((status,), now.batches.get(status, 0))
         yield batches
-        yield _gauge("headrace_batch_lines_running", "Lines of batches that run or wait.", now.num_lines_running)
-        left = "Lines of batches in progress that have no answer yet, running or not."
+        yield _gauge("headrace_batch_lines_running", "Batch lines that run or wait.", now.num_lines_running)
+        left = "Lines of batches in progress without an answer, running or not."
         yield _gauge("headrace_batch_lines_left", left, now.num_lines_left)
-        lines = CounterMetricFamily("headrace_batch_lines", "Lines of batches with an answer.", labels=("outcome",))
+        lines = CounterMetricFamily("headrace_batch_lines", "Batch lines answered.", labels=("outcome",))
         for outcome in _OUTCOMES:
             lines.add_metric((outcome,), now.lines.get(outcome, 0))
         yield lines

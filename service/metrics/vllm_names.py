@@ -34,8 +34,8 @@ class VllmNames:
         yield from [series.metric() for series in self._histograms]
 
     def _gauges(self, now: EngineSnapshot) -> Iterator[Metric]:
-        yield self._gauge("vllm:num_requests_running", "Requests that are running.", now.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", now.num_waiting)
+        yield self._gauge("vllm:num_requests_running", "Running requests.", now.num_running)
+        yield self._gauge("vllm:num_requests_waiting", "Waiting requests.", now.num_waiting)
         yield self._waiting_by_reason(now)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", kv_usage(now))
         sizes = {"block_size": str(now.block_size), "num_gpu_blocks": str(now.total_blocks)}
@@ -50,7 +50,7 @@ class VllmNames:
             "waiting_lora_adapters": ",".join(sorted(now.num_waiting)),
             "max_lora": str(now.num_slots),
         }
-        meaning = "Unix time; LoRA adapters of requests that run and that wait, and how many the device can hold."
+        meaning = "Unix time. Labels: LoRA adapters of running and of waiting requests, and how many fit on the device."
         return self._gauge("vllm:lora_requests_info", meaning, time.time(), labels)
 
     def _counters(self) -> Iterator[Metric]:
@@ -60,17 +60,17 @@ class VllmNames:
         yield self._counter("vllm:generation_tokens", "Tokens generated.", generated)
         yield self._counter("vllm:num_preemptions", "Preemptions.", counter_total(of.preemptions))
         refused = counter_total(of.rejections, reason="overloaded")
-        yield self._counter("vllm:admission_rejections", "Requests refused because the server is full.", refused)
+        yield self._counter("vllm:admission_rejections", "Requests rejected because the server is full.", refused)
         queried, hit = counter_total(of.prefix_queried_tokens), counter_total(of.prefix_hit_tokens)
-        yield self._counter("vllm:prefix_cache_queries", "Tokens sought in the prefix cache.", queried)
+        yield self._counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", queried)
         yield self._counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", hit)
         drafted = counter_total(of.draft_tokens)
         yield self._counter(
-            "vllm:spec_decode_num_drafts", "Sequences that computed drafts in an iteration.", counter_total(of.drafts)
+            "vllm:spec_decode_num_drafts", "Drafts computed: one per sequence and iteration.", counter_total(of.drafts)
         )
-        yield self._counter("vllm:spec_decode_num_draft_tokens", "Tokens that were guessed and computed.", drafted)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens computed.", drafted)
         accepted = counter_total(of.accepted_draft_tokens)
-        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Of these, those that were right.", accepted)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", accepted)
         yield self._requests_ended()
 
     def _gauge(self, name: str, meaning: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
@@ -86,7 +86,7 @@ class VllmNames:
     def _waiting_by_reason(self, now: EngineSnapshot) -> Metric:
         """vLLM defers what waits for a grammar or for KV from elsewhere: here nothing is queued before it has both."""
         name = "vllm:num_requests_waiting_by_reason"
-        metric = Metric(name, "Requests that wait, by what for.", "gauge")
+        metric = Metric(name, "Waiting requests, by reason.", "gauge")
         for reason, value in (("capacity", now.num_waiting), ("deferred", 0)):
             metric.add_sample(name, {**self._labels, "reason": reason}, value)
         return metric

@@ -14,20 +14,24 @@ from service.settings.lists import AdapterFolders
 class AdapterSettings(BaseModel):
     """One of the groups that `Settings` is made of."""
 
-    lora_modules: AdapterFolders = Field((), description="LoRA adapters served by name: NAME=FOLDER, with commas")
+    lora_modules: AdapterFolders = Field((), description="LoRA adapters and their names, comma-separated: NAME=FOLDER")
     lora_dir: Path | None = Field(
-        None, description="folder of LoRA adapters; each is served by its folder's name when a request asks for it"
+        None,
+        description="folder of LoRA adapters; each is served under its folder's name, and read when a request first"
+        " uses it",
     )
     max_loras: int = Field(64, ge=1, le=1024, description="adapters on the device at once")
-    max_lora_rank: int = Field(64, ge=1, le=256, description="highest rank of an adapter")
-    max_cpu_loras: int = Field(256, ge=1, description="adapters of lora-dir in the host's memory at once")
+    max_lora_rank: int = Field(64, ge=1, le=256, description="highest adapter rank")
+    max_cpu_loras: int = Field(
+        256, ge=1, description="adapters in host memory at once, from lora-dir and from fine-tuning jobs"
+    )
     enable_finetuning: bool = Field(
-        False, description="take OpenAI's fine-tuning jobs: LoRA adapters are trained here, beside the requests"
+        False, description="accept OpenAI's fine-tuning jobs, which train LoRA adapters in this process"
     )
     data_dir: Path | None = Field(
-        None, description="directory of uploaded files and of jobs; below the user's own data if left out"
+        None, description="directory of uploaded files and jobs; below the user's data directory if not set"
     )
-    max_storage_gib: FiniteFloat = Field(10.0, gt=0, description="GiB that all files may take together; beyond, 507")
+    max_storage_gib: FiniteFloat = Field(10.0, gt=0, description="limit for all files together, in GiB; beyond it, 507")
 
     def lora_config(self) -> LoraConfig | None:
         """None if no adapters are served."""

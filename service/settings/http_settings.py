@@ -20,66 +20,72 @@ MOST_LOGPROBS = 128
 class HttpSettings(BaseModel):
     """One of the groups that `Settings` is made of."""
 
-    host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0: all addresses")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: a free port")
     uds: Path | None = Field(None, description="Unix socket to listen on, instead of host and port")
-    ssl_certfile: Path | None = Field(None, description="certificate chain (PEM); with it, only HTTPS is served")
-    ssl_keyfile: Path | None = Field(None, description="its private key (PEM), if not in the same file")
+    ssl_certfile: Path | None = Field(None, description="certificate chain (PEM); if set, only HTTPS is served")
+    ssl_keyfile: Path | None = Field(
+        None, description="the certificate's private key (PEM), if it is not in the same file"
+    )
     api_key: Keys = Field(
-        (), description="accepted bearer keys, comma-separated, each KEY or NAME:KEY; open to all if left out"
+        (), description="accepted bearer keys, comma-separated, each KEY or NAME:KEY; open to all if not set"
     )
     api_key_file: Path | None = Field(
-        None, description="file with accepted bearer keys, one a line, each KEY or NAME:KEY; read at the start"
+        None, description="file with accepted bearer keys, one per line, each KEY or NAME:KEY; read at startup"
     )
     admin_api_key: Keys = Field(
-        (), description="bearer keys of operators, comma-separated, each KEY or NAME:KEY; no admin routes if left out"
+        (), description="operators' bearer keys, comma-separated, each KEY or NAME:KEY; no admin routes if not set"
     )
     admin_api_key_file: Path | None = Field(
-        None, description="file with bearer keys of operators, one a line, each KEY or NAME:KEY; read at the start"
+        None, description="file with operators' bearer keys, one per line, each KEY or NAME:KEY; read at startup"
     )
     max_requests_per_key: int | None = Field(
-        None, ge=1, description="requests of one key that run or wait at most; beyond, 429; no limit if left out"
+        None,
+        ge=1,
+        description="maximum number of running and waiting requests of one key; beyond it, 429; no limit if not set",
     )
     root_path: str | None = Field(
-        None, pattern=r"^(/[A-Za-z0-9._~-]+)+$", description="path that a proxy puts before all others (/llm)"
+        None, pattern=r"^(/[A-Za-z0-9._~-]+)+$", description="path prefix that a proxy adds (/llm)"
     )
-    guard_metrics: bool = Field(False, description="/metrics asks for a key too")
+    guard_metrics: bool = Field(False, description="/metrics requires a key too")
     allowed_hosts: HostNames = Field(
         (),
-        description="names to be called by besides localhost and addresses, comma-separated; * for all, which it is by"
-        " default with keys or beyond loopback",
+        description="Host names under which the server may be called, besides localhost and IP addresses,"
+        " comma-separated; *: all, the default with keys or beyond loopback",
     )
     allowed_origins: Names = Field(
-        (), description="origins whose pages may call from a browser, comma-separated; * for all; none if left out"
+        (), description="origins of web pages that may call from a browser, comma-separated; *: all; none if not set"
     )
-    strict_params: bool = Field(False, description="refuse unknown request fields instead of naming them in a header")
-    max_stops: int = Field(16, ge=1, le=64, description="stop strings of one request at most")
+    strict_params: bool = Field(False, description="reject unknown request fields instead of naming them in a header")
+    max_stops: int = Field(16, ge=1, le=64, description="maximum number of stop strings per request")
     max_logprobs: int = Field(
         20,
         ge=-1,
         le=MOST_LOGPROBS,
-        description="log probabilities at one place at most; -1: all that there can be, 128",
+        description="maximum number of top logprobs per position; -1: as many as possible, 128",
     )
-    enable_force_include_usage: bool = Field(False, description="every chunk of every stream has its usage")
+    enable_force_include_usage: bool = Field(False, description="every chunk of every stream carries the usage")
     return_tokens_as_token_ids: bool = Field(
-        False, description="tokens beside log probabilities are named by their ids (token_id:7) in every answer"
+        False, description="logprobs name tokens by id (token_id:7) in every answer"
     )
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"] = Field(
-        "auto", description="how the model writes tool calls; auto reads it from the chat template"
+        "auto", description="format of the model's tool calls; auto: detected from the chat template"
     )
     reasoning_parser: Literal["auto", "none"] = Field(
-        "auto", description="auto splits reasoning from content if the chat template speaks of it"
+        "auto", description="auto: separate reasoning from content if the chat template has reasoning; none: do not"
     )
-    max_connections: int = Field(10_000, ge=1, description="open connections at most")
-    max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), gt=0, description="largest request body")
+    max_connections: int = Field(10_000, ge=1, description="maximum number of open connections")
+    max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), gt=0, description="maximum size of a request body")
     max_total_body_bytes: ByteSize = Field(
-        ByteSize(256 * 1024**2), gt=0, description="request bodies held at once while they are read; beyond, 503"
+        ByteSize(256 * 1024**2),
+        gt=0,
+        description="maximum size of all request bodies that are being read; beyond it, 503",
     )
     responses_store: bool = Field(
         False, description="keep responses in memory: previous_response_id, background, GET /v1/responses/{id}"
     )
     responses_store_size: ByteSize = Field(
-        ByteSize(256 * 1024**2), gt=0, description="memory of the responses that are kept; the oldest go first"
+        ByteSize(256 * 1024**2), gt=0, description="memory for kept responses; the oldest are dropped first"
     )
     _keys_of_file: tuple[str, ...] = ()
     _admin_keys_of_file: tuple[str, ...] = ()

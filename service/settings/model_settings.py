@@ -20,29 +20,36 @@ class ModelSettings(BaseModel):
     model: CliPositionalArg[str] = Field(
         QUICKSTART_NAME,
         min_length=1,
-        description="local folder or hub id; the model that comes with Headrace if left out",
+        description="local folder or Hugging Face id of the model; the bundled quickstart model if not set",
     )
-    revision: str | None = Field(None, description="branch, tag or commit of a hub id")
-    tokenizer: str | None = Field(None, description="folder or hub id of the tokenizer, if not the model's")
-    chat_template: Path | None = Field(None, description="file with a chat template, if not the model's")
+    revision: str | None = Field(None, description="branch, tag or commit of a Hugging Face id")
+    tokenizer: str | None = Field(
+        None, description="folder or Hugging Face id of the tokenizer; the model's if not set"
+    )
+    chat_template: Path | None = Field(None, description="file with a chat template; the model's if not set")
     default_chat_template_kwargs: dict[str, JsonValue] = Field(
-        {}, description='variables of the chat template for requests that do not set them: {"enable_thinking": false}'
+        {}, description='chat template variables for requests that do not set them: {"enable_thinking": false}'
     )
     served_model_name: Names = Field(
-        (), description="names that clients may use, comma-separated; the first one is in the answers"
+        (), description="names that clients may use, comma-separated; answers show the first"
     )
     load_format: Literal["auto", "pt", "dummy"] = Field(
         "auto",
-        description="auto reads safetensors; pt torch's own files, pickles of somebody you trust; dummy makes random"
+        description="auto: safetensors; pt: torch's format (pickles, only from authors you trust); dummy: random"
         " weights",
     )
     model_impl: Literal["auto", "native", "transformers"] = Field(
         "auto",
-        description="whose modules compute the model: native ones, transformers', or auto: transformers' where there"
-        " are no native ones",
+        description="native: Headrace's modules; transformers: transformers' modules; auto: native if there is a"
+        " native file",
     )
-    dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="type of weights and KV cache")
-    quantization: Literal["fp8"] | None = Field(None, description="plain weights become these at load")
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="number format of weights and KV cache, unless these are quantized"
+    )
+    quantization: Literal["fp8"] | None = Field(
+        None,
+        description="round unquantized weights to this format while loading; quantized checkpoints need no setting",
+    )
 
     @field_validator("quantization", mode="before")
     @classmethod
@@ -55,26 +62,26 @@ class ModelSettings(BaseModel):
         return value
 
     deterministic: bool = Field(
-        False, description="all requests have the bits that they have alone, not only those that ask for it"
+        False, description="every request gets the same bits as when it runs alone, not only requests that ask for it"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is the GPU if there is one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one")
     tensor_parallel_size: int = Field(
-        1, ge=1, le=64, description="GPUs that compute every layer together, each with its part of the weights"
+        1, ge=1, le=64, description="GPUs that compute every layer together, each with a part of the weights"
     )
     pipeline_parallel_size: int = Field(
         1,
         ge=1,
         le=64,
-        description="stages, one behind another, each with as many layers, on GPUs of its own",
+        description="pipeline stages, each with an equal number of layers and GPUs of its own",
     )
     all_reduce_overlap_tokens: int = Field(
         0,
         ge=0,
-        description="with tensor parallelism, in steps of so many tokens or more the all-reduces run beside matrix"
+        description="with tensor parallelism, steps of at least this many tokens run their all-reduces beside matrix"
         " products; 0: never",
     )
     max_model_len: TokenCount | None = Field(
-        None, ge=2, description="context length in tokens (8192, 8k, 8K); the model's own if left out"
+        None, ge=2, description="context length in tokens (8192, 8k, 8K); the model's own if not set"
     )
     seed: int = Field(0, ge=0, lt=2**63, description="seed of dummy weights")
 

@@ -17,63 +17,73 @@ class SchedulerSettings(BaseModel):
         None,
         ge=1,
         le=4096,
-        description="sequences in one iteration at most (256; 512 or 1024 on a GPU with much memory)",
+        description="maximum number of sequences in one iteration (256; 512 or 1024 on a GPU with much memory)",
     )
     max_num_batched_tokens: TokenCount | None = Field(
         None,
         ge=2,
-        description="tokens in one iteration at most (2048 on a GPU, 4096 if it has much memory, 512 on a CPU);"
-        " more than max-num-seqs",
+        description="maximum number of tokens in one iteration (2048 on a GPU, 4096 on one with much memory, 512 on"
+        " a CPU); must exceed max-num-seqs",
     )
-    overlap: bool | None = Field(None, description="launch an iteration while another runs; on a GPU if left out")
+    overlap: bool | None = Field(None, description="launch the next iteration while one runs; on a GPU if not set")
     inter_token_target_ms: FiniteFloat | None = Field(
-        None, gt=0, description="prompt chunks shrink so that decodes wait no longer for a token; no target if left out"
+        None,
+        gt=0,
+        description="target for the inter-token latency of running requests, kept by smaller prefill chunks; no"
+        " target if not set",
     )
     finetuning_mode: Literal["deferred", "interleaved"] = Field(
         "deferred",
-        description="when a fine-tuning job computes: while no request runs, or also between the tokens of those that"
-        " run, as far as inter-token-target-ms leaves time",
+        description="when fine-tuning jobs compute: deferred, while no request runs; interleaved, also between the"
+        " tokens of running requests, as far as inter-token-target-ms leaves time",
     )
     deferral_bound: float = Field(
         0.1,
         ge=0,
-        description="seconds that a request may be kept waiting for a fine-tuning job while none runs, if the mode is"
-        " deferred; 0: requests first, inf: the job first",
+        description="in mode deferred, the most seconds a request may wait for a fine-tuning iteration when no other"
+        " request runs; 0: requests first, inf: the job first",
     )
     speculation: Literal["none", "ngram"] = Field(
         "none",
-        description="tokens that are guessed and computed at once: ngram, what stood behind the last few tokens where"
-        " they stood before, where that is predicted to pay",
+        description="ngram: speculative decoding with drafts by prompt lookup, where it is predicted to pay off",
     )
-    num_speculative_tokens: int = Field(4, ge=1, le=16, description="tokens of a sequence that are guessed at once")
+    num_speculative_tokens: int = Field(4, ge=1, le=16, description="draft tokens per sequence and iteration")
     scheduling_policy: Literal["fcfs", "priority", "fair", "shares"] = Field(
-        "fcfs", description="who goes next: first come, the request's priority, AdaptiveLLM's fairness, or equal shares"
+        "fcfs",
+        description="order of requests: first come first served, the request's priority, AdaptiveLLM's fairness, or"
+        " equal token shares per API key",
     )
     priority_order: Literal["higher-first", "lower-first"] = Field(
-        "higher-first", description="which of two requests' priority goes first; lower-first is vLLM's"
+        "higher-first", description="which priority goes first; lower-first is vLLM's order"
     )
     admission_policy: Literal["on-demand", "reserve", "forecast"] = Field(
-        "on-demand", description="when a request fits: its tokens now, all it may need (ORCA), or a forecast (LightLLM)"
+        "on-demand",
+        description="when a request is admitted: its current tokens fit, all tokens it may need fit (ORCA), or by"
+        " forecast (LightLLM)",
     )
     preemption: Literal["recompute", "swap", "adaptive"] = Field(
-        "recompute", description="how a preempted request returns: computed again, from host memory, or the cheaper"
+        "recompute",
+        description="how a preempted request resumes: recompute, swap, or the cheaper of the two (adaptive)",
     )
     max_preemptions: int = Field(
-        8, ge=1, description="preemptions after which a request is spared as long as another can be preempted"
+        8, ge=1, description="after this many preemptions a request is spared, as long as another one can be preempted"
     )
-    swap_space: ByteSize = Field(ByteSize(4 * 1024**3), ge=0, description="host memory for swapped requests, if any")
+    swap_space: ByteSize = Field(
+        ByteSize(4 * 1024**3), ge=0, description="host memory for swapped requests, if preemption swaps"
+    )
     swap_compression: Literal["none", "fp8"] = Field(
-        "none", description="fp8 swaps half the bytes of bf16; keys and values come back off by up to 1/16"
+        "none", description="fp8: swap half the bytes of bf16; keys and values return with an error of up to 1/16"
     )
-    watermark: float = Field(0.01, ge=0, lt=1, description="share of KV blocks that admissions leave free")
-    max_waiting_requests: int = Field(1024, ge=1, description="waiting requests at most; beyond, 503")
+    watermark: float = Field(0.01, ge=0, lt=1, description="share of the KV blocks that admission keeps free")
+    max_waiting_requests: int = Field(1024, ge=1, description="maximum number of waiting requests; beyond it, 503")
     max_waiting_tokens: TokenCount | None = Field(
         None,
         ge=1,
-        description="waiting prompt tokens at most, shared beginnings once; beyond, 503 (by the host's memory)",
+        description="maximum number of waiting prompt tokens, shared prefixes counted once; beyond it, 503; by the"
+        " host's memory if not set",
     )
     max_waiting_seconds: FiniteFloat = Field(
-        600.0, gt=0, description="a request that waits longer for its turn gets 503"
+        600.0, gt=0, description="a request that waits longer for its first iteration gets 503"
     )
 
     @model_validator(mode="after")

@@ -44,24 +44,24 @@ class Settings(
         cli_exit_on_error=False,
     )
 
-    block_size: int = Field(16, ge=1, le=256, description="tokens in a KV block")
-    enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of prompts that begin alike")
+    block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
+    enable_prefix_caching: bool = Field(True, description="prompts with a common prefix share KV blocks")
     prefix_cache_scope: Literal["key", "all"] = Field(
-        "key", description="who shares them: requests of one API key (of its name, if it has one), or all"
+        "key", description="who shares prefixes: requests of one API key (or of one key name), or all"
     )
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the GPU's memory to use")
-    enforce_eager: bool = Field(False, description="launch every kernel by itself, without CUDA graphs")
+    enforce_eager: bool = Field(
+        False, description="no CUDA graphs and no recorded steps: every kernel is launched separately"
+    )
     choices: Path | None = Field(
-        None, description="file that keeps what was chosen by timing; a later start computes by it and times nothing"
+        None, description="file that stores what startup chose by timing; a later start reads it and times nothing"
     )
-    kv_cache_memory: ByteSize | None = Field(
-        None, gt=0, description="size of the KV cache (4GiB); measured if left out"
-    )
+    kv_cache_memory: ByteSize | None = Field(None, gt=0, description="size of the KV cache (4GiB); measured if not set")
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
-        "auto", description="fp8 keeps keys and values in half the bytes of bf16, each rounded by up to 1/16"
+        "auto", description="fp8: keys and values in half the bytes of bf16, each rounded by up to 1/16"
     )
 
-    profile_host: bool = Field(False, description="at the end, print where the host's time went")
+    profile_host: bool = Field(False, description="print a table of host time at exit")
     config: Path | None = Field(None, description="YAML file with any of these settings")
 
     @model_validator(mode="after")

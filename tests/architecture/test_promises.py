@@ -1,4 +1,4 @@
-"""The promises of docs/production.md: eight, each with tests that are there and that run with all others."""
+"""The guarantees of docs/production.md: eight, each with tests that are there and that run with all others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROOFS = re.findall(r"^\| (\d) \| (.+) \|$", TABLE, re.MULTILINE)
 
 
 def test_there_are_eight_and_each_has_a_row_of_tests():
-    section = PAGE.partition("## What you may count on")[2].partition("\n## ")[0]
+    section = PAGE.partition("## Guarantees")[2].partition("\n## ")[0]
     promised = re.findall(r"^(\d)\. ", section, re.MULTILINE)
     assert promised == [number for number, _ in PROOFS] == list("12345678")
 

@@ -101,7 +101,7 @@ class Way:
 def documented(*kinds: str) -> set[str]:
     """Files in the table's rows, of those that are of one kind of device only those of `kinds`."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    section = page.split("## The files that a decode token passes")[1].split("\n## ")[0]
+    section = page.split("## Files a decode token passes through")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ") and "`service/" in line]
     of_kind = [row for row in rows if all(kind in kinds for kind in ("GPU", "CPU") if f"on a {kind}" in row)]
     return {name for row in of_kind for name in re.findall(r"`(service/[\w/]+\.py)`", row)}

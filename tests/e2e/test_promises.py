@@ -1,4 +1,4 @@
-"""Those of the promises of docs/production.md that no other test shows whole."""
+"""Those of the guarantees of docs/production.md that no other test shows whole."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _row(run: FamilyRun) -> str:
     family = run.family
     if run.served_by is None:
         _, _, why = run.refusal.rpartition(": ")
-        return f"| {family.name} | {family.model} | - | refused: {why} |"
+        return f"| {family.name} | {family.model} | - | rejected: {why} |"
     return f"| {family.name} | {family.model} | {run.served_by} | {'equal' if run.is_equal else 'DIFFERENT'} |"
 
 
