@@ -11,7 +11,7 @@ from service.composition.scheduler_defaults import NUM_SEQS, default_budget
 from service.composition.start_checks import check_model_source
 from service.doctor.finding import Finding, fault, ok, warning
 from service.errors import ConfigError
-from service.kvcache.cache_room import CacheRoom
+from service.kvcache.cache_room import CacheRoom, most_fillable_blocks
 from service.models.implementation import choose_implementation
 from service.models.model_config import ModelConfig, load_model_config, read_config
 from service.models.model_folder import local_folder
@@ -62,7 +62,8 @@ def _hub_model(model: str, revision: str | None) -> Finding:
 
 class Room(NamedTuple):
     """weights_bytes, kv_token_bytes: of the model. free_bytes: of the device, before it is loaded. kv_bytes: what is
-    left for the KV cache, by the settings; more than what a start measures, since activations and graphs come off.
+    left for the KV cache by the settings, at most what the sequences of all batches in flight can fill; a start may have
+    less, since activations and graphs come off.
     cache: what it has room for, counted as a start counts it. max_model_len: tokens of the full context."""
 
     device: str
@@ -100,6 +101,9 @@ def room_for(settings: Settings, folder: Path, config: ModelConfig) -> Room:
     scheduler = settings.scheduler_config(NUM_SEQS, default_budget(memory_bytes(device), is_gpu=is_gpu), 1)
     sizes = size.groups, size.max_model_len, scheduler.max_num_batched_tokens
     window = attention_window(settings, config, *sizes, is_gpu=is_gpu)
+    num_seqs = scheduler.max_num_seqs * parallel.num_stages
+    fillable = most_fillable_blocks(num_seqs, size.max_model_len, cache.block_size, size.groups.tables.size)
+    kv_bytes = min(kv_bytes, fillable * size.block_bytes)
     blocks = CacheRoom(max(0, kv_bytes) // size.block_bytes, cache.block_size, window)
     return Room(device.type, size.weights_bytes, size.kv_token_bytes, free, kv_bytes, blocks, size.max_model_len)
 

@@ -17,6 +17,7 @@ from kernels.compile_ahead import hash_triton
 from service.config import CacheConfig, LoraConfig, ModelSource
 from service.core.layer_groups import LayerGroups
 from service.errors import ConfigError, ModelLoadError
+from service.kvcache.cache_room import most_fillable_blocks
 from service.layers.pipeline_stage import WHOLE, PipelineStage, RankPlace, is_last
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.lora.adapter_layout import AdapterLayout
@@ -440,8 +441,8 @@ def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: StepSizes, place:
     """How many blocks the memory of every rank holds, but no more than the sequences of an iteration, for each that may
     be in flight, and the adapters in all slots, can ever fill."""
     num_seqs = sizes.max_num_seqs * place.stage.size
-    num_units = -(-sizes.max_model_len // layout.block_size)
-    usable = num_seqs * num_units * layout.num_groups + sizes.adapters.most_blocks
+    usable = most_fillable_blocks(num_seqs, sizes.max_model_len, layout.block_size, layout.num_groups)
+    usable += sizes.adapters.most_blocks
     num_blocks = place.stage.least(place.parallel.least(min(memory.kv_cache_bytes // layout.block_bytes, usable)))
     if num_blocks < 1:
         raise ConfigError(

@@ -70,6 +70,19 @@ def test_layers_that_give_blocks_back_are_counted_as_a_start_counts_them(
     assert int(sequences) > 2 * if_all_kept_all
 
 
+def test_a_cache_is_no_larger_than_what_the_sequences_can_fill(caplog: pytest.LogCaptureFixture):
+    """As a start has it."""
+    settings = Settings(device="cpu", dtype="float32", max_num_seqs=3, max_model_len=256, kv_cache_memory=256 << 20)
+    with caplog.at_level("INFO"):
+        load_model_parts(settings, new_recorder(), MonotonicClock())
+    (started,) = (record.getMessage() for record in caplog.records if "KV cache: " in record.getMessage())
+    said = by_subject(settings)["kv cache"].found
+    tokens, sequences = re.search(r"(\d+) tokens of \d+ bytes: (\d+) sequences", said).groups()
+    assert (tokens, sequences) == (str(3 * 256), "3")
+    assert f"KV cache: {tokens} tokens in" in started
+    assert f"room for {sequences} sequences of the full context of 256" in started
+
+
 def test_a_cache_too_small_for_a_whole_context_is_a_warning_and_for_a_block_a_fault():
     few = by_subject(Settings(device="cpu", kv_cache_memory=1 << 20))["kv cache"]
     assert (few.verdict, "--max-model-len" in few.mend) == (Verdict.WARNING, True)
