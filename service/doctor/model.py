@@ -62,9 +62,9 @@ def _hub_model(model: str, revision: str | None) -> Finding:
 
 class Room(NamedTuple):
     """weights_bytes, kv_token_bytes: of the model. free_bytes: of the device, before it is loaded. kv_bytes: what is
-    left for the KV cache by the settings, at most what the sequences of all batches in flight can fill; a start may have
-    less, since activations and graphs come off.
-    cache: what it has room for, counted as a start counts it. max_model_len: tokens of the full context."""
+    left for the KV cache by the settings, at most what the sequences of all batches in flight can fill; a start may
+    have less, since it measures activations and graphs. cache: what that has room for, counted as a start counts it.
+    max_model_len: tokens of the full context."""
 
     device: str
     weights_bytes: int
