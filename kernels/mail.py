@@ -1,13 +1,13 @@
-"""Values that are their own message: a rank writes them into the others' memory, and whoever waits for them reads its
-own memory until they are there. No flag, no fence, and nothing is read over the link.
+"""Exchange without flags: a rank writes values into the other ranks' memory, and a receiver polls its own memory until
+they have arrived. No flag, no fence, no read over the link. TensorRT-LLM's "Lamport" all-reduce does the same.
 
-Zero says that nothing has come yet, and whoever has read a value makes its place zero again. So bits are sent inverted
-("sealed"); of NaNs, those whose bits are all ones arrive as another NaN. As TensorRT-LLM has it ("Lamport"), there with
-negative zeros. 16 bytes at once, of which each element is looked at: they need not come together.
+Zero means "not arrived", so values are sent with inverted bits ("sealed"), and a receiver resets each place to zero
+after reading it. (A NaN whose bits are all ones arrives as another NaN.) Loads are 16 bytes wide and check each
+element, since the elements may arrive separately.
 
-What both ways of summing are made of (kernels/one_shot_all_reduce.py, two_shot_all_reduce.py), of tensors in bf16 or
-fp32 as rows of C elements. A receiver's mail has a slot for every other rank; what is sent again has a place of its own
-in `sums`.
+The building blocks of both all-reduces (one_shot_all_reduce.py, two_shot_all_reduce.py), for bf16 and fp32 tensors as
+rows of C elements. A receiver's mail has one slot for each other rank; sums that are sent back have their own place,
+`sums`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from kernels.optional_triton import tl, triton
 from kernels.symmetric_memory import MAX_PROGRAMS, SymmetricMemory, buffer_of, mail_offset
 
 MAX_NORMED_SIZE = 16384
-_FLAT_ROW = 4096  # elements that are a row where nothing is normed
-_MULTIPROCESSORS = 128  # or more, of any GPU that has such memory
+_FLAT_ROW = 4096  # elements of a row if there is no norm
+_MULTIPROCESSORS = 128  # of the smallest GPU with such a link
 _REGISTERS = 65536  # of a multiprocessor
-_ROW = 4096  # elements, of which a config is given
+_ROW = 4096  # elements of a row that configs are for
 _MOST_WARPS = 16
 _FEWEST_ELEMENTS = 256  # of a row, a warp: 16 bytes a thread in bf16
 
 
 @dataclass(frozen=True, slots=True)
 class MailConfig:
-    """Of rows of up to 4096 elements; longer ones take more warps and fewer programs. programs: of a launch at most.
-    num_warps: of each. ahead: how many rows (two-shot: of each rank) a program has sent before it waits for the
-    first. is_beside: kernels of another stream run beside the launch, which therefore follows no kernel closely
-    (kernels/dependent_launch.py)."""
+    """For rows of up to 4096 elements; longer rows take more warps and fewer programs. programs: most of a launch.
+    num_warps: of each program. ahead: rows (two-shot: rows of each rank) that a program sends before it waits for the
+    first. is_beside: kernels of another stream run at the same time; no programmatic dependent launch then."""
 
     programs: int
     num_warps: int
@@ -56,14 +55,14 @@ class MailConfig:
 @triton.jit
 @no_type_check
 def bits_of(ptr):
-    """The pointer, to integers."""
+    """The same pointer, to integers of the element's size."""
     return ptr.to(tl.pointer_type(tl.int16 if ptr.dtype.element_ty == tl.bfloat16 else tl.int32))
 
 
 @triton.jit
 @no_type_check
 def sealed(x):
-    """As integers that are not zero."""
+    """x as integers that are never zero."""
     bits = x.to(tl.int16 if x.dtype == tl.bfloat16 else tl.int32, bitcast=True)
     inverted = ~bits
     return tl.where(inverted == 0, 1, inverted).to(bits.dtype)
@@ -78,15 +77,15 @@ def opened(bits, dtype: tl.constexpr):
 @triton.jit
 @no_type_check
 def slot_after(distance, SIZE: tl.constexpr):
-    """Where a rank lies in the mail of the one that comes `distance` after it in the circle of ranks, from 1."""
+    """The sender's slot in the mail of the rank that is `distance` (from 1) after it in the ring of ranks."""
     return SIZE - 1 - distance
 
 
 @triton.jit
 @no_type_check
 def sum_of_mail(own, buffers_ptr, mail, rank, place, is_place, stride, like_ptr, SIZE: tl.constexpr):
-    """Own x and what the others have sent for `place`, in fp32 in the order of ranks, once all is there. mail: bytes to
-    it. stride: elements of a slot."""
+    """Wait for what the others send for `place`, then sum it and the own x in fp32 in rank order. mail: byte offset of
+    the mail. stride: elements of a slot."""
     mail_ptr = buffer_of(buffers_ptr, rank, mail, bits_of(like_ptr))
     own_bits = sealed(own)
     total = own.to(tl.float32)
@@ -112,7 +111,7 @@ def finish_rows(
     reduced, residual, weight, residual_ptr, out_ptr, place, is_place, size, eps, AXIS: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
-    """reduced: the sum over ranks, rounded. AXIS: of a row's elements."""
+    """reduced: the rounded sum over ranks. AXIS: the axis along a row."""
     if NORM:
         added = (reduced.to(tl.float32) + residual.to(tl.float32)).to(residual_ptr.dtype.element_ty)
         tl.store(residual_ptr + place, added, mask=is_place)
@@ -125,8 +124,8 @@ def finish_rows(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is summed and what it goes on with: rows of `size` elements, of which the last may be shorter. residual and
-    weight: any tensors where nothing is normed."""
+    """The operands of an all-reduce: rows of `size` elements; the last may be shorter. residual and weight: any tensors
+    if there is no norm."""
 
     x: Tensor
     residual: Tensor
@@ -145,7 +144,7 @@ class Rows:
         return self.size * self.x.itemsize
 
     def in_parts(self, most_rows: int) -> Iterator[Rows]:
-        """Of so many rows at most, for a launch each."""
+        """Parts of at most so many rows, one launch each."""
         assert most_rows, "not even one row has room"
         if 0 < self.num_rows <= most_rows:
             yield self
@@ -177,10 +176,10 @@ def _check(x: Tensor) -> None:
 def launch_rows(
     kernel: Any, rows: Rows, num_tiles: int, memory: SymmetricMemory, config: MailConfig, **constants: int
 ) -> None:
-    """num_tiles: of which each program takes every num_programs-th."""
+    """Program p takes the tiles p, p + num_programs, ... of num_tiles."""
     most_programs, num_warps = config.of_rows(rows.size)
     programs = min(most_programs, num_tiles)
-    beside = triton.cdiv(programs, _MULTIPROCESSORS)  # on a multiprocessor: all programs are to run at once
+    beside = triton.cdiv(programs, _MULTIPROCESSORS)  # per multiprocessor: all programs must run at once
     kernel[(programs,)](
         rows.x,
         rows.residual,

@@ -1,22 +1,22 @@
-"""The sum over ranks in one exchange: every rank sends its x whole to every other. For two ranks, and of more for few
-rows, where waiting is all: (R - 1) x over a rank's link, and one wait.
+"""One-shot all-reduce: every rank sends its whole x to every other rank. For two ranks, and for few rows of more ranks,
+where latency dominates: (R - 1) x bytes over each rank's link, and one wait.
 
     out = round(x of rank 0 + x of rank 1 + ...), in fp32 in this order
 
-The same bits on every rank. NCCL's rings go as many steps as there are ranks, and two-shot two.
+Every rank gets the same bits. (NCCL's ring takes as many steps as there are ranks, two-shot takes two.)
 
-`one_shot_add_rms_norm` goes on with what follows in a block: sum = round(out + residual); norm = rms_norm(sum), each as
-kernels/rms_norm.py has it.
+`one_shot_add_rms_norm` adds what follows in a block: sum = round(out + residual); norm = rms_norm(sum), both as in
+kernels/rms_norm.py.
 
 Tensors (N elements; T rows of C):
     x         [...]   bf16 or fp32, contiguous; with add_rms_norm [T, C]. N < 2^31
     residual  [T, C]  like x; consumed: the sum takes its storage
     weight    [C]     like x
     returns   out     like x, new; add_rms_norm: (norm, sum)
-memory: kernels/symmetric_memory.py, whose rules hold: all ranks, the same order, one stream, the same `config`. Rows
-that have no room in it go in another launch. N may be 0.
+memory: kernels/symmetric_memory.py, whose rules apply: all ranks, the same order, one stream, the same `config`. Rows
+that do not fit it go into another launch. N may be 0.
 
-The references take `parts` [ranks, ...], every rank's x.
+The references take `parts` [ranks, ...]: every rank's x.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from kernels.symmetric_memory import SymmetricMemory, buffer_of, end_launch
 
 ONE_SHOT = MailConfig(programs=128, num_warps=16, ahead=1)
 ONE_SHOT_BESIDE = MailConfig(programs=32, num_warps=16, ahead=4, is_beside=True)
-"""Beside matrix products, which lose a multiprocessor to each program. Not measured: a quarter of the programs, each
-with four times as many rows under way."""
+"""Beside matrix products, which lose a multiprocessor to each program: a quarter of the programs, each with four times
+as many rows in flight. Not measured yet."""
 
 
 def one_shot_all_reduce_reference(parts: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def one_shot_add_rms_norm_reference(
 @triton.jit
 @no_type_check
 def _send(x_ptr, buffers_ptr, mail, rank, row, size, column, num_elements, SIZE: tl.constexpr):
-    """A row of x to all others; nothing where there is no such row."""
+    """Send a row of x to all other ranks; nothing if the row does not exist."""
     place = row * size + column
     is_place = (column < size) & (place < num_elements)
     bits = sealed(tl.load(x_ptr + place, mask=is_place, other=0.0))
@@ -119,7 +119,7 @@ def _one_shot_kernel(
 
 
 def one_shot_all_reduce(x: Tensor, memory: SymmetricMemory, config: MailConfig = ONE_SHOT) -> Tensor:
-    """On CUDA tensors, or on any in Triton's interpreter; so for every launcher here."""
+    """Takes CUDA tensors, or any in Triton's interpreter; so do all launchers here."""
     return _summed(plain_rows(x), memory, config)
 
 

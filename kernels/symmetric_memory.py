@@ -1,24 +1,25 @@
-"""Memory of one host's GPUs that the kernels of every rank read and write, and how kernels wait for each other in it.
+"""Memory that the kernels of all ranks on one host read and write, and how these kernels wait for each other.
 
-A buffer of each rank, of the same layout, which all ranks can address (over NVLink, or PCIe where peers see it):
+Each rank has one buffer of this layout, and all ranks can address it (over NVLink, or PCIe with peer access):
 
-    flags   [MAX_PROGRAMS, ranks] int64: how far each rank's program of that number has come
-    inputs  [2, INPUT_BYTES]: what kernels read of each other by the flags
-    mail    [2, capacity] bytes: what kernels send to each other (kernels/mail.py), zero between launches
-    sums    [2, capacity] bytes, likewise
+    flags   [MAX_PROGRAMS, ranks] int64: the step that each rank's program of this number has reached
+    inputs  [2, INPUT_BYTES]: what kernels read of each other, synchronized by the flags
+    mail    [2, capacity] bytes: what kernels send to each other (kernels/mail.py); zero between launches
+    sums    [2, capacity] bytes: likewise
 
-and, of each rank for itself, steps [MAX_PROGRAMS] int64: two a launch, kept on the device, so that a launch that a CUDA
-graph replays goes on counting.
+Each rank also has `steps` [MAX_PROGRAMS] int64 of its own: two more each launch. They are on the device, so that a
+launch replayed by a CUDA graph goes on counting.
 
-Program p of a launch waits for the programs p of the other ranks alone. Halves are taken in turn. Whoever overwrites
-one has heard from all others, in the launch between, that they have begun it, and with that have ended the launch that
-read it: of inputs by the flags, of mail because it is waited for; who sums rows for others has heard from all of these.
+Program p of a launch waits only for the programs p of the other ranks. The two halves of inputs, mail and sums are used
+alternately. A half may be overwritten when every other rank has begun the launch in between, which means that it has
+ended the launch that read the half. For inputs the flags tell so; for mail, the arrival of that launch's values.
 
-Rules: all ranks make the same launches (grid, sizes) in the same order, one behind the other: on one stream, or on
-several that wait for each other's events. Two at once would wait for each other for ever. A rank that is gone leaves
-the others' kernels waiting: end their processes.
+Rules: all ranks make the same launches (grid, sizes) in the same order, one after another: on one stream, or on several
+streams that wait for each other's events. Two launches at once would wait for each other forever. If a rank is gone,
+the others' kernels wait forever, and their processes must be killed.
 
-Limits: MAX_PROGRAMS programs a launch, and no more than run at once: what launches sees to that.
+Limits: at most MAX_PROGRAMS programs a launch, and all of a launch's programs must fit on the device at once. The
+launchers take care of both.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class SymmetricMemory:
-    """buffers [ranks] int64: the address of each rank's on this one's device. steps: as above. capacity: bytes of one
-    half of the mail, a multiple of 256. held: what keeps the memory."""
+    """buffers [ranks] int64, on this rank's device: the address of each rank's buffer. steps: as above. capacity: bytes
+    of one half of the mail, a multiple of 256. held: keeps the memory alive."""
 
     rank: int
     size: int
@@ -54,12 +55,12 @@ class SymmetricMemory:
 
     @staticmethod
     def num_bytes(size: int, capacity: int) -> int:
-        """Of a rank's buffer, which begins as zeros."""
+        """Bytes of one rank's buffer, which must start as zeros."""
         return mail_offset(size) + 4 * capacity
 
     @classmethod
     def at(cls, addresses: Sequence[int], rank: int, capacity: int, device: torch.device, held: Any) -> SymmetricMemory:
-        """addresses: of all ranks' buffers, zeroed before any rank launches."""
+        """addresses: of all ranks' buffers, which must be zero before any rank launches."""
         assert capacity % _ALIGNMENT == 0 and all(address % _ALIGNMENT == 0 for address in addresses)
         buffers = torch.tensor(addresses, dtype=torch.int64, device=device)
         steps = torch.zeros(MAX_PROGRAMS, dtype=torch.int64, device=device)
@@ -67,10 +68,10 @@ class SymmetricMemory:
 
     @classmethod
     def of_group(cls, group: Any, capacity: int, device: torch.device) -> SymmetricMemory:
-        """Of a ProcessGroup whose ranks have a GPU of this host each; all call it. Raises RuntimeError where their GPUs
-        cannot address each other. Without NVLink's multicast, which can take a host's GPUs out of service."""
+        """For a ProcessGroup whose ranks each have one GPU of this host; all ranks must call it. Raises RuntimeError if
+        the GPUs cannot address each other. NVLink multicast stays off: it can take a host's GPUs out of service."""
         os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-        import torch.distributed._symmetric_memory as symmetric  # which imports half of torch: for this alone
+        import torch.distributed._symmetric_memory as symmetric  # here, because it imports half of torch
 
         size = group.size()
         buffer = symmetric.empty(cls.num_bytes(size, capacity), dtype=torch.uint8, device=device)
@@ -79,20 +80,20 @@ class SymmetricMemory:
         torch.cuda.synchronize(device)
         handle.barrier()
         torch.cuda.synchronize(device)
-        first = buffer.data_ptr() - handle.buffer_ptrs[group.rank()]  # on all ranks: each has allocated the same
+        first = buffer.data_ptr() - handle.buffer_ptrs[group.rank()]  # the same on all ranks: equal allocations
         addresses = [address + first for address in handle.buffer_ptrs]
         return cls.at(addresses, group.rank(), capacity, device, (buffer, handle))
 
 
 def can_exchange(device: torch.device, peers: Iterable[int]) -> bool:
-    """Whether this GPU may address the memory of those, by their numbers, and its atomic operations are such there,
-    too: over NVLink they are, over PCIe mostly not."""
+    """Whether this GPU can address the memory of the peers (device numbers) with native atomic operations. NVLink has
+    them, PCIe mostly not."""
     number = device.index
     return all(torch.cuda.can_device_access_peer(number, peer) and _has_atomics(number, peer) for peer in peers)
 
 
 def _has_atomics(number: int, peer: int) -> bool:
-    """Also where the driver does not say."""
+    """True if the driver cannot tell."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -108,14 +109,14 @@ def flag_bytes(size: int) -> int:
 
 
 def mail_offset(size: int) -> int:
-    """Bytes before it."""
+    """The byte offset of the mail in a buffer."""
     return flag_bytes(size) + 2 * INPUT_BYTES
 
 
 @triton.jit
 @no_type_check
 def buffer_of(buffers_ptr, rank, offset, like_ptr):
-    """Where `offset` bytes of a rank's buffer lie, as a pointer like another; offset: a multiple of 16."""
+    """A pointer, of like_ptr's type, to byte `offset` (a multiple of 16) of a rank's buffer."""
     address = tl.load(buffers_ptr + rank) + offset
     return tl.multiple_of(address.to(like_ptr.dtype), 16)
 
@@ -123,8 +124,8 @@ def buffer_of(buffers_ptr, rank, offset, like_ptr):
 @triton.jit
 @no_type_check
 def wait_for_ranks(buffers_ptr, steps_ptr, rank, program, step, SIZE: tl.constexpr):
-    """Tell all ranks that this program has come to `step`, and wait until theirs have. What they wrote before is seen
-    behind it. steps_ptr: gives the type of flags."""
+    """Tell all ranks that this program has reached `step`, and wait until their programs have. Their earlier writes are
+    visible afterwards. steps_ptr: has the type of the flags."""
     tl.debug_barrier()  # all threads of the program have written
     for peer in tl.static_range(SIZE):
         flags = buffer_of(buffers_ptr, peer, 0, steps_ptr)
@@ -140,7 +141,7 @@ def wait_for_ranks(buffers_ptr, steps_ptr, rank, program, step, SIZE: tl.constex
 @triton.jit
 @no_type_check
 def end_launch(steps_ptr, program, num_programs, step, MAX_PROGRAMS: tl.constexpr):
-    """Every program's step is two further, also of those that this launch has not."""
+    """Add two to every program's step, also of programs that this launch does not have."""
     tl.debug_barrier()  # all threads of the program have read its step
     slot = tl.arange(0, MAX_PROGRAMS)
     tl.store(steps_ptr + slot, tl.zeros([MAX_PROGRAMS], tl.int64) + step + 2, mask=slot % num_programs == program)

@@ -1,11 +1,11 @@
-"""The sum over ranks in two exchanges: every rank sends each other the rows which that one sums, and its sums to all.
-For many rows of more than two ranks, where bytes are all: 2 (R - 1) / R of x over a rank's link, as a ring moves, with
+"""Two-shot all-reduce: every rank sums a share of the rows, which the others send it, and sends the sums to all. For
+many rows of more than two ranks, where bandwidth dominates: 2 (R - 1) / R of x over each rank's link, as in a ring, but
 two waits instead of 2 (R - 1).
 
     out = round(x of rank 0 + x of rank 1 + ...), in fp32 in this order
 
-The same bits on every rank, and those of kernels/one_shot_all_reduce.py, whose contract and references hold here.
-`two_shot_add_rms_norm`: every rank norms all rows, which moves less than sending their residuals, too.
+Every rank gets the same bits, those of kernels/one_shot_all_reduce.py, whose contract and references apply here.
+`two_shot_add_rms_norm`: every rank norms all rows, since sending residuals would move more.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from kernels.symmetric_memory import SymmetricMemory, buffer_of, end_launch
 TWO_SHOT = MailConfig(programs=256, num_warps=8, ahead=0)
 TWO_SHOT_BESIDE = MailConfig(programs=64, num_warps=8, ahead=2, is_beside=True)
 """As ONE_SHOT_BESIDE. Not measured."""
-_ELEMENTS_A_WARP = 1024  # of the rows that are finished at once
+_ELEMENTS_A_WARP = 1024  # of the rows that a program finishes at once
 
 
 @triton.jit
 @no_type_check
 def _send_parts(x_ptr, buffers_ptr, mail, rank, group, size, column, num_elements, stride, SIZE: tl.constexpr):
-    """Of a group of rows, one a rank, each other rank's row to that rank."""
+    """Send each other rank its row of a group (one row for each rank)."""
     for distance in tl.static_range(1, SIZE):
         peer = (rank + distance) % SIZE
         place = (group * SIZE + peer) * size + column
@@ -53,7 +53,7 @@ def _send_parts(x_ptr, buffers_ptr, mail, rank, group, size, column, num_element
 @triton.jit
 @no_type_check
 def _send_sum(x_ptr, buffers_ptr, mail, sums, rank, group, size, column, num_elements, stride, SIZE: tl.constexpr):
-    """The sum of this rank's row of a group, to all and to itself."""
+    """Sum this rank's row of a group, and send the sum to all ranks, itself included."""
     at = group * size + column
     place = (group * SIZE + rank) * size + column
     is_place = (column < size) & (place < num_elements)
@@ -68,7 +68,7 @@ def _send_sum(x_ptr, buffers_ptr, mail, sums, rank, group, size, column, num_ele
 @triton.jit
 @no_type_check
 def _taken(sums_ptr, places, are_places, dtype: tl.constexpr):
-    """What lies at `places`, [rows, columns], once it is all there. The places are empty again."""
+    """Wait for the sums at `places`, [rows, columns], return them, and reset the places to zero."""
     bits = tl.load(sums_ptr + places, mask=are_places, other=-1, volatile=True)
     while tl.max(tl.max((bits == 0).to(tl.int32), 0), 0) > 0:
         bits = tl.load(sums_ptr + places, mask=are_places, other=-1, volatile=True)
@@ -100,7 +100,7 @@ def _two_shot_kernel(
     TILE_ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program: every num_programs-th group of rows, of which each rank sums one."""
+    """Program: every num_programs-th group of rows. Each rank sums one row of a group."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
     wait_for_inputs(PDL)
@@ -129,7 +129,7 @@ def _two_shot_kernel(
 
 
 def two_shot_all_reduce(x: Tensor, memory: SymmetricMemory, config: MailConfig = TWO_SHOT) -> Tensor:
-    """On CUDA tensors, or on any in Triton's interpreter; so for every launcher here."""
+    """Takes CUDA tensors, or any in Triton's interpreter; so do all launchers here."""
     return _summed(plain_rows(x), memory, config)
 
 

@@ -90,3 +90,8 @@ class LayerGroups(NamedTuple):
     def places(self) -> tuple[tuple[int, int], ...]:
         """For each layer: (its group, its index within that group's blocks)."""
         return tuple((group, self.group_of[:layer].count(group)) for layer, group in enumerate(self.group_of))
+
+
+def most_fillable_blocks(num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> int:
+    """Blocks that sequences can fill: each one's full context, in every layer group. A larger cache would be idle."""
+    return num_seqs * -(-max_model_len // block_size) * num_groups

@@ -22,7 +22,7 @@ from service.layers.tensor_parallel import ALONE, TensorParallel
 
 _HERE = "127.0.0.1"
 _PATIENCE = timedelta(hours=1)
-"""Of a collective. Who waits so long waits for a rank that is lost, which is found out otherwise."""
+"""Timeout of a collective. A lost rank is detected much sooner by other means (rank_watch.py)."""
 
 NoteExchange = Callable[[int], None]
 
@@ -38,14 +38,14 @@ LOOPBACK = "lo"
 
 
 def open_store(meeting: MeetingPlace | None, file: str, num_ranks: int) -> Store:
-    """Where this rank and the others find each other. file: that all ranks share, where `meeting` is None."""
+    """The store through which all ranks find each other. file: the path shared by all ranks, used if `meeting` is None."""
     if meeting is None:
         return FileStore(file, num_ranks)
     return TCPStore(_HERE, meeting.port, is_master=False, wait_for_workers=False, timeout=_PATIENCE)
 
 
 def serve_store() -> TCPStore:
-    """Rank 0's, for `open_store`: on a free port, to be reached from this host alone."""
+    """Rank 0's side of `open_store`: on a free port of the loopback interface."""
     listening = socket.create_server((_HERE, 0))
     port = listening.getsockname()[1]
     return TCPStore(
@@ -66,11 +66,11 @@ def join_ranks(
     note_exchange: NoteExchange = lambda nanoseconds: None,
     interface: str | None = LOOPBACK,
 ) -> RankPlace:
-    """Returns once every rank has come. store: of `open_store`. device: this rank's own. note_exchange: as
-    GroupParallel takes it. interface: by which ranks reach each other; None: the libraries choose."""
+    """Returns once every rank has joined. store: from `open_store`. device: this rank's own. note_exchange: as of
+    GroupParallel. interface: the network interface between ranks; None: gloo and NCCL choose."""
     os.environ.update(ENVIRONMENT)
     _use_interface(interface)
-    # Torch 2.13 has a new name for it, which torch 2.11 does not know.
+    # The new name in torch 2.13 does not exist in torch 2.11.
     warnings.filterwarnings("ignore", ".*all_gather_into_tensor.* is deprecated", FutureWarning)
     is_cuda = device.type == "cuda"
     dist.init_process_group(
@@ -85,7 +85,7 @@ def join_ranks(
 
 
 def _use_interface(interface: str | None) -> None:
-    """Ranks of one host are reached by nobody else. Between hosts, what the environment says comes first."""
+    """On one host, only the loopback interface. Between hosts, the environment's setting wins."""
     if interface == LOOPBACK:
         os.environ.update(dict.fromkeys(_INTERFACES, LOOPBACK))
     elif interface is not None:
@@ -99,12 +99,12 @@ def place_of(
     device: torch.device,
     note_exchange: NoteExchange = lambda nanoseconds: None,
 ) -> RankPlace:
-    """Of a rank that has joined the others, who all call this."""
+    """The place of a rank that has joined. All ranks must call it."""
     return RankPlace(_parallel(rank, config, device, note_exchange), _stage(rank, config))
 
 
 def _parallel(rank: int, config: ParallelConfig, device: torch.device, note_exchange: NoteExchange) -> TensorParallel:
-    """Of this rank's stage."""
+    """The tensor-parallel group of this rank's stage."""
     size, overlap_tokens = config.tensor_size, config.overlap_tokens
     if size == 1:
         return ALONE
@@ -131,8 +131,8 @@ def _stage(rank: int, config: ParallelConfig) -> PipelineStage:
 
 
 def _own_group(rank: int, groups: list[list[int]], backend: str, device: torch.device | None = None) -> ProcessGroup:
-    """This rank's among disjoint groups, which all ranks make together. The group of all is there already: another
-    communicator would take time and memory."""
+    """This rank's one of disjoint groups; all ranks must call it. Reuses the existing group of all ranks if it fits:
+    another communicator would take time and memory."""
     whole = dist.group.WORLD
     if len(groups) == 1 and whole is not None and dist.get_backend(whole) == backend:
         return whole

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from service.composition.cache_window import attention_window
 from service.composition.scheduler_defaults import NUM_SEQS, default_budget
 from service.composition.start_checks import check_model_source
+from service.core.layer_groups import most_fillable_blocks
 from service.doctor.finding import Finding, fault, ok, warning
 from service.errors import ConfigError
-from service.kvcache.cache_room import CacheRoom, most_fillable_blocks
+from service.kvcache.cache_room import CacheRoom
 from service.models.implementation import choose_implementation
 from service.models.model_config import ModelConfig, load_model_config, read_config
 from service.models.model_folder import local_folder

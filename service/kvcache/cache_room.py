@@ -8,11 +8,6 @@ from service.core.layer_groups import ALL_SEE_ALL, TableGroups
 from service.kvcache.attention_window import AttentionWindow
 
 
-def most_fillable_blocks(num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> int:
-    """Blocks that sequences can fill: each one's full context, in every layer group. A larger cache would be idle."""
-    return num_seqs * -(-max_model_len // block_size) * num_groups
-
-
 class CacheRoom(NamedTuple):
     """num_blocks: in the pool; each holds block_size tokens of one layer group. window: None if no group has one."""
 

@@ -1,4 +1,4 @@
-"""How long ranks take to exchange what they have: on a CPU the host's time, on a GPU the device's, by events."""
+"""How long exchanges between ranks take: host time on a CPU, device time (by events) on a GPU."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 _OF_SO_MANY = 8
-"""On a GPU one exchange of so many is timed: its two events cost the host some 10 us."""
+"""On a GPU one exchange in this many is timed, since its two events cost the host about 10 us."""
 _MOST_PENDING = 64
 
 
 class ExchangeTimer:
-    """Times exchanges of tensors, which begin and end on the current stream. One thread at a time.
+    """Times exchanges of tensors that begin and end on the current stream. One thread at a time.
 
-    note: told of each that was timed, how many nanoseconds it took, those included in which other ranks were waited
-    for; of a GPU's not before a later one begins, as nobody waits for them. Those in a CUDA graph are not timed: it is
-    replayed without the host.
+    note: called with the nanoseconds of each timed exchange, including the wait for other ranks. On a GPU it is called
+    when a later exchange begins, since the host does not wait. Exchanges in a CUDA graph are not timed.
     """
 
     def __init__(self, note: Callable[[int], None]) -> None:

@@ -1,5 +1,5 @@
-"""Tensor parallelism over process groups of torch.distributed, which somebody else has made: NCCL's on GPUs, gloo's on
-CPUs. Where the GPUs of a host can address each other, kernels of ours make the sums."""
+"""Tensor parallelism over existing process groups of torch.distributed: NCCL on GPUs, gloo on CPUs. If the GPUs of a
+host can address each other's memory, Headrace's own kernels do the all-reduces."""
 
 from __future__ import annotations
 
@@ -34,19 +34,18 @@ _NORMED_SUMS = {Way.ONE_SHOT: one_shot_add_rms_norm, Way.TWO_SHOT: two_shot_add_
 _ALONE = {Way.ONE_SHOT: ONE_SHOT, Way.TWO_SHOT: TWO_SHOT}
 BESIDE = {Way.ONE_SHOT: ONE_SHOT_BESIDE, Way.TWO_SHOT: TWO_SHOT_BESIDE}
 _FIRST = -1
-"""The priority of the stream whose kernels get the next free multiprocessor: products that are ready at the same time
-would take all of them."""
+"""Stream priority: its kernels get the next free multiprocessors. At the default priority, a product that is ready at
+the same time would take all of them."""
 
 
 class GroupParallel:
     """A TensorParallel.
 
-    Sums are made in fp32 in the order of ranks and rounded once; what NCCL sums has an order of its own.
+    Sums are computed in fp32 in rank order and rounded once; NCCL's sums have an order of their own.
 
-    host_group: of the same ranks, for what is exchanged on the host; needed beside a group of NCCL's. memory: of these
-    ranks; None: NCCL sums. All that is asked of a rank is then asked on one stream. note_exchange: told how many
-    nanoseconds an exchange of tensors took, as `ExchangeTimer` tells it. overlap_tokens: as of TensorParallel. beside:
-    how sums are launched that run beside products.
+    host_group: the same ranks, for exchanges on the host; needed beside an NCCL group. memory: what these ranks can all
+    address; None: NCCL does the all-reduces. With it, all calls of a rank must be on one stream. note_exchange: as of
+    ExchangeTimer. overlap_tokens: as in TensorParallel. beside: launch configs of all-reduces beside products.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class GroupParallel:
         if self._stream is None:
             self._stream = torch.cuda.Stream(x.device, priority=_FIRST)
         self._stream.wait_stream(torch.cuda.current_stream(x.device))
-        # What is allocated here is this stream's: taken again by a later sum, which runs behind all that reads it now.
+        # Memory allocated here is reused only by a later all-reduce of this stream, which waits for all readers.
         with torch.cuda.stream(self._stream):
             norm, _ = self._add_norm(x, residual, weight, eps, self._beside)
             return ArrivingRows(norm, x, self._stream.record_event())
@@ -136,12 +135,12 @@ class GroupParallel:
 
 
 def memory_of_gpus(group: ProcessGroup, host_group: ProcessGroup, device: torch.device) -> SymmetricMemory | None:
-    """For a GroupParallel whose ranks have a GPU of one host each, numbered in their order; None where these cannot
-    address each other. All ranks call it."""
+    """For a GroupParallel whose ranks each have one GPU of the same host, in rank order; None if the GPUs cannot
+    address each other's memory. All ranks must call it."""
     ranks = GroupParallel(group, host_group)
     first = device.index - ranks.rank
     peers = [first + rank for rank in range(ranks.size) if rank != ranks.rank]
-    # Known of all before any begins: who fails alone leaves the others waiting.
+    # All ranks must agree before any begins: one that fails alone would leave the others waiting.
     if not ranks.least(int(can_exchange(device, peers))):
         logger.warning("not all GPUs can address each other's memory, so NCCL makes the sums")
         return None

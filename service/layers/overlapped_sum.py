@@ -1,13 +1,13 @@
-"""A norm whose rows arrive in parts, because the all-reduce before it runs beside matrix products.
+"""All-reduces that run beside matrix products: the norm after an all-reduce gets its rows in two parts.
 
-With tensor parallelism a norm needs the sum over the ranks, which needs the whole of a product, so the device waits for
-the links. Here the rows are cut in two halves, A and B. The sums run on a stream of their own:
+With tensor parallelism, product, all-reduce, norm and the next product depend on each other, so the GPU's matrix units
+wait for the links. Here the rows of a step are cut into two halves, A and B, and the all-reduces have their own stream:
 
-    compute   product A | product B | next product A | next product B
-    sums                | sum A     | sum B          |
+    compute      product A | product B | next product A | next product B
+    all-reduce             | sum A     | sum B          |
 
-Attention and activations see all rows at once, so nothing but the products around a norm knows of the halves.
-TokenWeave (Gond et al. 2025) and NanoFlow (Zhu et al. 2024) overlap in the same way.
+Attention and activations see all rows at once: only the products around a norm know of the halves. TokenWeave (Gond et
+al. 2025) and NanoFlow (Zhu et al. 2024) overlap in the same way.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ArrivingRows:
-    """rows [N, C]: to be read behind `wait` only. source: what the sum reads, kept until then. ready: recorded behind
-    the sum; None: it has been computed."""
+    """rows [N, C]: may be read only after `wait`. source: the product that the all-reduce reads, kept alive until then.
+    ready: recorded after the all-reduce; None if it has already been computed."""
 
     rows: Tensor
     source: Tensor
     ready: torch.cuda.Event | None
 
     def wait(self) -> Tensor:
-        """The rows. What is launched from now on, on the current stream, runs behind the sum; the host goes on."""
+        """Make the current stream wait for the all-reduce, and return the rows. The host does not wait."""
         if self.ready is not None:
             torch.cuda.current_stream(self.rows.device).wait_event(self.ready)
         return self.rows
 
 
 def arrived(x: Tensor, residual: Tensor, norm: Tensor, total: Tensor) -> ArrivingRows:
-    """Of what has been computed of x and the residual: (norm, total)."""
+    """The result of an all-reduce that has been computed already. (norm, total): of x and the residual; the residual's
+    storage gets the total."""
     if total.data_ptr() != residual.data_ptr():
         residual.copy_(total)
     return ArrivingRows(norm, x, None)
@@ -44,8 +45,8 @@ def arrived(x: Tensor, residual: Tensor, norm: Tensor, total: Tensor) -> Arrivin
 
 @dataclass(frozen=True, slots=True)
 class ArrivingNorm:
-    """The output of a norm, [T, C], in parts of its rows, in their order. Whoever takes it multiplies them one by one:
-    the residual stream, too, is complete only then."""
+    """The output of a norm, [T, C], as consecutive parts of its rows. The next product must multiply every part before
+    anything reads the residual stream, which the same all-reduces complete."""
 
     parts: tuple[ArrivingRows, ...]
 
@@ -53,7 +54,7 @@ class ArrivingNorm:
         return torch.cat([multiply(part.wait()) for part in self.parts])
 
     def multiplied_by(self, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x W^T + b, [T, out_features]. weight [out_features, C]."""
+        """x W^T + b, [T, out_features], written without a copy. weight [out_features, C]."""
         out = weight.new_empty(sum(len(part.rows) for part in self.parts), len(weight))
         for place, part in zip(self._places_in(out), self.parts, strict=True):
             if bias is None:
@@ -67,10 +68,10 @@ class ArrivingNorm:
 
 
 _TILE = 128
-"""Rows of a tile of large products: a half has whole ones."""
+"""Rows of a tile of large matrix products. The first half is a multiple of it."""
 
 
 def half_of(num_rows: int) -> int:
-    """How many rows the first half has."""
+    """Rows of the first half."""
     half = num_rows // 2
     return -(-half // _TILE) * _TILE if num_rows > 2 * _TILE else half

@@ -1,4 +1,4 @@
-"""How a projection multiplies that has some of the weight's inputs: what the ranks get is summed."""
+"""The method of a projection that is split by input features: an all-reduce sums the ranks' products."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from service.layers.tensor_parallel import TensorParallel
 
 @dataclass(frozen=True, slots=True)
 class SummedMethod:
-    """A LinearMethod. An epilogue needs the whole sum, so it is fused with that or with nothing.
+    """A LinearMethod. An epilogue needs the complete sum, so it is fused with the all-reduce or not at all.
 
-    base: of this rank's inputs; the bias is added by one rank alone. is_ordered: whether the base's sums are; then
-    nothing is fused with the ranks' sum, which would be rounded otherwise where rows are few.
+    base: multiplies by this rank's part of the weight; only one rank adds the bias. is_ordered: the base sums in one
+    order. Then nothing is fused with the all-reduce, because the fused one rounds differently for few rows.
     """
 
     base: LinearMethod

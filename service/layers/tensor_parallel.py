@@ -1,8 +1,8 @@
-"""Tensor parallelism: the ranks that compute every layer together, each with its part of every weight.
+"""Tensor parallelism: several ranks compute every layer together, each with a part of every weight.
 
-Megatron-LM (Shoeybi et al. 2019), which is ORCA's intra-layer parallelism: of each pair of products the first is
-divided by its outputs (query, key and value by heads; gate and up), the second by its inputs, and what the ranks get of
-the second is summed. So a block costs two sums over the ranks, and nothing else is exchanged.
+As in Megatron-LM (Shoeybi et al. 2019); ORCA calls it intra-layer parallelism. In each pair of linears the first is
+split by output features (query, key and value by heads; gate and up), the second by input features, and an all-reduce
+sums the second one's outputs. So a block costs two all-reduces and no other exchange.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from service.layers.overlapped_sum import ArrivingRows, arrived
 
 
 class TensorParallel(Protocol):
-    """A rank's place among `size`, and what they exchange.
+    """One rank among `size`, and its exchanges with the others.
 
-    All ranks call the same methods in the same order, with tensors of the same shape and dtype; whoever does not, hangs
-    the others. One thread at a time. Raises what torch.distributed raises where a rank is gone.
+    All ranks must call the same methods in the same order, with tensors of the same shape and dtype; otherwise they
+    wait for each other forever. One thread at a time. If a rank is gone, methods raise what torch.distributed raises.
     """
 
     @property
@@ -32,40 +32,40 @@ class TensorParallel(Protocol):
 
     @property
     def overlap_tokens(self) -> int:
-        """From so many rows on a sum that is added and normed runs beside products (`begin_add_norm`); 0: never."""
+        """The least number of rows for which all-reduces run beside products (`begin_add_norm`); 0: never."""
         ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' x, of its shape and dtype and with the same bits on every rank. x is given up: it may
-        be overwritten, and the sum may lie in it."""
+        """The sum of all ranks' x, with x's shape and dtype and the same bits on every rank. x is consumed: the sum may
+        take its storage."""
         ...
 
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """What kernels/rms_norm.py's add_rms_norm makes of the sum of all ranks' x, [T, C]: (norm, sum with residual).
-        x and residual are given up."""
+        """add_rms_norm (kernels/rms_norm.py) of the sum of all ranks' x, [T, C]: (norm, sum plus residual). x and
+        residual are consumed."""
         ...
 
     def begin_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> ArrivingRows:
-        """The norm that `all_reduce_add_norm` returns, beside what is launched next on the current stream; its sum with
-        the residual takes the residual's storage. All that was begun is waited for before anything else is exchanged,
-        but for another `begin_add_norm`."""
+        """Start `all_reduce_add_norm` beside what is launched next on the current stream. Returns the norm; the sum
+        plus residual goes to the residual's storage. Until all started ones are waited for, only further
+        `begin_add_norm` calls may exchange anything."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """[size, *x.shape]: every rank's x, in the order of ranks. x is kept."""
+        """[size, *x.shape]: every rank's x, in rank order. x is left as it is."""
         ...
 
     def least(self, number: int) -> int:
-        """The least of all ranks' numbers. At start: it waits for the slowest."""
+        """The minimum of all ranks' numbers. For startup: it waits for the slowest rank."""
         ...
 
     def of_first(self, text: str) -> str:
-        """Rank 0's text; that of the others is not looked at. At start, likewise."""
+        """Rank 0's text, on every rank. For startup."""
         ...
 
 
 class Alone:
-    """The one rank of a model that is not divided."""
+    """The only rank of an undivided model."""
 
     rank = 0
     size = 1
@@ -94,7 +94,7 @@ ALONE = Alone()
 
 
 class Silent(Alone):
-    """The first of `size` ranks without the others: what is exchanged has the right shape, and any values."""
+    """The first of `size` ranks, without the others: exchanges return the right shapes and arbitrary values."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -104,7 +104,7 @@ class Silent(Alone):
 
 
 class Planned(Alone):
-    """The first of `size` ranks that are not there: nothing is computed by it, but what it would hold is counted."""
+    """The first of `size` ranks that do not exist: only for counting what a rank would hold."""
 
     def __init__(self, size: int) -> None:
         self.size = size

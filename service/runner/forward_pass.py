@@ -1,4 +1,4 @@
-"""A batch through the model: in one go, or in parts where memory runs out."""
+"""The forward pass of a batch: at once, or in parts if memory runs out."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from service.runner.sequence_rows import SequenceRows
 
 
 class ForwardPass:
-    """Hidden states of plans, [tokens, hidden_size]; keys and values go to the storage. Engine thread.
+    """Computes the hidden states of plans, [tokens, hidden_size], and writes keys and values to the storage. Engine
+    thread.
 
-    planned and batch: of one plan; tensors: the batch's arrays on the device, its pending ids filled in, and as
-    "received" what the stage before has handed over, if there is one.
-    adapter_step: what the model's linears are told of adapters. row_invariance: what steps are to be from now on.
+    planned, batch: the same plan as columns and as a flat batch. tensors: the batch's arrays on the device, with
+    pending ids filled in; "received" is the previous pipeline stage's output, if there is one. adapter_step: what the
+    model's linears read about adapters. row_invariance: whether the next steps are deterministic, and how.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ForwardPass:
 
     @contextmanager
     def given_up_when(self, must_give_up: Callable[[], bool] | None) -> Iterator[None]:
-        """Meanwhile `compute` raises GivenUpError soon after `must_give_up` has become true. On a GPU."""
+        """Inside this context, `compute` raises GivenUpError soon after `must_give_up` becomes true. On a GPU."""
         if must_give_up is not None:
             self._caches = UntilSomebodyComes(self._storage.layers, must_give_up)
         try:
@@ -67,7 +68,7 @@ class ForwardPass:
         adapters: AdapterInputs | None = None,
         received: Tensor | None = None,
     ) -> Tensor:
-        """As CausalLM.forward, over the storage. adapters: of the tokens; None: none has one."""
+        """As CausalLM.forward, over the storage. adapters: each token's; None if no token has one."""
         self.adapter_step.inputs = adapters
         if self._multiplies_in_registers:
             attention = attention.keeping_l1()
@@ -79,22 +80,22 @@ class ForwardPass:
         return self._device.type == "cuda" and self._model.multiplies_in_registers
 
     def of_logit_rows(self, planned: PlanColumns, batch: FlatBatch, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Of the batch's `logit_rows`, in their order."""
-        # All decodes are read; and of unfinished prompts nothing is, but no kernel takes an empty batch.
+        """The hidden states of the batch's `logit_rows`, in their order."""
+        # Worth it only beside prompts, as every decode has a logit row; and no kernel takes an empty batch.
         only_logits = batch.num_decode < batch.num_seqs and len(batch.logit_rows) > 0
         hidden, is_whole = self._computed(planned, batch, tensors, only_logits=only_logits)
         return hidden if only_logits and is_whole else hidden.index_select(0, tensors["logit_rows"])
 
     def of_all_tokens(self, planned: PlanColumns, batch: FlatBatch, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Of all of the batch's tokens."""
+        """The hidden states of all of the batch's tokens."""
         return self._computed(planned, batch, tensors, only_logits=False)[0]
 
     def _computed(
         self, planned: PlanColumns, batch: FlatBatch, tensors: Mapping[str, Tensor], *, only_logits: bool
     ) -> tuple[Tensor, bool]:
-        """Hidden states, and whether they were computed in one go; else they are of all tokens.
+        """(hidden states, whether they were computed at once). In parts, they are always those of all tokens.
 
-        In parts nothing depends on the cut: a token attends to what is in the cache, and those before it are there.
+        Nothing depends on where the parts are cut: a token attends to the cache, where all tokens before it are.
         """
         whole: Tensor | None = None
         as_prompts, split_len = self.row_invariance.takes_all_as_prompts, self.row_invariance.split_len
@@ -135,7 +136,7 @@ class ForwardPass:
 
 
 def _places_in(batch: FlatBatch, planned: PlanColumns) -> Int64Array:
-    """[T] Of each token in the plan's order, its place in the plan's flat batch."""
+    """[T]: for each token in the plan's order, its place in the flat batch."""
     query_lens = planned.query_lens
     starts = np.cumsum(query_lens) - query_lens
     places: Int64Array = np.arange(batch.num_tokens) + np.repeat(batch.token_starts - starts, query_lens)
@@ -152,11 +153,12 @@ def attention_inputs(
     all_as_prompts: bool = False,
     split_len: int | None = None,
 ) -> AttentionInputs:
-    """tensors: the batch's arrays on the device, by the names of `columns`. Decodes and prompts are two launches: their
-    best kernels differ.
-    only_logits: of the last layer nothing is read but the rows of logits; there must be one. all_as_prompts: decodes
-    are prompts of one token, so that a token's bits do not tell what it was computed as. split_len: for kernels whose
-    bits do not tell it either."""
+    """tensors: the batch's arrays on the device, by the names of `columns`. Decodes and prompts get separate launches,
+    since their best kernels differ.
+
+    only_logits: the last layer computes only the rows that logits are read from, at least one. all_as_prompts: treat
+    decodes as prompts of one token, so that a token has the same bits either way. split_len: the fixed length of KV
+    splits, for kernels that have the same bits either way."""
     border, num_seqs = 0 if all_as_prompts else batch.num_decode, batch.num_seqs
     context_lens = tensors["context_lens"]
 
@@ -189,13 +191,13 @@ def attention_inputs(
 
 
 def prompts_of_one_token(block_table: Tensor, context_lens: Tensor, block_size: int, rows: Tensor) -> PrefillBatch:
-    """What `decode_batch` makes of the same, for whom the kernel of prompts is to compute it."""
+    """As `decode_batch` of the same arguments, but computed by the prefill kernel."""
     starts = torch.arange(len(context_lens) + 1, dtype=torch.int32, device=context_lens.device)
     return prefill_batch(block_table, starts, context_lens, 1, block_size, rows)
 
 
 def adapter_inputs(tensors: Mapping[str, Tensor], *, only_logits: bool = False) -> AdapterInputs | None:
-    """As `attention_inputs`; None if no token has an adapter."""
+    """Arguments as of `attention_inputs`; None if no token has an adapter."""
     if "adapter_tiles" not in tensors:
         return None
     tokens = token_slots(tensors["adapter_slots"], tensors["adapter_tiles"])

@@ -15,9 +15,8 @@ import torch
 
 from kernels.compile_ahead import hash_triton
 from service.config import CacheConfig, LoraConfig, ModelSource
-from service.core.layer_groups import LayerGroups
+from service.core.layer_groups import LayerGroups, most_fillable_blocks
 from service.errors import ConfigError, ModelLoadError
-from service.kvcache.cache_room import most_fillable_blocks
 from service.layers.pipeline_stage import WHOLE, PipelineStage, RankPlace, is_last
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.lora.adapter_layout import AdapterLayout
