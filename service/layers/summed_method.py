@@ -1,4 +1,5 @@
-"""How a projection multiplies that has some of the weight's inputs: what the ranks get is summed."""
+"""How a projection multiplies if a rank has only some of the weight's inputs: the ranks' products
+are summed."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from service.layers.tensor_parallel import TensorParallel
 
 @dataclass(frozen=True, slots=True)
 class SummedMethod:
-    """A LinearMethod. An epilogue needs the whole sum, so it is fused with that or with nothing.
+    """A LinearMethod. An epilogue needs the whole sum, so it is fused with the ranks' sum or with nothing.
 
-    base: of this rank's inputs; the bias is added by one rank alone. is_ordered: whether the base's sums are; then
-    nothing is fused with the ranks' sum, which would be rounded otherwise where rows are few.
+    base: the product of this rank's inputs; only one rank adds the bias. is_ordered: the base sums in one order. Then
+    nothing is fused with the ranks' sum, because that rounds differently when there are few rows.
     """
 
     base: LinearMethod
