@@ -1,5 +1,4 @@
-"""What config.json says about a model's mixtures of experts. Imports no torch, like every model's
-config."""
+"""What config.json says about a model's mixtures of experts. Imports no torch, like every model's config."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ class Layer(nn.Module):
         rank, and each rank computes all of it."""
 
     def settle(self) -> None:
-        """From now on weights and submodules do not change: make them plain attributes, which Python finds
-        faster."""
+        """From now on weights and submodules do not change: make them plain attributes, which Python finds faster."""
         for module in self.modules():
             vars(module).update(module._modules)
             vars(module).update(module._parameters)

@@ -44,8 +44,7 @@ class Linear(Projection):
         self._bias_shards: tuple[Shard, ...] = ()
 
     def shard_outputs(self, *kept: range) -> None:
-        """Keep only these outputs of the merged matrix, some of each part. Called before there is
-        memory."""
+        """Keep only these outputs of the merged matrix, some of each part. Called before there is memory."""
         firsts = _starts(self.out_features)
         parts = [local(kept, first, size) for first, size in zip(firsts, self.out_features, strict=True)]
         self._weight_shards = tuple(Shard(0, size, part) for size, part in zip(self.out_features, parts, strict=True))

@@ -112,8 +112,7 @@ class LinearMethod(Protocol):
         ...
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
-        """[T, out_features]. is_beside: a lora_shrink of x was launched just before and may still
-        run."""
+        """[T, out_features]. is_beside: a lora_shrink of x was launched just before and may still run."""
         ...
 
     def add_and_norm(
@@ -124,8 +123,7 @@ class LinearMethod(Protocol):
         ...
 
     def silu_and_mul(self, x: Normed) -> Tensor | None:
-        """silu(gate) * up of the product's halves, [T, out_features / 2]; or None, and nothing was
-        computed."""
+        """silu(gate) * up of the product's halves, [T, out_features / 2]; or None, and nothing was computed."""
         ...
 
     def takes_fp8(self, num_rows: int) -> bool:

@@ -64,8 +64,7 @@ class ExpertParts(NamedTuple):
 
 
 class Substitute(NamedTuple):
-    """A tensor that a checkpoint may have in place of others: where to copy it, and the names of
-    the others."""
+    """A tensor that a checkpoint may have in place of others: where to copy it, and the names of the others."""
 
     tensor: Destination
     names: frozenset[str]
@@ -113,8 +112,7 @@ class MixtureOfExperts(Layer):
         self._kept, self._whole_size = range(size), size
 
     def shard(self, parallel: TensorParallel) -> None:
-        """Every expert's intermediate size is divided; router and routes are the same on every
-        rank."""
+        """Every expert's intermediate size is divided; router and routes are the same on every rank."""
         size = self.config.intermediate_size
         kept = even_share(size, parallel)
         assert not self.config.is_mxfp4 or len(kept) % GROUP == 0
@@ -220,8 +218,7 @@ class MixtureOfExperts(Layer):
 
     @property
     def num_made_plain(self) -> int:
-        """How many numbers of plain weights are still to be made from another form, which takes memory beside
-        them."""
+        """How many numbers of plain weights are still to be made from another form, which takes memory beside them."""
         if self.storages is not None:
             return self.gate_up.numel() + self.down.numel() if hasattr(self, "gate_up") else 0
         return sum(weight.numel() for weight in (self.gate_up, self.down) if weight.dtype is FP8)
@@ -237,8 +234,7 @@ class MixtureOfExperts(Layer):
         return all(stays_quantized(each.out_features[-1], each.in_features, dtype) for each in self.parts)
 
     def fit_cpu(self, dtype: torch.dtype) -> None:
-        """Convert quantized weights to what a CPU multiplies by: panels for its loops, or plain
-        weights."""
+        """Convert quantized weights to what a CPU multiplies by: panels for its loops, or plain weights."""
         if self.gate_up_scales is not None and not (self.stays_quantized(dtype) and self._pack()):
             self._dequantize(dtype)
 
@@ -288,8 +284,7 @@ class MixtureOfExperts(Layer):
         return tensors
 
     def checkpoint_shards(self) -> dict[str, Shard]:
-        """The parts that this rank has of `checkpoint_tensors` and `substitutes`, by their names
-        below a block."""
+        """The parts that this rank has of `checkpoint_tensors` and `substitutes`, by their names below a block."""
         if self._parallel is None:
             return {}
         below, shared = self.names.experts, {}

@@ -1,5 +1,4 @@
-"""RMS norms that scale by 1 + weight (Gemma). The sum is kept in fp32: 16 bits would lose the weight's last
-bits."""
+"""RMS norms that scale by 1 + weight (Gemma). The sum is kept in fp32: 16 bits would lose the weight's last bits."""
 
 from __future__ import annotations
 

@@ -100,8 +100,7 @@ def pack_weight(weight: Weight, form: WeightForm) -> PackedWeight | None:
 
 
 def stays_quantized(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> bool:
-    """Whether a CPU multiplies x of dtype by such a quantized weight directly, without making it
-    plain."""
+    """Whether a CPU multiplies x of dtype by such a quantized weight directly, without making it plain."""
     loops = cpu_loops() if dtype is torch.bfloat16 else None
     return loops is not None and loops.takes_weight(num_outputs, num_inputs)
 

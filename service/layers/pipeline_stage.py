@@ -35,8 +35,7 @@ class PipelineStage(Protocol):
         ...
 
     def send(self, hidden: Tensor) -> None:
-        """Send to the next stage without waiting. `hidden` must not change afterwards. Not on the
-        last stage."""
+        """Send to the next stage without waiting. `hidden` must not change afterwards. Not on the last stage."""
         ...
 
     def receive_back(self, into: Tensor) -> None:
@@ -52,8 +51,7 @@ class PipelineStage(Protocol):
         ...
 
     def hear(self, index: int, into: Tensor) -> None:
-        """On the last stage: wait for what stage `index` tells next; `into` has its shape and
-        dtype."""
+        """On the last stage: wait for what stage `index` tells next; `into` has its shape and dtype."""
         ...
 
     def least(self, number: int) -> int:

@@ -1,5 +1,4 @@
-"""A weight that rows are multiplied by, and the method that does it: the base of `Linear` and
-`OutputHead`."""
+"""A weight that rows are multiplied by, and the method that does it: the base of `Linear` and `OutputHead`."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class Projection(Layer, ABC):
     @property
     @abstractmethod
     def plain_weight(self) -> Tensor:
-        """[out_features, in_features], from which methods are made. Gone once it is packed, unless
-        it is kept."""
+        """[out_features, in_features], from which methods are made. Gone once it is packed, unless it is kept."""
 
     @property
     def held_weight(self) -> Weight:
@@ -107,8 +105,7 @@ class Projection(Layer, ABC):
         self.storage = None
 
     def keep_plain_weight(self) -> None:
-        """Keep the plain weight beside a packed form: training multiplies by it, and by its
-        transpose."""
+        """Keep the plain weight beside a packed form: training multiplies by it, and by its transpose."""
         self._keeps_plain_weight = True
 
     def use(self, method: LinearMethod) -> None:
@@ -121,8 +118,7 @@ class Projection(Layer, ABC):
         return self._summed(self.own_method).ordered() is not None
 
     def order_sums(self, is_ordered: bool) -> None:
-        """From now on multiply with the method's `ordered` if `can_order_sums`, or with the method
-        itself."""
+        """From now on multiply with the method's `ordered` if `can_order_sums`, or with the method itself."""
         method = self._summed(self.own_method)
         self._method = method.ordered() if is_ordered else method
 

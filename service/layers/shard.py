@@ -66,14 +66,12 @@ def kv_head_share(num_kv_heads: int, parallel: TensorParallel) -> range:
 
 
 def vocab_share(vocab_size: int, parallel: TensorParallel) -> range:
-    """This rank's ids, at least one: smaller vocabularies are refused before
-    (service/models/rank_division.py)."""
+    """This rank's ids, at least one: smaller vocabularies are refused before (service/models/rank_division.py)."""
     size = vocab_share_size(vocab_size, parallel.size)
     return range(size * parallel.rank, min(size * (parallel.rank + 1), vocab_size))
 
 
 def local(of_whole: Sequence[range], first: int, size: int) -> tuple[range, ...]:
-    """The parts of these ranges that fall on the `size` indices from `first` on, counted from
-    `first`."""
+    """The parts of these ranges that fall on the `size` indices from `first` on, counted from `first`."""
     cut = (range(max(each.start - first, 0), min(each.stop - first, size)) for each in of_whole)
     return tuple(each for each in cut if each)

@@ -1,5 +1,4 @@
-"""How a projection multiplies if a rank has only some of the weight's inputs: the ranks' products
-are summed."""
+"""How a projection multiplies if a rank has only some of the weight's inputs: the ranks' products are summed."""
 
 from __future__ import annotations
 

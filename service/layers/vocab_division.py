@@ -7,6 +7,5 @@ reads rows of logits best if they begin at such multiples."""
 
 
 def vocab_share_size(vocab_size: int, num_ranks: int) -> int:
-    """Ids of every rank except the last, which may have fewer; its weights have the same number of
-    rows."""
+    """Ids of every rank except the last, which may have fewer; its weights have the same number of rows."""
     return -(-vocab_size // (num_ranks * _ALIGNMENT)) * _ALIGNMENT

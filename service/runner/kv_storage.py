@@ -132,8 +132,7 @@ class KvStorage:
             copy_blocks(self.blocks, there["sources"][piece], there["destinations"][piece])
 
     def memory_of(self, block_ids: range, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8, aligned, inside these adjacent blocks, as many as `KvLayout.num_blocks_to_lend`
-        says."""
+        """[num_bytes] uint8, aligned, inside these adjacent blocks, as many as `KvLayout.num_blocks_to_lend` says."""
         there = self.blocks[block_ids.start : block_ids.stop].view(-1).view(torch.uint8)
         first = -there.data_ptr() % ALIGNMENT
         assert first + num_bytes <= len(there)

@@ -1,5 +1,4 @@
-"""From a model folder to an executor: the one place that assembles the runner, for `composition`
-and for tests."""
+"""From a model folder to an executor: the one place that assembles the runner, for `composition` and for tests."""
 
 from __future__ import annotations
 
@@ -188,8 +187,7 @@ def load_executor(
 
 
 def _use_host(device: torch.device, num_ranks: int) -> int:
-    """`use_cores`; also starts hashing Triton, which compiling waits for, beside all that comes
-    before."""
+    """`use_cores`; also starts hashing Triton, which compiling waits for, beside all that comes before."""
     if device.type == "cuda":
         Thread(target=hash_triton, name="hash", daemon=True).start()
     return use_cores(device, num_ranks)
@@ -350,8 +348,7 @@ def _store(adapters: AdapterLayout | None, device: torch.device) -> AdapterStore
 def _check_can_answer(
     runner: ModelRunner, source: ModelSource, folder: Path, num_blocks: int, layout: KvLayout, sizes: StepSizes
 ) -> None:
-    """Without finite logits every request would fail. Only then the weights at fault are looked
-    for."""
+    """Without finite logits every request would fail. Only then the weights at fault are looked for."""
     most_prompts = min(num_blocks // layout.num_groups, sizes.max_num_seqs, sizes.max_num_batched_tokens // 2)
     if has_finite_logits(runner, most_prompts=most_prompts, block_size=layout.block_size, vocab_size=sizes.vocab_size):
         return
@@ -370,8 +367,7 @@ def _host_blocks(
 
 
 def _num_host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int, num_ranks: int) -> int:
-    """How many blocks fit into this rank's part of the swap space, at most as many as the device
-    has."""
+    """How many blocks fit into this rank's part of the swap space, at most as many as the device has."""
     return min(cache.swap_bytes // num_ranks // _kind_of_host_blocks(cache).block_bytes(layout), num_blocks)
 
 

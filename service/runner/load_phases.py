@@ -13,8 +13,7 @@ class LoadPhases:
         self._seconds: dict[str, float] = {}
 
     def end(self, phase: str) -> None:
-        """End the current phase under this name. Work still running on the device counts to the
-        next one."""
+        """End the current phase under this name. Work still running on the device counts to the next one."""
         now_s = time.monotonic()
         self._seconds[phase] = now_s - self._begun_s
         self._begun_s = now_s

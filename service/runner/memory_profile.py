@@ -55,8 +55,7 @@ def profile_cpu(weights_bytes: int, memory_bytes: int | None, num_ranks: int = 1
 
 
 class DeviceMemory(Protocol):
-    """A device's memory, in bytes. Each call first returns what the process's allocator holds but does not
-    need."""
+    """A device's memory, in bytes. Each call first returns what the process's allocator holds but does not need."""
 
     @property
     def total_bytes(self) -> int:
@@ -76,8 +75,7 @@ class DeviceMemory(Protocol):
         ...
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """The most that this process's tensors held at once while `work` ran, including tensors
-        from before."""
+        """The most that this process's tensors held at once while `work` ran, including tensors from before."""
         ...
 
 
@@ -150,8 +148,7 @@ def cpu_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/
 
 
 def _file_bytes(stat: Path) -> int:
-    """The part of a control group's memory that the system can reclaim at once (page cache); 0 if it is not
-    known."""
+    """The part of a control group's memory that the system can reclaim at once (page cache); 0 if it is not known."""
     try:
         told = dict(line.split() for line in stat.read_text().splitlines())
     except OSError:

@@ -134,8 +134,7 @@ class Replays:
         self._telling = telling
 
     def record(self) -> None:
-        """On a CPU: from now on, record and replay decode steps that consist of compiled loops
-        only."""
+        """On a CPU: from now on, record and replay decode steps that consist of compiled loops only."""
         loops = loops_for(self._storage.blocks)
         if loops is not None:
             recorded = RecordedSteps(

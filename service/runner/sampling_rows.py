@@ -50,8 +50,7 @@ class SamplingRow:
 
     @property
     def restricts(self) -> bool:
-        """Whether its draws need restrictions or biases that are worked out on the host for this
-        sequence."""
+        """Whether its draws need restrictions or biases that are worked out on the host for this sequence."""
         looks_back = self.output_ids is not None or self.sampling.min_tokens > 0
         return looks_back or len(self.bias_ids) > 0 or self.mask is not None
 
@@ -230,8 +229,7 @@ class _Restrictions:
         self._masks: dict[int, Tensor] = {}
 
     def add(self, draw: int, row: SamplingRow, forbidden: list[int]) -> None:
-        """Add the restrictions of `row` for this draw. forbidden: further ids that it must not
-        draw."""
+        """Add the restrictions of `row` for this draw. forbidden: further ids that it must not draw."""
         if row.mask is not None:
             self.allow(draw, row.mask)
         ids, values = row.bias_ids, row.bias_values

@@ -40,8 +40,7 @@ class HandOver:
         return hidden
 
     def compute_s(self) -> float | None:
-        """Seconds since `receive`, if the host computes; None on a GPU, where the device's clock
-        measures."""
+        """Seconds since `receive`, if the host computes; None on a GPU, where the device's clock measures."""
         return None if self._device.type == "cuda" else time.perf_counter() - self._received_s
 
     def send(self, hidden: Tensor) -> None:
@@ -54,8 +53,7 @@ class HandOver:
 
 
 class StageStep:
-    """A StepWay that takes every plan, kernel by kernel. drawn: on the first stage, the ids to
-    embed."""
+    """A StepWay that takes every plan, kernel by kernel. drawn: on the first stage, the ids to embed."""
 
     def __init__(
         self, forward_pass: ForwardPass, rows: SequenceRows, drawn: DrawnIds, hand_over: HandOver, device: torch.device

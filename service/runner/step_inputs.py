@@ -1,5 +1,4 @@
-"""The inputs of a step at fixed addresses: which columns there are, how long they are, and how attention reads
-them."""
+"""The inputs of a step at fixed addresses: which columns there are, how long they are, and how attention reads them."""
 
 from __future__ import annotations
 

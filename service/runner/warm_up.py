@@ -12,8 +12,7 @@ from service.runner.graph_sizes import GraphSize
 from service.runner.model_runner import ModelRunner
 
 _MANY_TOKENS = GraphSize(512, 1)
-"""More tokens than kernels/lora_tiles.py counts as few: the adapters' kernels are compiled a second time for
-them."""
+"""More tokens than kernels/lora_tiles.py counts as few: the adapters' kernels are compiled a second time for them."""
 
 
 def warm_up(runner: ModelRunner) -> None:

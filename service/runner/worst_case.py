@@ -1,5 +1,4 @@
-"""The largest possible iteration: compiles its kernels, and measures how much memory it leaves for the KV
-cache."""
+"""The largest possible iteration: compiles its kernels, and measures how much memory it leaves for the KV cache."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""For which numbers of rows add and norm are fused with the products beside them
-(layers/add_norm_fusion.py)."""
+"""For which numbers of rows add and norm are fused with the products beside them (layers/add_norm_fusion.py)."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def add_norm_rows(alike: Sequence[AddNormFusion], timer: Timer) -> RowRange:
 
 
 def unfused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Activated:
-    """next_product(norm(product(x) + residual)), with one kernel for each. The residual may be
-    overwritten."""
+    """next_product(norm(product(x) + residual)), with one kernel for each. The residual may be overwritten."""
     return fusion.next_product(fusion.norm(fusion.product(x), residual)[0])
 
 

@@ -1,5 +1,4 @@
-"""Which step sizes have a CUDA graph: the candidates, except those that a nearby larger size
-outruns."""
+"""Which step sizes have a CUDA graph: the candidates, except those that a nearby larger size outruns."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What choices are valid for: all that the timings depended on, and all that makes equal choices compute the
-same."""
+"""What choices are valid for: all that the timings depended on, and all that makes equal choices compute the same."""
 
 from __future__ import annotations
 

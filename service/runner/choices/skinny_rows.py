@@ -67,8 +67,7 @@ def by_rows(method: KernelMethod, skinny: int) -> KernelMethod:
 
 
 def timed_rows(weight: Weight) -> tuple[int, ...]:
-    """The numbers of rows at which kernel and cuBLAS are compared; () if the kernel cannot multiply by this
-    weight."""
+    """The numbers of rows at which kernel and cuBLAS are compared; () if the kernel cannot multiply by this weight."""
     if not weight.is_cuda or weight.dtype not in (torch.bfloat16, torch.float32):
         return ()
     if isinstance(weight, QuantizedWeight):

@@ -28,8 +28,7 @@ def seconds_on_gpu(launches: Sequence[Callable[[], object]]) -> float:
 
 
 def seconds_on_cpu(launches: Sequence[Callable[[], object]]) -> float:
-    """Measured as the thread's processor time, which stays right when other processes keep the other cores
-    busy."""
+    """Measured as the thread's processor time, which stays right when other processes keep the other cores busy."""
     with _one_thread():
         return min(_thread_seconds(launches) for _ in range(_CPU_ROUNDS)) / len(launches)
 
