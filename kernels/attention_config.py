@@ -162,8 +162,8 @@ def prefill_units_config(head_dim: int, rows_per_sm: float, longest_rows: int) -
 
 
 def ordered_prefill_config() -> PrefillConfig:
-    """For a softmax that starts anew at splits, with 16-bit heads of up to 128 dims: rows have their sums twice, and
-    there are registers for that only if a multiprocessor runs one program. The same for any number of rows."""
+    """For a softmax that restarts at splits, with 16-bit heads of up to 128 dims: rows have their sums twice, and there
+    are registers for that only if a multiprocessor runs one program. The same for any number of rows."""
     return PrefillConfig(128, 64, num_warps=8, num_stages=5)
 
 

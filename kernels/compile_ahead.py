@@ -198,7 +198,7 @@ def _load(kernel: Any) -> bool:
     thread's kernel."""
     try:
         _ = kernel.run  # the property loads it
-    except Exception:  # likewise
+    except Exception:  # the first launch raises it again
         logger.warning("%s was not loaded ahead", kernel, exc_info=True)
         return False
     return True

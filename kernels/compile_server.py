@@ -120,7 +120,7 @@ def _prepare() -> None:
     hash_of_itself = getattr(triton.runtime.cache, "triton_key", None)  # private to Triton: it may be renamed
     if hash_of_itself is not None:
         hash_of_itself()
-    with contextlib.suppress(Exception):  # likewise
+    with contextlib.suppress(Exception):  # this class is private, too
         from triton.backends.nvidia.driver import CudaUtils
 
         CudaUtils()

@@ -211,8 +211,8 @@ def _paged_attention_prefill_kernel(
     batch's last token. So the longest contexts of a sequence run first, and the device does not end with them.
 
     An item's tiles come in three runs: tiles that a sliding window hides in part from some rows, tiles that every row
-    sees whole, and tiles that hold the rows' own tokens. SPLIT: at its multiples the softmax starts anew; at a split's
-    end it is merged with the splits before it. 0: no splits.
+    sees whole, and tiles that hold the rows' own tokens. SPLIT: at its multiples the softmax restarts; at a split's end
+    it is merged with the splits before it. 0: no splits.
     """
     kv_head = tl.program_id(0)
     item = tl.num_programs(1) - 1 - tl.program_id(1)

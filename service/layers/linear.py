@@ -16,7 +16,7 @@ from service.layers.weight_storage import Destination
 
 
 class Product(NamedTuple):
-    """linear(x), [T, size], not computed yet: whoever takes it may fuse it with what comes next."""
+    """linear(x), [T, size], before it is computed; the consumer may fuse it with the next operation."""
 
     linear: Linear
     x: Activated

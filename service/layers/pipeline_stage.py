@@ -51,7 +51,7 @@ class PipelineStage(Protocol):
         ...
 
     def hear(self, index: int, into: Tensor) -> None:
-        """On the last stage: wait for what stage `index` tells next; `into` has its shape and dtype."""
+        """On the last stage: wait for what stage `index` sends next; `into` has its shape and dtype."""
         ...
 
     def least(self, number: int) -> int:

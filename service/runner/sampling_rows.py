@@ -145,9 +145,9 @@ class SamplingRows:
         return extras, [None if num < 0 else num for num in asked.tolist()]
 
     def _take_over(self, item: ScheduledSequence) -> None:
-        """Add the sequence if it may be new: then its whole table is told. A known one's whole table may be told too
-        (copy-on-write of its first block). It then comes without its past, so it keeps its entry; if it needs no past,
-        an equal entry is made."""
+        """Add an entry if the plan sends a whole block table, so the sequence may be new. A known one may get its whole
+        table, too (copy-on-write of its first block); without its past it keeps its entry, and if it needs no past, an
+        equal entry is made."""
         is_known = item.sampling.looks_back and item.past is None
         if not item.block_ids or item.table_start > 0 or (is_known and item.row in self._rows):
             return
