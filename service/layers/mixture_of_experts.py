@@ -192,7 +192,7 @@ class MixtureOfExperts(Layer):
         if self.config.is_mxfp4:
             assert self.gate_up_scales is not None and self.down_scales is not None
             for of_experts in (self.gate_up, self.down):
-                for numbers in of_experts.data:  # one by one: the way there takes several times as much
+                for numbers in of_experts.data:  # one by one: converting takes several times the memory
                     numbers.copy_(halves_apart(numbers))
             for scales_of_experts in (self.gate_up_scales, self.down_scales):
                 scales_of_experts.data = pack_scales(scales_of_experts.data)
@@ -218,7 +218,7 @@ class MixtureOfExperts(Layer):
 
     @property
     def num_made_plain(self) -> int:
-        """How many numbers of plain weights are still to be made from another form, which takes memory beside them."""
+        """Elements of plain weights that are still to be dequantized; the quantized form is in memory beside them."""
         if self.storages is not None:
             return self.gate_up.numel() + self.down.numel() if hasattr(self, "gate_up") else 0
         return sum(weight.numel() for weight in (self.gate_up, self.down) if weight.dtype is FP8)
@@ -258,7 +258,7 @@ class MixtureOfExperts(Layer):
             weight = ExpertWeight(values, scales, None, zeros)
             shape = *values.shape[:2], weight.num_inputs
             plain = torch.empty(shape, dtype=dtype, device=values.device)
-            for expert, of_expert in enumerate(plain):  # one by one: the way there takes several times as much
+            for expert, of_expert in enumerate(plain):  # one by one: converting takes several times the memory
                 of_expert.copy_(weight.of_expert(expert, dtype)[0])
             delattr(self, name)
             setattr(self, name, nn.Parameter(plain, requires_grad=False))

@@ -81,8 +81,7 @@ class Projection(Layer, ABC):
 
     @property
     def num_made_plain(self) -> int:
-        """How many numbers of the plain weight are still to be made from another form, which takes memory
-        beside them."""
+        """Elements of the plain weight still to be dequantized; the quantized form is in memory beside them."""
         return self.plain_weight.numel() if self.storage is not None and self._has_plain_weight() else 0
 
     def store(self, storage: WeightStorage, *, dequantized: bool) -> None:

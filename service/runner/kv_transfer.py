@@ -54,8 +54,7 @@ class KvTransfer:
         self.under_way: list[_UnderWay] = []
 
     def mark(self) -> torch.cuda.Event | None:
-        """On a GPU, an event behind all that has been launched so far. None on a CPU, where all of it has been
-        computed."""
+        """On a GPU, an event after all launched so far. None on a CPU, where all of it has been computed."""
         if self._stream is None:
             return None
         reached = torch.cuda.Event()

@@ -187,7 +187,7 @@ def load_executor(
 
 
 def _use_host(device: torch.device, num_ranks: int) -> int:
-    """`use_cores`; also starts hashing Triton, which compiling waits for, beside all that comes before."""
+    """Call `use_cores`; on a GPU also start hashing Triton in a thread, because compiling waits for it."""
     if device.type == "cuda":
         Thread(target=hash_triton, name="hash", daemon=True).start()
     return use_cores(device, num_ranks)

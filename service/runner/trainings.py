@@ -22,7 +22,7 @@ class Trainings:
         self._storage = storage
         self._transfer = transfer
         self._trainings: dict[int, Training] = {}
-        self._arenas: dict[int, Arena | None] = {}  # as the training knows it
+        self._arenas: dict[int, Arena | None] = {}  # as last told to the training
         self._failed: set[int] = set()
 
     def add_training(self, training: Training) -> int:
