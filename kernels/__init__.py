@@ -1,5 +1,5 @@
-"""One operation a file: contract, torch reference, Triton kernel, launcher. Imports nothing of `service`.
+"""One operation per file: contract, torch reference, Triton kernel, launcher. Imports nothing of `service`.
 
-This file stays a docstring: transformers looks for a distribution of this name and would take a `__version__`
-here for it.
+This file holds only a docstring: transformers looks for a distribution named `kernels`, and would take a `__version__`
+here for its version.
 """

@@ -1,11 +1,11 @@
-"""Add what requests ask for to single logits (OpenAI's logit_bias).
+"""Add biases that requests ask for to single logits (OpenAI's logit_bias).
 
     logits[rows[i], token_ids[i]] += values[i]      where rows[i] >= 0
 
 Tensors (N rows, V vocabulary, E entries of all rows together):
     logits     [N, V]  bf16 or fp32, last stride 1; written in place
     rows       [E]     int32; -1: no entry (padding)
-    token_ids  [E]     int32, below V. No pair of row and token twice
+    token_ids  [E]     int32, below V. No (row, token) pair occurs twice
     values     [E]     fp32
 
 Rounding: fp32, rounded once when written. Offsets are int64. E may be 0.

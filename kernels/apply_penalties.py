@@ -1,4 +1,4 @@
-"""Penalties on the tokens that a sequence holds already, on its logits, and the counts that they are made of.
+"""Penalties on the logits of tokens that a sequence already has, and the token counts that they need.
 
     apply_penalties, for every row with slots[n] >= 0 and token t, c = token_counts[slots[n], t], g = c // 2:
         1. repetition (Keskar et al. 2019), if c > 0: logit / repetition where it is positive, else logit * repetition

@@ -1,4 +1,4 @@
-"""Forbid tokens by a bitmask, as grammars make it (XGrammar, Dong et al. 2024).
+"""Forbid tokens with a bitmask made by a grammar (XGrammar, Dong et al. 2024).
 
     logits[n, t] = -inf      where mask_rows[n] >= 0 and bit t % 32 of bitmask[mask_rows[n], t // 32] is 0
 
@@ -34,7 +34,8 @@ def apply_token_bitmask_reference(logits: Tensor, bitmask: Tensor, mask_rows: Te
 def _apply_token_bitmask_kernel(
     logits_ptr, bitmask_ptr, mask_rows_ptr, stride_row, size, num_words, WORDS: tl.constexpr
 ):
-    """Program (row, WORDS words of its mask). Allowed logits are written back: wide accesses, not one a token."""
+    """Program (row, WORDS words of its mask). Allowed logits are written back, so that accesses are wide instead of one
+    per token."""
     row = tl.program_id(0).to(tl.int64)
     mask_row = tl.load(mask_rows_ptr + row).to(tl.int64)
     if mask_row < 0:

@@ -1,12 +1,12 @@
 """Tile sizes of the attention kernels, in one table.
 
 Shared memory decides what fits: a stage of the pipeline holds one tile of keys and one of values, and an sm_90
-multiprocessor has 227 KB. Where a tile comes through a block table, `num_stages` counts the table's entries too: 3
-keeps one tile on its way while another is used, 5 keeps two.
+multiprocessor has 227 KB. If a tile is read through a block table, the table's entries are pipelined too: `num_stages`
+3 keeps one tile in flight while another is used, 5 keeps two.
 
 Measured on one H200 (torch 2.11, Triton 3.6, bf16, 32 heads, 8 kv heads, head dim 128, blocks of 16) with
-`python -m loadtest.bench.attention_kernels --sweep`; us a layer. Head dims above 128 and fp32 have no sweep yet: they
-take what fits. tests/kernels/test_sm90_compile.py compiles the 16-bit rows: WGMMA in prefill, no spills.
+`python -m loadtest.bench.attention_kernels --sweep`; us a layer. Head dims above 128 and fp32 have not been swept yet:
+they use what fits. tests/kernels/test_sm90_compile.py compiles the 16-bit rows: WGMMA in prefill, no spills.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """block_kv: tokens a tile. A sequence is split so that the whole batch makes about `programs_per_sm` programs a
+    """block_kv: tokens per tile. Sequences are split so that the batch makes about `programs_per_sm` programs per
     multiprocessor, but no split is shorter than `min_tiles` tiles."""
 
     block_kv: int
@@ -31,8 +31,8 @@ class DecodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """block_m: rows of a program, query tokens x heads of one kv head. block_kv: tokens a tile. max_registers: of a
-    thread; None leaves it to the compiler."""
+    """block_m: rows of a program: query tokens x query heads of one kv head. block_kv: tokens per tile. max_registers:
+    per thread; None leaves it to the compiler."""
 
     block_m: int
     block_kv: int
@@ -43,7 +43,7 @@ class PrefillConfig:
 
 @dataclass(frozen=True, slots=True)
 class PrefillUnitsConfig:
-    """block_kv: tokens a tile."""
+    """block_kv: tokens per tile."""
 
     block_kv: int
     num_stages: int
@@ -56,20 +56,20 @@ _SOME_PAIRS = DecodeConfig(64, num_warps=2, num_stages=4, programs_per_sm=4, min
 def decode_config(
     head_dim: int, dtype: torch.dtype, num_pairs: int, *, is_fp8: bool = False, keeps_l1: bool = False
 ) -> DecodeConfig:
-    """keeps_l1: as of DecodeBatch. For a kernel with more than 48 KB of shared memory Triton asks for as small an L1
-    cache as there is, and where kernels overlap it stays so for those that follow. Llama-8B's int4 took 33 us for
-    gate_up and 21 for down behind such attention, 23 and 13 behind the smaller tile. Beside fp8 weights that gains 5 us
-    a layer; over more than some 17,000 tokens of one sequence the larger tile would be worth it.
+    """keeps_l1: as in DecodeBatch. For a kernel with more than 48 KB of shared memory Triton asks for the smallest L1
+    cache, and kernels that overlap with it keep that setting. In Llama-8B with int4 weights, gate_up took 33 us and
+    down 21 after such attention, 23 and 13 after attention with smaller tiles. With fp8 weights that gains 5 us per
+    layer. From some 17,000 tokens of one sequence on, the larger tile would be worth it.
 
-    is_fp8: of the cache. Its elements are unpacked in registers, and single warps, that wait for no others, are the
-    best of batches, two of one sequence; us as below:
+    is_fp8: of the cache. Its elements are unpacked in registers. Single warps, which wait for no others, are fastest
+    for batches, two warps for one sequence; us as below:
 
     sequences x context      1x392  1x32k  8x4096  64x392  64x~392  256x392  1000x~300
      32, 1 warp,  4, 8          8.2   49.8    35.1    30.6     37.2     82.0      232.2
      64, 2 warps, 4, 4          7.6   48.3    40.4    32.4     42.1    110.3      303.6
     128, 4 warps, 3, 4          9.0   57.6    49.5    41.1     39.6    114.9      294.4
 
-    Of heads above 128 dims, which were not timed, it takes twice the warps not to spill.
+    Heads above 128 dims were not timed: they need twice the warps to avoid spills.
     """
     config = _decode_config(head_dim, dtype, num_pairs)
     if keeps_l1 and not is_fp8 and config == _FEW_PAIRS:
@@ -84,8 +84,9 @@ def decode_config(
 
 
 def _decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeConfig:
-    """num_pairs: sequences x kv heads, what there is to do before anything is split. The table as wide as the longest.
-    ~: lengths from a third of that to five thirds. The first row is of an older sweep.
+    """num_pairs: sequences x kv heads, the programs before splitting. Below: us per layer, for configs given as
+    block_kv, warps, stages, programs_per_sm, min_tiles, with a block table as wide as the longest sequence. ~: lengths
+    from a third of the given one to five thirds. The first row is from an older sweep.
 
     sequences x context      1x392  1x32k  8x392  8x4096  64x392  64x~392  128x~2048  256x392  256x~392  1000x~300
     128, 4 warps, 5, 1, 1      7.0   40.0   10.5    39.8       -        -          -        -         -          -
@@ -107,19 +108,19 @@ def _decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeC
 
 
 def prefill_config(head_dim: int, dtype: torch.dtype, rows_per_sm: float, *, is_fp8: bool = False) -> PrefillConfig:
-    """rows_per_sm: query tokens x heads, divided by the multiprocessors.
+    """rows_per_sm: query tokens x heads / multiprocessors.
 
-    Two programs on a multiprocessor overlap one's softmax with the other's products; that takes 128 registers a
-    thread, and enough rows for two programs everywhere.
+    Two programs on a multiprocessor overlap one's softmax with the other's products. That needs at most 128 registers
+    per thread, and enough rows for two programs on each multiprocessor.
 
     tokens / context               512 / 512   1024 / 1024   2048 / 2048   8192 / 8192   512 / 16k   32 x 256 / 256
     128 x 64, 8 warps, 5 stages         16.0          31.6          98.6        1237.7       310.6            142.4
     128 x 64, 8 warps, 2, 128 reg.      19.8          35.6          81.9        1133.6       499.9            101.1
     64 x 64, 4 warps, 2 stages          15.3          33.1         107.8        1476.4       383.4            120.1
 
-    Head dims that are padded (80, 96) need more: under 128 registers their loops spill (compiled for sm_90, not timed).
+    Padded head dims (80, 96) need more: with 128 registers their loops spill (compiled for sm_90, not timed).
 
-    An FP8 cache, whose elements become numbers in registers (large chunks: kernels/widened_cache.py):
+    An FP8 cache, whose elements are converted in registers (large chunks: kernels/widened_cache.py):
 
     tokens / context            4 x 1024 / 1024   2048 / 8192
     64 x 128, 4 warps, 3 stages           189.9         993.1
@@ -142,17 +143,18 @@ _ROWS_FOR_UNITS = 512
 
 
 def prefill_units_config(head_dim: int, rows_per_sm: float, longest_rows: int) -> PrefillUnitsConfig | None:
-    """Of 16-bit heads on Hopper (kernels/prefill_units.py); None where prefill_config's is taken. longest_rows: query
-    tokens x heads of a kv head, of the sequence with the most of them.
+    """For 16-bit heads on Hopper (kernels/prefill_units.py); None: use prefill_config's. longest_rows: query tokens x
+    query heads of one kv head, of the sequence with the most.
 
-    us a layer on one H200, by graph replays of some ms; before the programs took their items there and back:
+    us per layer on one H200, by graph replays of some ms; measured before programs took items in alternating
+    directions:
 
     tokens / context            512 / 8k   2k / 8k   2k / 16k   4k / 12k   4 x 1k / 1k   8 x 512 / 2k   32 x 256 / 256
     128 tokens, 2 stages           108.4     381.5      784.7     1064.1         109.9          237.3            114.4
     64 tokens, 4 stages            127.9     446.4      914.7     1232.6         113.3          262.2             94.2
     prefill_config's               161.2     489.4     1005.7     1346.1         100.9          274.6            100.4
 
-    So it loses a little on short prompts without a past. Of few rows it was not timed, nor of 64 dims.
+    So it loses a little on short prompts without a cached prefix. Few rows and 64 dims were not timed.
     """
     if head_dim != 128 or (longest_rows < _ROWS_FOR_UNITS and rows_per_sm < 2 * 128):
         return None
@@ -160,8 +162,8 @@ def prefill_units_config(head_dim: int, rows_per_sm: float, longest_rows: int) -
 
 
 def ordered_prefill_config() -> PrefillConfig:
-    """Where the softmax begins anew now and then, of 16-bit heads of up to 128 dims: its rows have sums twice, for
-    which there are registers if one program alone is on a multiprocessor. The same for any number of rows."""
+    """For a softmax that restarts at splits, with 16-bit heads of up to 128 dims: rows have their sums twice, and there
+    are registers for that only if a multiprocessor runs one program. The same for any number of rows."""
     return PrefillConfig(128, 64, num_warps=8, num_stages=5)
 
 

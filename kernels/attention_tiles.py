@@ -1,12 +1,12 @@
-"""The inner loops of paged attention by tiles of keys: a softmax that is carried along, and one that joins another.
+"""The inner loops of paged attention over tiles of keys: a running softmax, and the merge of two.
 
 Parts of kernels/paged_attention_prefill.py, whose contract and letters hold here, and of
-kernels/ordered_attention_decode.py. A row's bits depend on its own query, on its keys and values, and on where tiles
-begin: neither on the other rows, nor on tiles of which it sees nothing.
+kernels/ordered_attention_decode.py. A row's bits depend on its own query, its keys and values, and where tiles begin;
+not on the other rows, nor on tiles of which the row sees nothing.
 
-Where they are to be the same in every layout of a tile, a row's total of weights is kept in eight parts: of each 32
-keys those whose position has the same last four bits but the lowest. As matrix units lay out their results, each part
-is one thread's, and all its sums are of two numbers.
+To get the same bits in every tile layout, a row's total of weights can be kept in eight parts. Of each 32 keys, one
+part sums those whose positions agree in the last four bits except the lowest. In the tensor cores' result layout each
+part belongs to one thread, and every addition has two operands.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def total_of_parts(parts):
 @no_type_check
 def attend_tile(
     query,  # [BLOCK_M, BLOCK_D]
-    position,  # [BLOCK_M]: of each row's token; [1]: all rows are one token's
+    position,  # [BLOCK_M]: of each row's token; [1]: all rows belong to one token
     highest,
     total,  # [BLOCK_M], or [BLOCK_M, 2, 4] in parts
     acc,
@@ -64,10 +64,10 @@ def attend_tile(
     MASKED: tl.constexpr,
     MAY_SEE_NOTHING: tl.constexpr,
 ):
-    """The keys and values at BLOCK_KV positions from tile_begin on join the rows' softmax. It is carried along as in
-    FlashAttention (Dao et al. 2022): each row's highest score so far, and relative to it the total of its weights and
-    the weighted sum of the values, `acc`. Not MASKED: every row sees the whole tile. kv_first: of the positions that
-    any row sees; what lies before it is not read. MAY_SEE_NOTHING: some row sees nothing of the first tiles."""
+    """Add the keys and values at BLOCK_KV positions from tile_begin on to the rows' running softmax, as in
+    FlashAttention (Dao et al. 2022). Its state: each row's highest score so far and, relative to it, the total of the
+    weights and the weighted sum of the values, `acc`. Not MASKED: every row sees the whole tile. kv_first: the first
+    position that any row sees; nothing before it is read. MAY_SEE_NOTHING: some row sees nothing of the first tiles."""
     cell = tl.arange(0, BLOCK_KV)
     kv_position = tile_begin + cell
     dim = tl.arange(0, BLOCK_D)
@@ -168,7 +168,7 @@ def attend_tiles(
     NUM_STAGES: tl.constexpr,
     MAY_SEE_NOTHING: tl.constexpr,
 ):
-    """The tiles of begin : end join; every row sees those of full_begin : full_end whole."""
+    """Add the tiles of begin : end; every row sees those of full_begin : full_end whole."""
     if SLIDING_WINDOW > 0:
         for tile_begin in tl.range(begin, full_begin, BLOCK_KV, num_stages=NUM_STAGES):
             highest, total, acc = attend_tile(
@@ -197,7 +197,8 @@ def attend_tiles(
 @triton.jit
 @no_type_check
 def join_split(highest, total, acc, split_highest, split_total, split_acc):
-    """A split's softmax joins that of the splits before it. One that a row sees nothing of changes none of its bits."""
+    """Merge a split's softmax into that of the splits before it. A split of which a row sees nothing changes none of
+    its bits."""
     higher = tl.maximum(highest, split_highest)
     known = tl.where(higher > float("-inf"), higher, 0)
     decay, share = tl.exp2(highest - known), tl.exp2(split_highest - known)

@@ -1,21 +1,22 @@
-"""What a rank that has some of the vocabulary's logits adds to a draw: the best of its tokens, by the rule of one rank.
+"""What a rank with some of the vocabulary's logits contributes to a draw: its best token, by the same rule as on one
+rank.
 
     largest_of_shard:  largest[n] = max(logits[n]), token[n] = first + the lowest t that has it
     best_of_shard:     score[n] = max over t of x[n, t] + g[n, first + t], token[n] = first + the lowest t that has it,
                        x = (logits - largest) / temperature with the largest of all ranks,
                        g the noise of kernels/gumbel_argmax.py
 
-Draws are keyed by (seed, position, token): so the token of the ranks' best score, the lowest rank's among equals, is
-the one that kernels/sample_tokens.py would draw without filters from all logits, and that of the largest is its answer
-at temperature 0.
+The noise is keyed by (seed, position, token). So the token with the best score over all ranks (the lowest rank's if
+equal) is the one that kernels/sample_tokens.py would draw without filters from all logits. The token of the largest
+logit is its answer at temperature 0.
 
 Tensors (N rows, V tokens of this rank):
     logits       [N, V]  bf16 or fp32, last stride 1; read only
     largest      [N]     fp32. NaN or +inf if there is one among the logits: then nothing can be drawn
-    temperature  [N]     fp32; what a row with 0 gets is worthless
+    temperature  [N]     fp32; the result of a row with 0 is meaningless
     seeds        [N]     int64
     positions    [N]     int64: index of the new token in its sequence
-    token        [N]     int32, of the whole vocabulary
+    token        [N]     int32, in the whole vocabulary
 first: id of the first token, a multiple of 4. V > 0.
 """
 
@@ -47,7 +48,7 @@ def best_of_shard_reference(
 def best_of_shard_triton(
     logits: Tensor, largest: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, first: int
 ) -> tuple[Tensor, Tensor]:
-    """On CUDA tensors, or on any in Triton's interpreter. All but logits are contiguous."""
+    """On CUDA tensors, or on any in Triton's interpreter. All except logits are contiguous."""
     everything = torch.full_like(largest, -math.inf)
     score, token = gumbel_argmax_triton(
         logits, group_max(logits), largest, everything, temperature, seeds, positions, first

@@ -1,11 +1,11 @@
-"""The search for a border among a row's logits, without sorting: parts of kernels/filter_border.py's kernel.
+"""Searches the border of a filter among a row's logits, without sorting: parts of kernels/filter_border.py's kernel.
 
-Every value that a logit can take has a key, an integer; keys stand in the order of the values. A border is the largest
-key such that the tokens at or above it are enough, by number or by mass. It is sought between two keys: each turn reads
-the groups of tokens that may matter and sums up what lies at or above three keys in between. The answer is exact, and
-takes as long for any top-k and top-p.
+Every value that a logit can have has a key, an integer; keys are in the order of the values. The border is the largest
+key such that the tokens at or above it are enough, by number or by mass. It is searched between two keys. Each round
+reads the groups of tokens that may matter, and sums what lies at or above three keys in between. The result is exact,
+and takes the same time for any top-k and top-p.
 
-Each function is one program's, which has one row of logits. Groups of tokens are those of kernels/group_max.py.
+Each function is called by one program, for one row of logits. Groups of tokens are those of kernels/group_max.py.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def kth_key(keys, k, low, high):
 @triton.jit
 @no_type_check
 def _narrowed(low, high, weight_low, weight_high, key, weight, target):
-    """The ends and their weights, once what lies at or above `key` has been weighed. A key outside changes nothing."""
+    """The two ends and their weights, after what lies at or above `key` has been weighed. A key outside changes
+    nothing."""
     becomes_low = (weight >= target) & (key >= low)
     becomes_high = (weight < target) & (key < high)
     weight_low = tl.where(becomes_low, weight.to(tl.float32), weight_low)
@@ -83,17 +84,18 @@ def border_key(
 ):
     """The largest key in [low, high) such that the tokens at or above it are at least `wanted`.
 
-    maxima [BLOCK_GROUPS] fp32: of the row's groups, -inf behind the last. active_row_ptr: room for num_groups int32,
-    this program's alone. low, high: int64. GROUP: tokens in a group. TILE_GROUPS: groups read at a time.
+    maxima [BLOCK_GROUPS] fp32: of the row's groups, padded with -inf. active_row_ptr: scratch for num_groups int32,
+    used by this program only. low, high: int64. GROUP: tokens in a group. TILE_GROUPS: groups read at a time.
 
-    `wanted` counts tokens; BY_MASS it is a share of the mass of all tokens at or above `low`, where a token weighs
-    exp((logit - largest) * scale), and groups below `lowest` are not looked at. At `low` there must be enough.
+    `wanted` is a number of tokens. BY_MASS: it is a share of the mass of all tokens at or above `low`, where a token
+    weighs exp((logit - largest) * scale), and groups below `lowest` are skipped. The tokens at or above `low` must be
+    enough.
 
-    Each turn weighs three keys between low and high. As a rule they stand around the value at which a straight line
-    between the two ends meets `wanted`; after a turn that left more than a third they divide the values evenly; every
-    fourth turn they divide the keys evenly, which bounds the number of turns for any row. The first turn has no line
-    yet, and looks near the largest. The first turn, and in fp32 every turn, also draws both ends in to the logits
-    between them. Ordinary rows of 128k logits take 3 to 8 turns in bf16 and 4 to 13 in fp32.
+    Each round weighs three keys between low and high. Usually they are around the value where a straight line between
+    the two ends reaches `wanted`. After a round that left more than a third of the range, they divide the values
+    evenly. Every fourth round they divide the keys evenly, which bounds the number of rounds for any row. The first
+    round has no line yet and looks near the largest. The first round, and in fp32 every round, also moves both ends to
+    the nearest logits between them. Ordinary rows of 128k logits take 3 to 8 rounds in bf16 and 4 to 13 in fp32.
     """
     PIECES: tl.constexpr = GROUP // 8
     group = tl.arange(0, BLOCK_GROUPS)
@@ -128,7 +130,7 @@ def border_key(
 
         is_active = (group < num_groups) & (maxima >= floor)
         num_active = tl.sum(is_active.to(tl.int32), 0)
-        tl.debug_barrier()  # the list is this program's alone: nobody may still read the last turn's
+        tl.debug_barrier()  # no thread may still read the previous round's list
         place = tl.cumsum(is_active.to(tl.int32), 0) - 1
         tl.store(active_row_ptr + place, group, mask=is_active)
         tl.debug_barrier()

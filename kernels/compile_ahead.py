@@ -1,13 +1,13 @@
-"""Compiles kernels side by side. A kernel is compiled when it is first launched, which takes up to a second; a model
-needs some thirty, one after the other if nothing is done about it.
+"""Compiles kernels side by side. A kernel is normally compiled at its first launch, which takes up to a second; a model
+needs some thirty, which would be compiled one after another.
 
-Triton asks a hook before it compiles for a launch. Here the hook notes what would be compiled and says that it has been
-seen to, so that neither the compilation nor that launch takes place; then threads compile all that was noted (the
-compiler releases the interpreter, and ptxas is a process of its own) and each kernel's launcher, which Triton up to 3.6
-has a C compiler for. The results are loaded, one after the other, to where later launches look.
+Triton calls a hook before it compiles for a launch. Our hook notes what would be compiled and reports it as handled, so
+neither the compilation nor the launch happens. Then threads compile all that was noted (the compiler releases the GIL,
+and ptxas is a process of its own), and each kernel's launcher, for which Triton up to 3.6 runs a C compiler. The
+results are loaded, one after another, into the place where later launches look.
 
-Half of a compilation holds the interpreter, all the same. Where there are processes for it (kernels/
-compile_processes.py), they compile what Triton's cache on disk does not have, and the threads find it there.
+Even so, half of a compilation holds the GIL. If there are compile processes (kernels/compile_processes.py), they
+compile what Triton's disk cache does not have, and the threads find it there.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _WITHOUT_VALUES = frozenset({torch.empty, torch.empty_like, torch.empty_strided,
 
 
 class Noted(NamedTuple):
-    """function: Triton's, of a module and a name there. specialization: the arguments' types and constants in Triton's
-    own notation."""
+    """A kernel to compile. function: Triton's function object; module, name: where it is defined. specialization: the
+    types and constants of the arguments, in Triton's notation."""
 
     function: Any
     module: str
@@ -52,9 +52,9 @@ class Noted(NamedTuple):
 
 
 def compile_ahead(launch: Callable[[], object]) -> int:
-    """Compile whatever the launches in `launch` need and is not compiled yet; how many kernels that was.
+    """Compile all that the launches in `launch` need and that is not compiled yet; returns how many kernels that was.
 
-    As `note_launches` and `compile_noted`.
+    `note_launches`, then `compile_noted`.
     """
     return compile_noted(note_launches(launch))
 
@@ -62,21 +62,23 @@ def compile_ahead(launch: Callable[[], object]) -> int:
 def note_launches(launch: Callable[[], object]) -> Sequence[Noted]:
     """The kernels that the launches in `launch` need and that are not compiled yet.
 
-    On a GPU. launch: what it computes is worthless, as launches of such kernels are left out. New tensors hold zeros
-    meanwhile, so that a kernel which is compiled already and reads what another should have written, ids and places
-    too, stays within its tensors.
+    On a GPU. What `launch` computes is meaningless, because launches of these kernels are skipped. Meanwhile new
+    tensors hold zeros, so that a compiled kernel that reads what a skipped one should have written (ids, places) stays
+    within its tensors.
     """
     noted: dict[tuple[int, str], Noted] = {}
     with _noting(noted), _ZeroedMemory():
         launch()
     for each in noted.values():
-        # Triton's hash of a function's source hangs on which functions it has hashed before: not in threads, therefore.
+        # Triton's hash of a function's source depends on the functions hashed before it, so it is not computed in
+        # threads.
         _ = each.function.cache_key
     return list(noted.values())
 
 
 def compile_noted(noted: Sequence[Noted]) -> int:
-    """Side by side; how many kernels that was. One that fails is left to its first launch, which tells why."""
+    """Compile them side by side; returns how many kernels that was. One that fails is left to its first launch, which
+    raises the error."""
     if not noted:
         return 0
     begun_s = time.monotonic()
@@ -97,24 +99,24 @@ def compile_noted(noted: Sequence[Noted]) -> int:
 
 
 def hash_triton() -> None:
-    """Triton's hash of itself, half a gigabyte, is a part of every kernel's key in its cache. It is kept, but not
-    before one thread is done with it: all of them at once would each read the files."""
-    hash_of_itself = getattr(triton.runtime.cache, "triton_key", None)  # Triton's own matter, which may move
+    """Compute Triton's hash of its own files (half a gigabyte), a part of every cache key. Triton keeps it once
+    computed; threads that start before that would each read all the files."""
+    hash_of_itself = getattr(triton.runtime.cache, "triton_key", None)  # private to Triton: it may be renamed
     if hash_of_itself is not None:
         with _HASHING:
             hash_of_itself()
 
 
 def _device_of_this_thread() -> Callable[[], None]:
-    """Makes it another thread's, too. Kernels are kept by device, and a thread begins with the first one, which is
-    another rank's."""
+    """Returns a function that sets this thread's device in another thread. Kernels are kept per device, and a new
+    thread starts with device 0, which may be another rank's."""
     if not torch.cuda.is_available():
         return lambda: None
     return partial(torch.cuda.set_device, torch.cuda.current_device())
 
 
 def _compiled(noted: Sequence[Noted], pool: ThreadPoolExecutor) -> tuple[list[Any], int]:
-    """As `_compile`, each of them; and how many kernels other processes have compiled."""
+    """`_compile` of each, and how many kernels other processes compiled."""
     processes = compile_processes.running()
     if processes is None:
         return list(pool.map(_compile, noted)), 0
@@ -131,12 +133,12 @@ def _compiled(noted: Sequence[Noted], pool: ThreadPoolExecutor) -> tuple[list[An
 
 
 class _NotCachedError(Exception):
-    """Triton would compile now."""
+    """Triton would have to compile."""
 
 
 @contextmanager
 def _only_cached() -> Iterator[None]:
-    """Triton does not compile: it raises _NotCachedError instead."""
+    """Triton raises _NotCachedError where it would compile."""
     manager = triton.runtime.cache.FileCacheManager
     get_group = manager.get_group
 
@@ -154,7 +156,7 @@ def _only_cached() -> Iterator[None]:
 
 
 class _ZeroedMemory(TorchFunctionMode):
-    """No tensor is made without values. Of the thread that enters it."""
+    """New tensors are zeroed instead of left undefined. For the thread that enters it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -177,25 +179,26 @@ def _noting(noted: dict[tuple[int, str], Noted]) -> Iterator[None]:
 
 
 def _compile(noted: Noted) -> Any:
-    """The kernel, None if that fails. Its launcher is on disk then, and this one is left alone: see `_load`."""
+    """The compiled kernel; None if it fails. Its launcher is then on disk; this launcher object is not used (see
+    `_load`)."""
     try:
         kernel = noted.function.preload(noted.specialization)
         triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
     except _NotCachedError:
         return None
-    except Exception:  # whatever it is, the kernel's first launch tells it again
+    except Exception:  # the kernel's first launch raises it again
         logger.warning("%s was not compiled ahead", noted.function, exc_info=True)
         return None
     return kernel
 
 
 def _load(kernel: Any) -> bool:
-    """Make the kernel's launcher, and load both. Never two at once: up to Triton 3.6 all launchers are Python modules
-    of one name, and what Python has loaded before it puts into whichever of them came last. So one thread may find the
-    launcher of another's kernel in its own."""
+    """Make the kernel's launcher and load both. Never two at once: up to Triton 3.6 all launchers are Python modules of
+    the same name, and Python puts what it loads into the newest of them. A thread could get the launcher of another
+    thread's kernel."""
     try:
-        _ = kernel.run  # by being asked for
-    except Exception:  # likewise
+        _ = kernel.run  # the property loads it
+    except Exception:  # the first launch raises it again
         logger.warning("%s was not loaded ahead", kernel, exc_info=True)
         return False
     return True

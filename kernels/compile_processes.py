@@ -1,10 +1,10 @@
-"""Processes that compile kernels beside this one, into Triton's cache on disk.
+"""Processes that compile kernels beside this one, into Triton's disk cache.
 
-Half of a compilation is Python, so threads of one process wait for each other. Here one process
-(kernels/compile_server.py) imports Triton and the kernels, beside this process's own imports, and forks as many as are
-to compile at once; what they leave in the cache is found there by whoever compiles the same.
+Half of a compilation is Python, so threads of one process wait for each other. Here one server process
+(kernels/compile_server.py) imports Triton and the kernels, while this process does its own imports, and forks as many
+workers as are to compile at once. Whoever compiles the same kernel later finds the result in the cache.
 
-Standard library only: it is started before torch is imported.
+Standard library only, because it starts before torch is imported.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ logger = logging.getLogger(__name__)
 
 SERVER = ("-m", "kernels.compile_server")
 _PATIENCE_S = 120.0
-"""So long the compilation of all kernels may take, and the server's imports before it."""
+"""Limit for compiling all kernels, including the server's imports."""
 
 Wanted = tuple[str, str, str, str]
-"""A kernel's module and name there, Triton's hash of its source, and what it is compiled for: types and constants in
-Triton's own notation. The hash hangs on which kernels a process has looked at before, so it is this process's."""
+"""A kernel's module, its name there, Triton's hash of its source, and what it is compiled for: types and constants in
+Triton's notation. The hash depends on the kernels that a process has hashed before, so this process's hash is sent
+along."""
 
 
 class CompileProcesses:
-    """num: that compile at once. server: the interpreter's arguments for the process that forks them.
+    """num: how many compile at once. server: the interpreter's arguments for the process that forks them.
 
-    To be started on a thread that lives as long as they shall: the kernel kills a child with the thread that made it.
+    Start it on a thread that lives as long as the processes should: the Linux kernel kills a child when the thread that
+    started it ends.
     """
 
     def __init__(self, num: int, server: Sequence[str] = SERVER) -> None:
@@ -41,8 +43,8 @@ class CompileProcesses:
         )
 
     def compile(self, target: Mapping[str, object], wanted: Collection[Wanted]) -> int:
-        """Returns how many of them are in the cache now; whatever it could not do is left to the caller. target: the
-        fields of Triton's GPUTarget. One thread at a time."""
+        """Returns how many of the kernels are in the cache now; the caller compiles the others. target: the fields of
+        Triton's GPUTarget. One thread at a time."""
         assert self._process.stdin is not None and self._process.stdout is not None
         late = threading.Timer(_PATIENCE_S, self._process.kill)
         late.start()
@@ -57,7 +59,7 @@ class CompileProcesses:
             late.cancel()
 
     def close(self) -> None:
-        """Returns once there are none any more. May be called again."""
+        """Returns once no process is left. May be called again."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -73,7 +75,7 @@ class _OfThisProcess:
 
 
 def start(num: int, **how: Any) -> None:
-    """Have them until `stop`. As CompileProcesses."""
+    """Start the processes, which run until `stop`. Arguments as for CompileProcesses."""
     stop()
     _OfThisProcess.started = CompileProcesses(num, **how)
 

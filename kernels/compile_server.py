@@ -1,12 +1,12 @@
-"""The process that forks others to compile kernels (kernels/compile_processes.py).
+"""The process that forks workers to compile kernels (kernels/compile_processes.py).
 
     python -m kernels.compile_server NUM
 
-It has imported all kernels, and never touches a device: what a compilation needs to know of it comes with the request.
-It lives as long as its standard input is open, and no longer than who started it.
+It imports all kernels and never touches a device: requests carry what a compilation must know about it. It lives as
+long as its standard input is open, and ends with the process that started it.
 
-Input: one JSON object a line, the target and the kernels that are wanted. Output: a line for each, how many of them are
-compiled.
+Input: one JSON object per line, with the target and the wanted kernels. Output: one line for each, the number of
+kernels that were compiled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUMBER_BYTES = 2
 
 
 def serve(num: int, requests: Iterator[bytes], answer: Callable[[bytes], object]) -> None:
-    """Until there are no more requests. num: that compile at once."""
+    """Answer requests until there are no more. num: how many compile at once."""
     for line in requests:
         request = json.loads(line)
         _use_target(request["target"])
@@ -40,7 +40,7 @@ def serve(num: int, requests: Iterator[bytes], answer: Callable[[bytes], object]
 
 
 def compile_all(wanted: Sequence[Wanted], num: int) -> int:
-    """In forks of this process; how many of them could be."""
+    """Compile in forks of this process; returns how many kernels that worked for."""
     order = sorted(range(len(wanted)), key=lambda index: -_length(wanted[index]))
     left, put = os.pipe()
     os.write(put, b"".join(index.to_bytes(_NUMBER_BYTES, "big") for index in order))
@@ -59,7 +59,7 @@ def compile_all(wanted: Sequence[Wanted], num: int) -> int:
 
 
 def _fork(wanted: Sequence[Wanted], left: int, note: int) -> int:
-    """It takes the next of `left`, a pipe of numbers, again and again, and writes a byte to `note` for each that it has
+    """The fork takes index after index from `left`, a pipe, and writes a byte to `note` for each kernel that it has
     compiled."""
     parent = os.getpid()
     pid = os.fork()
@@ -67,7 +67,7 @@ def _fork(wanted: Sequence[Wanted], left: int, note: int) -> int:
         return pid
     try:
         _end_with(parent)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # whoever launches the kernel tells it again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the kernel's launch reports errors again
         while number := os.read(left, _NUMBER_BYTES):
             with contextlib.suppress(Exception):
                 _compile(wanted[int.from_bytes(number, "big")])
@@ -77,12 +77,12 @@ def _fork(wanted: Sequence[Wanted], left: int, note: int) -> int:
 
 
 def _compile(wanted: Wanted) -> None:
-    """The kernel and its launcher, for which Triton up to 3.6 has a C compiler."""
+    """The kernel and its launcher, for which Triton up to 3.6 runs a C compiler."""
     *_, source_hash, specialization = wanted
     function = _function(wanted)
     function.hash = source_hash
     kernel = function.preload(specialization)
-    with contextlib.suppress(Exception):  # a driver's own matter: without it, the parent makes the launcher
+    with contextlib.suppress(Exception):  # private to the driver: if it fails, the parent makes the launcher
         triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
@@ -92,12 +92,12 @@ def _function(wanted: Wanted) -> Any:
 
 
 def _length(wanted: Wanted) -> int:
-    """Of its source: what takes longest is to begin first."""
+    """Length of the kernel's source: what takes longest should start first."""
     return len(getattr(_function(wanted), "src", ""))
 
 
 def _use_target(target: dict[str, Any]) -> None:
-    """Of Triton's driver no more is needed to compile."""
+    """A minimal driver: compiling needs no more than this."""
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import CudaLauncher
 
@@ -112,31 +112,32 @@ def _use_target(target: dict[str, Any]) -> None:
 
 
 def _prepare() -> None:
-    """What every fork needs, and what this process's parent will look for in the cache: the driver's own part in C."""
+    """Load what every fork needs, and build what this process's parent will look for in the cache: the driver's C
+    module."""
     for module in pkgutil.iter_modules(kernels.__path__):
         if not module.ispkg:
             importlib.import_module(f"kernels.{module.name}")
-    hash_of_itself = getattr(triton.runtime.cache, "triton_key", None)  # Triton's own matter, which may move
+    hash_of_itself = getattr(triton.runtime.cache, "triton_key", None)  # private to Triton: it may be renamed
     if hash_of_itself is not None:
         hash_of_itself()
-    with contextlib.suppress(Exception):  # likewise
+    with contextlib.suppress(Exception):  # this class is private, too
         from triton.backends.nvidia.driver import CudaUtils
 
         CudaUtils()
 
 
 def _end_with(parent: int) -> None:
-    """From now on the kernel kills this process with its parent."""
+    """From now on the Linux kernel kills this process when its parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # which has ended before
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(0)
 
 
 def main(arguments: Sequence[str]) -> int:
     _end_with(os.getppid())
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # sent to all processes: the parent ends in order
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the parent ends this process
         signal.signal(number, signal.SIG_IGN)
-    answers, sys.stdout = sys.stdout.buffer, sys.stderr  # nothing else gets between the answers
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr  # only answers go to standard output
 
     def answer(line: bytes) -> None:
         answers.write(line)

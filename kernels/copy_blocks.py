@@ -3,7 +3,7 @@
     storage[destinations[i]] = storage[sources[i]]   for every i, all reads before all writes or in any order
 
 Tensors (B blocks):
-    storage       [B, ...]  any dtype, contiguous; block-major, so a block is one piece. Written in place.
+    storage       [B, ...]  any dtype, contiguous; block-major, so a block is contiguous. Written in place.
     sources       [N]       int64
     destinations  [N]       int64; distinct, and none is among the sources
 

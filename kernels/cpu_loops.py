@@ -1,10 +1,10 @@
-"""Who computes an operation on a CPU: a compiled loop (kernels/loops), or torch, whose references are the plain twins.
+"""What computes an operation on a CPU: a compiled loop (kernels/loops), or torch, whose references are the plain twins.
 
-A decode step of a small model is some 700 of torch's operations, of which most take longer to start than to compute.
-The loops do the same with 120, on the threads of torch itself (kernels/loops/team.py). They know bf16 on processors
-with AVX512-bf16, which is where bf16 is served on a CPU, and run without gradient. All else is torch's.
+A decode step of a small model is some 700 torch operations, most of which take longer to start than to compute. The
+loops do the same with 120, on torch's own threads (kernels/loops/team.py). They support bf16 on processors with
+AVX512-bf16, which is where a CPU serves bf16, and run without gradient. Torch does everything else.
 
-numba is imported at the first such operation, which takes half a second, and compiles each loop once a machine.
+numba is imported at the first such operation, which takes half a second, and compiles each loop once per machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernels.quantized_weight import Weight
 
 
 class FewRowsLinear(Protocol):
-    """A weight in the form that kernels/loops/few_rows_linear.py multiplies by. num_bytes: that it holds."""
+    """A weight in the form that kernels/loops/few_rows_linear.py multiplies by. num_bytes: its memory."""
 
     num_inputs: int
 
@@ -34,7 +34,7 @@ class FewRowsLinear(Protocol):
 
 
 class RecordedLoops(Protocol):
-    """A step of loops alone; each `replay` writes `result` anew (kernels/loops/recording.py)."""
+    """A recorded step that consists of loops only; each `replay` overwrites `result` (kernels/loops/recording.py)."""
 
     result: Tensor
 
@@ -42,14 +42,14 @@ class RecordedLoops(Protocol):
 
 
 class Recorder(Protocol):
-    """Recordings that are replayed one after the other."""
+    """Makes recordings, of which one is replayed at a time."""
 
     def record(self, compute: Callable[[], Tensor]) -> RecordedLoops | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLoops:
-    """The operations, each of the file of its name in kernels/loops, and what records them."""
+    """The operations, each from the file of that name in kernels/loops, and the recorder."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -68,14 +68,14 @@ class CpuLoops:
 
 
 def loops_for(x: Tensor) -> CpuLoops | None:
-    """For operations on this tensor; None: torch's, also for one without memory (on the meta device)."""
+    """The loops for operations on this tensor. None: use torch, as for a tensor without memory (on the meta device)."""
     if x.dtype is not torch.bfloat16 or not x.is_cpu or x.requires_grad:
         return None
     return cpu_loops()
 
 
 def has_openmp() -> bool:
-    """Whether torch has brought libgomp, which the loops run on."""
+    """Whether torch has loaded libgomp, on which the loops run."""
     return hasattr(ctypes.CDLL(None), "GOMP_parallel")
 
 
@@ -119,7 +119,7 @@ def cpu_loops() -> CpuLoops | None:
 
 
 def _compiles_for_avx512_bf16() -> bool:
-    """Not if numba's environment variables say otherwise. Without the instructions LLVM would end the process."""
+    """False if numba's environment variables disable it. Without these instructions LLVM would abort the process."""
     from numba import config
     from numba.core.registry import cpu_target
 

@@ -1,16 +1,16 @@
-"""Cross-entropy of rows of logits with its gradient, which takes the logits' place.
+"""Cross-entropy of rows of logits with its gradient, which overwrites the logits.
 
     lse[n] = log sum over v of exp(x[n, v])
     loss[n] = lse[n] - x[n, target[n]];  hit[n]: x[n, target[n]] is the first of the greatest
     x[n, v] becomes gradient_scale * (exp(x[n, v] - lse[n]) - (1 if v == target[n] else 0))
 
 Tensors (N tokens, V vocabulary):
-    logits   [N, V]  bf16 or fp32, contiguous; becomes its gradient, unless gradient_scale is None
+    logits   [N, V]  bf16 or fp32, contiguous; overwritten by its gradient, unless gradient_scale is None
     targets  [N]     int64, contiguous, 0 <= target < V
     returns  (losses [N] fp32, hits [N] bool), new
 
-Rounding: fp32 inside, gradients rounded once when written. N may be 0. The kernel reads a row twice and writes it once,
-where torch's operators take some ten passes over rows in fp32 (after Liger Kernel, Hsu et al. 2024).
+Rounding: fp32 inside, gradients rounded once when written. N may be 0. The kernel reads a row twice and writes it once;
+torch's operators take some ten passes over rows in fp32 (after Liger Kernel, Hsu et al. 2024).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def cross_entropy_reference(logits: Tensor, targets: Tensor, gradient_scale: flo
     losses = (lse - exact.gather(1, targets)).squeeze(1)
     hits = (exact.argmax(-1, keepdim=True) == targets).squeeze(1)
     if gradient_scale is not None:
-        probabilities = exact.sub_(lse).exp_()  # of fp32 logits that is in place already
+        probabilities = exact.sub_(lse).exp_()  # for fp32 logits this is already in place
         probabilities.scatter_add_(1, targets, exact.new_full((1, 1), -1.0).expand_as(targets))
         logits.copy_(probabilities.mul_(gradient_scale))
     return losses, hits

@@ -1,6 +1,6 @@
-"""Decode attention on a CPU: rows of similar length are padded to one and attended together.
+"""Decode attention on a CPU: rows of similar length are padded to the same length and computed together.
 
-The torch side of kernels/paged_attention_decode.py, whose reference it is a part of; tensors and letters as there.
+A part of the reference in kernels/paged_attention_decode.py; tensors and letters as there.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from kernels.fp8_cache import Cache, read_blocks
 
-_MAX_PADDED_CELLS = 16_384  # of one group: gathered keys and values stay in a CPU's cache
+_MAX_PADDED_CELLS = 16_384  # per group, so that gathered keys and values stay in a CPU's cache
 _MANY_VECTORS = 1500  # rows times cells times kv heads
 
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Rows that the reference pads to the blocks of the longest and attends in one go; lengths in tokens. Under a
-    sliding window a row begins with the block of the first token that it sees, and its length is counted from there.
+    """Rows that the reference pads to the blocks of the longest one and computes at once; lengths in tokens. With a
+    sliding window a row starts at the block of the first token that it sees, and its length is counted from there.
 
-    block_ids [rows * num_blocks] int64, one row after the other. hidden [rows, 1, 1, num_blocks * P], True where a
-    cell does not count, and unread, the flat numbers of those cells.
+    block_ids [rows * num_blocks] int64, row after row. hidden [rows, 1, 1, num_blocks * P]: True where a cell does not
+    count. unread: the flat indices of those cells.
     """
 
     rows: slice
@@ -37,9 +37,9 @@ class DecodeGroup:
     _vectors: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def vectors(self, cache: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-        """[rows * K * G * cells] int64, where each cell's vector stands in `_as_vectors(cache)`, and at which of them a
-        query's begin. A cell that does not count has its sequence's first one that does in its place. Made once for all
-        layers with this window."""
+        """[rows * K * G * cells] int64: where each cell's vector is in `_as_vectors(cache)`; and the index at which
+        each query's cells begin. A cell that does not count is replaced by its sequence's first one that does. Made
+        once for all layers with this window."""
         block_size, num_kv_heads, head_dim = cache.shape[1:]
         key = (cache.stride(0), block_size, num_kv_heads, head_dim, group_size)
         if key not in self._vectors:
@@ -75,7 +75,7 @@ def decode_group(
     block_size: int,
     sliding_window: int | None = None,
 ) -> DecodeGroup:
-    """Of these rows of a batch; lens: its `context_lens` on the host."""
+    """The group of these rows of a batch. lens: its `context_lens` on the host."""
     if sliding_window is not None:
         return _windowed_group(block_table, context_lens, lens, rows, block_size, sliding_window)
     shortest, longest = min(lens[rows]), max(lens[rows])
@@ -103,7 +103,8 @@ def _windowed_group(
 def _group(
     rows: slice, shortest: int, longest: int, table: Tensor, is_read: Tensor, *, is_windowed: bool
 ) -> DecodeGroup:
-    # A table's unused entries may hold anything: block 0 stands in, and its cells are wiped like every unread one.
+    # A table's unused entries may hold anything: block 0 is used instead, and its cells are zeroed like all unread
+    # ones.
     num_blocks = table.shape[1]
     is_used = is_read.view(len(table), num_blocks, -1).any(-1) if num_blocks else is_read
     block_ids = torch.where(is_used, table, 0).long().view(-1)
@@ -124,8 +125,8 @@ def attend_many(
     group: DecodeGroup,
     scale: float,
 ) -> Tensor:
-    """[rows, K, G, D], grouped likewise: all heads of all rows in one product, where SDPA takes one after the other,
-    and values summed where they lie, without a copy of them.
+    """grouped and result [rows, K, G, D]. All heads of all rows in one product, where SDPA takes one after another; and
+    values are summed in place, without a copy.
 
     Scores are rounded before the softmax, as in transformers' eager attention. Measured on one core with AVX512-bf16,
     milliseconds of 12 layers (SDPA, or for 32 products and more two of them / this), rows x tokens:
@@ -138,18 +139,18 @@ def attend_many(
     keys = gather_group(key_cache, group, grouped.dtype, wipes=grouped.requires_grad).contiguous().flatten(0, 1)
     query = grouped.flatten(0, 1)
     scores = torch.baddbmm(query.new_empty(1), query, keys.mT, beta=0, alpha=scale).view(*grouped.shape[:3], -1)
-    # As a rule few cells at the end are hidden; filling all would take a quarter of the product.
+    # Usually only a few cells at the end are hidden; filling all would take a quarter of the product's time.
     first = 0 if group.is_windowed else group.shortest
     scores[..., first:].masked_fill_(group.hidden[..., first:], float("-inf"))
     weights = scores.softmax(-1)
     vectors, starts = group.vectors(value_cache, grouped.shape[2])
-    # One bag a query: the weighted sum of its cells' values.
+    # One bag per query: the weighted sum of its cells' values.
     summed = torch.embedding_bag(_as_vectors(value_cache), vectors, starts, mode=0, per_sample_weights=weights.view(-1))
     return summed[0].view(grouped.shape)
 
 
 def _as_vectors(cache: Tensor) -> Tensor:
-    """[N, D]: the storage from this layer's first vector to its last; other layers' lie between."""
+    """[N, D]: the storage from this layer's first vector to its last, with other layers' vectors in between."""
     block_size, num_kv_heads, head_dim = cache.shape[1:]
     assert cache.stride(0) % head_dim == 0
     num_vectors = (len(cache) - 1) * (cache.stride(0) // head_dim) + block_size * num_kv_heads
@@ -157,8 +158,8 @@ def _as_vectors(cache: Tensor) -> Tensor:
 
 
 def gather_group(cache: Cache, group: DecodeGroup, dtype: torch.dtype, wipes: bool = True) -> Tensor:
-    """[rows, K, num_blocks * P, D] of `dtype`. An unread cell's NaN would pass through a softmax weight of 0, so it is
-    wiped."""
+    """[rows, K, num_blocks * P, D] of `dtype`. NaN in an unread cell would survive a softmax weight of 0, so these are
+    zeroed."""
     blocks = read_blocks(cache, group.block_ids, dtype)
     block_size, num_kv_heads, head_dim = blocks.shape[1:]
     if wipes and len(group.unread):

@@ -1,4 +1,5 @@
-"""Dense attention as torch's scaled_dot_product_attention does not have it, in plain torch: a part of the references.
+"""Dense attention with soft cap and sinks, which torch's scaled_dot_product_attention does not have, in plain torch: a
+part of the references.
 
     out[n] = sum over c of exp(s[n, c]) value[c] / (sum over c of exp(s[n, c]) + exp(sink))
     s = mask(softcap(scale * query key^T))        softcap(x) = cap * tanh(x / cap) (Gemma 2, section 2)
@@ -8,8 +9,8 @@ Tensors (any leading dims that broadcast; N queries, C cells, D head dim):
     keys, values [..., C, D]
     mask         bool, broadcasts to [..., N, C]: True where a cell counts; every query has such a cell
     cap          None: scores are not capped
-    sinks        broadcasts to [..., N]: a score without a value that takes its share (gpt-oss; Xiao et al. 2023); None:
-                 there is none
+    sinks        broadcasts to [..., N]: an extra score that takes its share and has no value (gpt-oss; Xiao et al.
+                 2023); None: there is none
     returns      [..., N, D] in query's dtype
 
 Scores and softmax in fp32, rounded once. Differentiable.

@@ -1,19 +1,21 @@
-"""A batch's rows in blocks, each of one expert: what the grouped products of a mixture of experts compute by.
+"""Groups a batch's rows into blocks of one expert each, which the grouped products of a mixture of experts work on.
 
-A pair is a token and one of its experts; pair t * k + i is the i-th of token t. Pairs are sorted by expert, those of
-one expert in their own order, and each expert's are cut into blocks of block_m, the last one padded. So a program of a
-grouped product reads one expert's weights (Gale et al. 2022, MegaBlocks).
+A pair is a token and one of its experts; pair t * k + i is the i-th of token t. Pairs are sorted by expert (stable),
+and each expert's pairs are cut into blocks of block_m, the last one padded. So a program of a grouped product reads
+only one expert's weights (Gale et al. 2022, MegaBlocks).
+
+    experts [[0, 2], [2, 1]], block_m 2:  pairs [[0, -1], [3, -1], [1, 2]], block_experts [0, 1, 2]
 
 Tensors (T tokens with k experts each, B blocks):
     experts        [T, k]        int32, contiguous, each below num_experts
-    pairs          [B, block_m]  int32: a block's pairs, -1 where it is padded; undefined in blocks that nobody has
-    block_experts  [B]           int32: a block's expert, -1 behind the last block that somebody has
+    pairs          [B, block_m]  int32: a block's pairs, -1 for padding; undefined in unused blocks
+    block_experts  [B]           int32: a block's expert, -1 in unused blocks, which come last
 
-B is as many as any such batch could need (`most_blocks`), and no value is read by the host: a CUDA graph holds for all
-batches of so many tokens. T may be 0. num_experts up to 1023.
+B is the most that any such batch could need (`most_blocks`), and the host reads no values: one CUDA graph serves all
+batches of this many tokens. T may be 0. num_experts up to 1023.
 
-The kernel has a program an expert. Each counts all pairs, to know where its own begin, then looks for its own: no
-program waits for another, and the order is always the same.
+The kernel has one program per expert. Each counts all pairs to find where its own blocks begin, then collects its own
+pairs: no program waits for another, and the order is always the same.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from torch import Tensor
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 
-_FEW_PAIRS, _MANY_PAIRS = 256, 2048  # that a program looks at together; no third, as each is a kernel to compile
+_FEW_PAIRS, _MANY_PAIRS = 256, 2048  # pairs per step of a program; not more values, since each is compiled separately
 
 
 class ExpertRows(NamedTuple):
-    """pairs [n] int64, n > 0: all of an expert's."""
+    """pairs [n] int64, n > 0: all pairs of this expert."""
 
     expert: int
     pairs: Tensor
@@ -41,7 +43,7 @@ class ExpertRows(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertBlocks:
-    """top_k: pairs of a token. num_pairs: of all tokens."""
+    """top_k: pairs per token. num_pairs: of all tokens."""
 
     pairs: Tensor
     block_experts: Tensor
@@ -50,7 +52,7 @@ class ExpertBlocks:
 
     @cached_property
     def by_expert(self) -> tuple[ExpertRows, ...]:
-        """Experts that have pairs. The references'; reads values, for which a GPU would have to be waited for."""
+        """Experts that have pairs. For the references: it reads values, for which a GPU would have to be waited for."""
         experts, pairs = self.block_experts.tolist(), self.pairs.long()
         used = [expert for expert in experts if expert >= 0]
         bounds = [i for i in range(len(used)) if i == 0 or used[i] != used[i - 1]] + [len(used)]
@@ -62,7 +64,7 @@ class ExpertBlocks:
 
 
 def most_blocks(num_pairs: int, num_experts: int, block_m: int) -> int:
-    """That so many pairs can need: each expert's last block may hold one pair alone."""
+    """The most blocks that so many pairs can need: each expert's last block may hold only one pair."""
     return min(num_pairs, num_pairs // block_m + num_experts)
 
 
@@ -94,10 +96,10 @@ def _expert_blocks_kernel(
     NUM_EXPERTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
-    BINS: tl.constexpr,  # more than there are experts: the one behind them counts what is not there
+    BINS: tl.constexpr,  # more than NUM_EXPERTS: one bin counts lanes without a pair
     PDL: tl.constexpr,
 ):
-    """Program: an expert, whose blocks it writes, and its share of those that nobody has."""
+    """Program: one expert. It writes that expert's blocks, and its share of the unused ones."""
     wait_for_inputs(PDL)
     own = tl.program_id(0)
     expert = tl.arange(0, BINS)

@@ -1,5 +1,5 @@
-"""The weights of a mixture of experts as a CPU's loops multiply by them (kernels/loops/few_rows_linear.py): an
-`ExpertWeight` of fewer bits (kernels/grouped_product.py), each expert by itself."""
+"""Quantized experts (an `ExpertWeight`, kernels/grouped_product.py) in the form that a CPU's loops multiply by
+(kernels/loops/few_rows_linear.py), one expert at a time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from kernels.quantized_weight import QuantizedWeight
 
 
 class ExpertPanels(NamedTuple):
-    """bias: None, or [E, N] in bf16. num_features: N. form: as if they were plain, of those for which there are
-    kernels."""
+    """bias: None, or [E, N] in bf16. num_features: N. form: PLAIN, whose tile configs are used."""
 
     linears: Sequence[FewRowsLinear]
     bias: Tensor | None
@@ -29,7 +28,7 @@ class ExpertPanels(NamedTuple):
         return sum(linear.num_bytes for linear in self.linears)
 
     def product(self, expert: int, rows: Tensor) -> Tensor:
-        """Of rows [T, K] in bf16, [T, N]."""
+        """rows [T, K] in bf16 -> [T, N]."""
         return self.linears[expert](rows, None if self.bias is None else self.bias[expert])
 
 
@@ -37,7 +36,7 @@ ExpertWeights = ExpertWeight | ExpertPanels
 
 
 def expert_panels(weight: ExpertWeight) -> ExpertPanels | None:
-    """weight: of fewer bits, copied. None where there are no loops for it."""
+    """weight: quantized; it is copied. None if there are no loops for it."""
     loops = cpu_loops()
     if loops is None or weight.form == PLAIN or weight.scales is None:
         return None

@@ -5,13 +5,13 @@
 Tensors (T tokens with k experts each, E experts, I intermediate size, H hidden size):
     x        [T * k, I]  bf16, fp16 or fp32, last stride 1: what kernels/experts_gate_up.py returns
     weight   [E, H, I]   an `ExpertWeight` (kernels/grouped_product.py)
-    blocks               of kernels/expert_blocks.py
-    routing  [T, k]      fp32, contiguous: of kernels/route_to_experts.py
+    blocks from kernels/expert_blocks.py
+    routing  [T, k]      fp32, contiguous: from kernels/route_to_experts.py
     returns  [T, H]      like x, contiguous, new
 
-Rounding: products are summed and weighted in fp32 and rounded to x's dtype, then a token's are summed in fp32, always
-in one order, and rounded; the reference rounds before it weighs too. A row's result does not depend on the other rows.
-Offsets are int64. T may be 0. The launches depend on shapes alone.
+Rounding: each product is summed and weighted in fp32 and rounded to x's dtype. A token's products are then summed in
+fp32, in a fixed order, and rounded. The reference also rounds before it weights. A row's result does not depend on the
+other rows. Offsets are int64. T may be 0. The launches depend only on shapes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _experts_down_kernel(
     K_WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (block, strip): BLOCK_N output features of a block of pairs."""
+    """Program (block, strip): BLOCK_N output features for a block of pairs."""
     wait_for_inputs(PDL)
     block = tl.program_id(0)
     expert = tl.load(block_experts_ptr + block)
@@ -116,7 +116,7 @@ def _sum_pairs_kernel(products_ptr, out_ptr, size, TOP_K: tl.constexpr, BLOCK: t
 def experts_down_triton(
     x: Tensor, weight: ExpertWeight, blocks: ExpertBlocks, routing: Tensor, config: GroupedConfig
 ) -> Tensor:
-    """On CUDA tensors, or on any in Triton's interpreter. config: that the blocks were made by."""
+    """On CUDA tensors, or on any in Triton's interpreter. config: the one that the blocks were made with."""
     num_features = weight.values.shape[1]
     num_blocks, block_m = blocks.pairs.shape
     num_tokens = blocks.num_pairs // blocks.top_k

@@ -2,19 +2,19 @@
 
     gate, up = weight[e] x[t] + bias[e]        out[pair] = silu(gate) * up        pair = t * k + i, e its expert
 
-With `clamp` (gpt-oss) the activation is instead, with c = limit and a = alpha,
+With `clamp` (gpt-oss; c = limit, a = alpha) the activation is
 
     gate' = min(gate, c)        up' = min(max(up, -c), c)        out = gate' * sigmoid(a * gate') * (up' + 1)
 
 Tensors (T tokens with k experts each, E experts, I intermediate size, H hidden size):
     x        [T, H]          bf16, fp16 or fp32, last stride 1; rows may be strided
-    weight   [E, 2 * I, H]   an `ExpertWeight` (kernels/grouped_product.py): gates, then ups, or, if it is interleaved,
-                             a gate and an up in turn
-    blocks                   of kernels/expert_blocks.py
+    weight   [E, 2 * I, H]   an `ExpertWeight` (kernels/grouped_product.py): gates, then ups; if it is interleaved,
+                             gates and ups alternate
+    blocks from kernels/expert_blocks.py
     returns  [T * k, I]      like x, contiguous, new
 
 Rounding: the kernel sums and gates in fp32 and rounds once; the reference rounds gate and up too. A row's result does
-not depend on the other rows. Offsets are int64. T may be 0. The launch depends on shapes alone.
+not depend on the other rows. Offsets are int64. T may be 0. The launch depends only on shapes.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _experts_gate_up_kernel(
     K_WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (block, strip): BLOCK_N / 2 gates and their ups, for a block of pairs. Gates and ups stand in turn in the
-    product, however they lie: the two of a pair end in one thread."""
+    """Program (block, strip): BLOCK_N / 2 gates and their ups, for a block of pairs. In the product gates and ups
+    alternate, whatever their order in memory, so that both of a pair are in one thread."""
     wait_for_inputs(PDL)
     block = tl.program_id(0)
     expert = tl.load(block_experts_ptr + block)
@@ -144,7 +144,7 @@ def experts_gate_up_triton(
     is_interleaved: bool = False,
     clamp: Clamp | None = None,
 ) -> Tensor:
-    """On CUDA tensors, or on any in Triton's interpreter. config: that the blocks were made by."""
+    """On CUDA tensors, or on any in Triton's interpreter. config: the one that the blocks were made with."""
     num_features = weight.values.shape[1] // 2
     num_blocks, block_m = blocks.pairs.shape
     by_units = config.by_units and is_interleaved and takes(x, weight)

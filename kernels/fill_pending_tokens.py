@@ -1,10 +1,10 @@
-"""Puts the ids that sequences drew last in the place of tokens that the host does not know yet (overlapped scheduling).
+"""Fills in the ids that sequences drew last, for tokens that the host does not know yet (overlapped scheduling).
 
     token_ids[d] = max(drawn[rows[d]], 0)   where token_ids[d] < 0;  other tokens stay, in place
 
-A draw that failed left -1; its sequence is about to end, and any valid id will do.
+A failed draw left -1. Its sequence is about to end, so any valid id will do.
 
-Tensors (T tokens, D of them decodes, which stand first, R rows):
+Tensors (T tokens, the first D of them decodes, R rows):
     token_ids  [T]  int64, contiguous; D <= T
     rows       [D]  int64: the row of each decode's sequence, in 0 .. R - 1
     drawn      [R]  int64, contiguous

@@ -1,27 +1,27 @@
-"""Where top-k, min-p and top-p cut: the smallest score of a row's distribution that stays.
+"""Where top-k, min-p and top-p cut: the smallest score that stays in each row's distribution.
 
 x = (logits - largest) / temperature; every token below the row's border is dropped, in this order:
     top-k (0 < top_k < V): smaller than the k-th largest; ties with it stay
     min-p (min_p > 0): less than min_p times as probable as the best: x < log(min_p)
-    top-p (top_p < 1): of what is left, renormalised, the strictly more probable tokens already hold top_p of the mass;
+    top-p (top_p < 1): of the rest, renormalised: the strictly more probable tokens already hold top_p of the mass;
         the token that crosses top_p stays, and so do ties with it. The best always stays.
     border[n] = the smallest x that stays;  -inf if no filter is on
 
 Tensors (N rows, V vocabulary, G groups of 128 tokens):
     logits       [N, V]  bf16 or fp32, last stride 1; read only. -inf forbids a token.
-    maxima       [N, G]  fp32, of kernels/group_max.py
+    maxima       [N, G]  fp32, from kernels/group_max.py
     temperature  [N]     fp32
     top_k        [N]     int32; 0 (or >= V) keeps all
     top_p        [N]     fp32, in (0, 1]; 1 keeps all
     min_p        [N]     fp32, in [0, 1]; 0 keeps all. None: 0 for every row
-    returns largest, border  [N] fp32, new. Both are those of rows to draw from: where temperature is 0, or the largest
-                         logit is not finite, border is not written.
+    returns largest, border  [N] fp32, new. border is written only for rows to draw from: not if temperature is 0 or
+                         the largest logit is not finite.
 
-The reference takes x [N, V] fp32 in place of logits and temperature, and gives the border alone.
+The reference takes x [N, V] fp32 instead of logits and temperature, and returns only the border.
 
-Rounding: fp32. Two backends may differ where the mass at the top-p border agrees to one part in 10^6.
+Rounding: fp32. Two backends may differ if the mass at the top-p border equals top_p to one part in 10^6.
 
-The kernel sorts nothing: kernels/border_search.py. Groups that cannot hold a token of interest are passed over.
+The kernel sorts nothing: kernels/border_search.py. Groups that cannot hold a relevant token are skipped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kernels.border_search import border_key, key_of, kth_key, value_of
 from kernels.group_max import GROUP
 from kernels.optional_triton import tl, triton
 
-_WINDOW = 256  # tokens looked at first by the reference
+_WINDOW = 256  # how many tokens the reference looks at first
 
 
 def filter_border_reference(x: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor | None = None) -> Tensor:
@@ -53,7 +53,8 @@ def _cuts_by_rank(x: Tensor, top_k: Tensor) -> Tensor:
 
 
 def _border_within(x: Tensor, top_k: Tensor, top_p: Tensor, floor: Tensor, window: int) -> Tensor:
-    """[N]: the smallest x that stays, sought among each row's `window` largest; rows that need more get more.
+    """[N]: the smallest x that stays, searched among each row's `window` largest; rows that need more get a larger
+    window.
 
     floor [N]: smaller x are dropped in any case.
     """
@@ -79,21 +80,21 @@ def _border_within(x: Tensor, top_k: Tensor, top_p: Tensor, floor: Tensor, windo
 
 # One H200, bf16, top_p 0.9 of normal logits, us of all four launches for 1 and 256 rows of 128k:
 # 16 warps with 8 KB of logits at a time 108, 390; with 16 KB 96, 365 (but 885 against 626 in fp32); with 4 KB 134, 471;
-# 8 warps with 8 KB 126, 414. 64 registers let two programs share a multiprocessor: without, 402.
+# 8 warps with 8 KB 126, 414. With 64 registers two programs share a multiprocessor; without that limit, 402.
 _BORDER_WARPS = 16
 _BORDER_TILE_BYTES = 8192
 _BORDER_REGISTERS = 64
-_NEGLIGIBLE = 40.0  # 2^31 tokens this far below the best weigh 10^-8 of it
+_NEGLIGIBLE = 40.0  # 2^31 tokens this far below the best weigh 10^-8 of the best
 
 
 @triton.jit
 @no_type_check
 def x_scale(temperature):
-    """Of x = (logit - largest) * scale. Finite, so that the largest itself stays at 0."""
+    """The factor in x = (logit - largest) * scale. Finite, so that the largest itself stays at 0."""
     return tl.minimum(1 / temperature, 3e38)
 
 
-# One allocation holds `largest` and `border`: where the second begins depends on the number of rows.
+# One allocation holds `largest` and `border`, so border's alignment depends on the number of rows.
 @triton.jit(
     do_not_specialize_on_alignment=[
         "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "largest_ptr", "border_ptr",
@@ -103,7 +104,7 @@ def x_scale(temperature):
 def _filter_border_kernel(
     logits_ptr,
     maxima_ptr,
-    active_ptr,  # [N, G] int32: groups still of interest
+    active_ptr,  # [N, G] int32: groups that may still matter
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -137,7 +138,7 @@ def _filter_border_kernel(
         low = key_of(largest - float("inf"), SHIFT)
         high = key_of(largest, SHIFT) + 1
         if (top_k > 0) & (top_k < size):
-            if top_k <= num_groups:  # the k-th largest group holds k tokens at least as large as its own largest
+            if top_k <= num_groups:  # at least k tokens reach the k-th largest group maximum
                 keys = tl.where(group < num_groups, key_of(maxima, SHIFT), low - 1)
                 low = kth_key(keys, top_k, low, high)
             low = border_key(
@@ -156,7 +157,7 @@ def _filter_border_kernel(
                 logits_row_ptr, active_row_ptr, maxima, size, num_groups, low, high, top_p, largest, scale,
                 largest - NEGLIGIBLE * temperature, True, SHIFT, GROUP, BLOCK_GROUPS, TILE_GROUPS,
             )  # fmt: skip
-        # A filter that is off leaves -inf. In min-p's case x itself decides, as in the reference.
+        # Without any filter the border is -inf. Min-p compares x itself, as the reference does.
         border = (value_of(low, SHIFT) - largest) * scale
         if HAS_MIN_P:
             is_cut = ((top_k > 0) & (top_k < size)) | (top_p < 1)

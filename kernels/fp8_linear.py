@@ -1,22 +1,22 @@
-"""Linear projection of a batch's rows by matrix units that multiply fp8: of too many rows for skinny_linear, and of too
-few for the tiles of large products to fill a GPU.
+"""Linear projection with tensor cores that multiply fp8: for batches with too many rows for skinny_linear, and too few
+for the tiles of large products to fill a GPU.
 
     out[m, n] = x_scales[m] * weight_scales[n] * sum_k x[m, k] * weight[n, k] + bias[n]
 
 Tensors (M <= 256 rows, N output features, K input features, multiples of 16):
-    x         [M, K]  float8_e4m3fn, contiguous, and x_scales [M, 1] fp32: of kernels/fp8_rows.py
-    weight    [N, K]  fp8 QuantizedWeight for bf16, with one scale a channel (kernels/quantized_weight.py)
+    x         [M, K]  float8_e4m3fn, contiguous, and x_scales [M, 1] fp32: from kernels/fp8_rows.py
+    weight    [N, K]  fp8 QuantizedWeight for bf16, with one scale per channel (kernels/quantized_weight.py)
     bias      [N]     bf16, contiguous; None for none
-    arrivals  [A]     as of kernels/skinny_linear.py; None: K is not split
+    arrivals  [A]     as in kernels/skinny_linear.py; None: K is not split
     returns   [M, N]  bf16, contiguous, new
 
-Rounding: products are exact, sums the matrix units' own ("fast accumulation"), rounded once at the end. A row's result
-does not depend on the others, nor on their number up to 16, from 17 to 64, nor above. M may be 0. Not differentiable.
+Rounding: products are exact, sums as the tensor cores make them ("fast accumulation"), rounded once at the end. A row's
+result does not depend on the other rows, nor on their number up to 16, from 17 to 64, or above. M may be 0. Not
+differentiable.
 
-Where it was the faster one, of more than 16 rows on an H100 or H200, its twin computes it whose loop is written down
-(kernels/fp8_units.py). This one is made of the skinny product's parts (kernels/skinny_linear.py), whose elements go
-into the matrix units as they are. There bytes become numbers of 16 bits, which at 64 rows takes longer than memory
-takes to bring them.
+For more than 16 rows on an H100 or H200, where it was faster, the twin with an explicit loop computes it
+(kernels/fp8_units.py). This kernel uses the parts of kernels/skinny_linear.py, but its elements go to the tensor cores
+as they are. skinny_linear widens them to 16 bits, which takes longer at 64 rows than memory takes to deliver them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _FEW_ROWS, _MANY_ROWS_TILE = 16, 128
 
 
 def fp8_linear_config(num_rows: int, num_features: int, size: int) -> SkinnyConfig:
-    """Best of 25 to 29 on one H200 (torch 2.11, triton 3.6) at Llama-8B's qkv, output, gate_up and down, us, without
-    the rounding of x: 16 rows 10.1, 8.4, 30.9, 19.0, 64 rows 11.6, 9.8, 34.1, 21.9, 256 rows 16.1, 12.5, 56.4, 36.2.
-    skinny_linear takes 12.9, 9.4, 39.5, 23.5, and 19.6, 14.9, 72.5, 39.7. With 4 stages and K in 4 parts, 64 rows took
-    13.3, 12.1, 35.7 and 24.1 (gate_up: strips of 128).
+    """The best of 25 to 29 configs on one H200 (torch 2.11, triton 3.6). At Llama-8B's qkv, output, gate_up and down,
+    us, without the rounding of x: 16 rows 10.1, 8.4, 30.9, 19.0, 64 rows 11.6, 9.8, 34.1, 21.9, 256 rows 16.1, 12.5,
+    56.4, 36.2. skinny_linear takes 12.9, 9.4, 39.5, 23.5, and 19.6, 14.9, 72.5, 39.7. With 4 stages and K in 4 parts,
+    64 rows took 13.3, 12.1, 35.7 and 24.1 (gate_up: strips of 128).
     """
     is_narrow, is_wide = num_features <= 4608, num_features > 12288
     if num_rows > MAX_ROWS:
@@ -83,8 +83,8 @@ def _fp8_linear_kernel(
     TILES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (strip, split): BLOCK_N output features of one of TILES tiles of rows, which follow each other in the
-    first place."""
+    """Program (strip, split): BLOCK_N output features of one of TILES tiles of rows; the tiles of a strip have adjacent
+    program ids."""
     start_dependents(PDL)
     feature = tl.program_id(0) // TILES * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(0) % TILES * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -1,4 +1,4 @@
-"""Elements of e4m3 as numbers of a wider type, inside of kernels. Of NaN it makes 480."""
+"""Converts e4m3 elements to a wider type inside kernels. NaN becomes 480."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kernels.optional_triton import tl, triton
 @triton.jit
 @no_type_check
 def fp8_numbers(elements, dtype: tl.constexpr):
-    """e4m3 in `dtype`, exactly."""
+    """e4m3 elements as `dtype`, exact."""
     if dtype == tl.bfloat16:
-        # Triton's own conversion goes by fp16 and fp32, at a quarter of the rate at which memory brings elements. Moved
-        # to bf16's places, exponent and mantissa make a number that is 2^120 times too small.
+        # Triton's own conversion goes through fp16 and fp32, at a quarter of the rate at which memory delivers
+        # elements. Shifted to bf16's bit positions, exponent and mantissa make a number that is 2^120 times too small.
         return tl.inline_asm_elementwise(
             """
             {
@@ -45,10 +45,10 @@ def fp8_numbers(elements, dtype: tl.constexpr):
 @triton.jit
 @no_type_check
 def fp8_pairs(pairs, dtype: tl.constexpr):
-    """uint16, two elements of e4m3 each: the first of each in `dtype`, and the second, exactly.
+    """uint16, each holding two e4m3 elements -> the first elements and the second elements as `dtype`, exact.
 
-    What matrix units multiply by stands in pairs of neighbours along the sum. Where those are not the neighbours in
-    memory, bytes would have to be fetched one by one; pairs are what `ldmatrix` turns around.
+    Tensor cores take pairs that are adjacent along the sum. If these are not adjacent in memory, bytes would have to be
+    fetched one by one; pairs can be transposed by `ldmatrix`.
     """
     if dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(

@@ -1,21 +1,21 @@
-"""Rows rounded to fp8, each by a scale of its own: what matrix units that multiply fp8 take. By themselves, or in the
-launch that computes them: what it saves is writing and reading them in 16 bits, and the launch.
+"""Rows rounded to fp8, each with its own scale, for tensor cores that multiply fp8. Alone, or in the launch that
+computes the rows, which saves writing and reading them in 16 bits, and a launch.
 
     scales[m] = max(max_k |x[m, k]|, 1e-12) / 448        values[m, k] = x[m, k] / scales[m], to e4m3
 
     fp8_rows:           of x
     fp8_silu_and_mul:   of silu_and_mul(x)                       (kernels/silu_and_mul.py)
-    fp8_add_rms_norm:   of out, where out, sum = add_rms_norm(x, residual, weight, eps), and sum  (kernels/rms_norm.py)
+    fp8_add_rms_norm:   of out, where out, sum = add_rms_norm(x, residual, weight, eps); also returns sum
+                                                                 (kernels/rms_norm.py)
 
 Tensors (M rows, K elements):
     x                 [M, K]      bf16 or fp32, last stride 1; rows may be strided
-    x                 [M, 2 * K]  of fp8_silu_and_mul, as there: contiguous
-    x, residual, weight           of fp8_add_rms_norm, as there: contiguous. Consumes `residual`; sum [M, K] like x
+    x                 [M, 2 * K]  in fp8_silu_and_mul, as there: contiguous
+    x, residual, weight           in fp8_add_rms_norm, as there: contiguous. Consumes `residual`; sum [M, K] like x
     returns Fp8Rows: values [M, K] float8_e4m3fn, contiguous; scales [M, 1] fp32
 
-Rounding: what would be rounded to x's dtype on its own is rounded so here, and then to fp8, as if one operation
-followed the other; a norm's squares may be summed in another order. fp32 throughout, to the nearest. K up to 32768. M
-may be 0. Not differentiable.
+Rounding: as if the operations ran one after another: first to x's dtype, then to fp8; but a norm's squares may be
+summed in another order. fp32 throughout, round to nearest. K up to 32768. M may be 0. Not differentiable.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def fp8_add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps:
 def _store_row(
     x, values_ptr, scales_ptr, row, size, element, is_element, SMALLEST: tl.constexpr, FP8_MAX: tl.constexpr
 ):
-    """x [BLOCK] fp32, 0 where there is no element: one row, in the registers of one program."""
+    """x [BLOCK] fp32, 0 where there is no element: one row in one program's registers."""
     scale = tl.maximum(tl.max(tl.abs(x), 0), SMALLEST) / FP8_MAX
     tl.store(values_ptr + row * size + element, (x / scale).to(values_ptr.dtype.element_ty), mask=is_element)
     tl.store(scales_ptr + row, scale)
@@ -84,7 +84,7 @@ def _fp8_rows_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program: a row, as in the kernels below."""
+    """Program: one row, as in the kernels below."""
     start_dependents(PDL)
     wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -132,7 +132,7 @@ def _fp8_add_rms_norm_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The sum goes where the residual was."""
+    """The sum overwrites the residual."""
     start_dependents(PDL)
     wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)

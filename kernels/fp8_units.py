@@ -1,7 +1,6 @@
-"""Twin of kernels/fp8_linear.py, whose contract holds, where the loop over K is written down: tiles' copies some stages
-ahead, and while the matrix units multiply one stage the next is waited for. The weight's first stages are copied before
-the wait for the kernel before (kernels/dependent_launch.py), as nothing writes to it. In Gluon; for sm_90.
-"""
+"""Twin of kernels/fp8_linear.py, with the same contract, with an explicit loop over K in Gluon, for sm_90. TMA copies
+run some stages ahead, and while the tensor cores multiply one stage the next is awaited. The weight's first stages are
+copied before the wait for the previous kernel (kernels/dependent_launch.py), because nothing writes to the weight."""
 
 from __future__ import annotations
 
@@ -29,10 +28,11 @@ _LEAST_FEATURES, _MOST_NARROW, _MOST_FEATURES = 4096, 4608, 12288
 
 
 def fp8_units_config(num_rows: int, num_features: int, size: int) -> UnitsConfig | None:
-    """None where kernels/fp8_linear.py is as fast, or was not timed beside it. Best of some 50 on one H200 (torch 2.11,
-    triton 3.6) at Llama-8B's qkv, output and down, us, beside fp8_linear's in the same run: 64 rows 9.0 (11.7), 7.2
-    (9.7), 18.8 (22.2); 256 rows 13.7 (16.1), 9.9 (12.3), 28.1 (35.9). gate_up of 64 rows takes 34.6 (35.2), of 256 rows
-    53.5 (56.1). Where the weight's first stages are not copied before the wait, the same tile takes 10.3 for qkv.
+    """None where kernels/fp8_linear.py is as fast, or was not timed beside it. The best of some 50 configs on one H200
+    (torch 2.11, triton 3.6). At Llama-8B's qkv, output and down, us, and fp8_linear's in the same run: 64 rows 9.0
+    (11.7), 7.2 (9.7), 18.8 (22.2); 256 rows 13.7 (16.1), 9.9 (12.3), 28.1 (35.9). gate_up of 64 rows takes 34.6 (35.2),
+    of 256 rows 53.5 (56.1). If the weight's first stages are copied only after the wait, the same tile takes 10.3 for
+    qkv.
     """
     if num_rows <= _FEW_ROWS or not _LEAST_FEATURES <= num_features <= _MOST_FEATURES:
         return None
@@ -42,7 +42,7 @@ def fp8_units_config(num_rows: int, num_features: int, size: int) -> UnitsConfig
 
 
 def takes(x: Tensor, weight: QuantizedWeight) -> bool:
-    """Whether these rows of fp8 and this weight are laid out for it, and the device and Triton are."""
+    """Whether the device, Triton, and the layouts of these rows and this weight allow it."""
     if not HAS_GLUON or not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9:
         return False
     is_aligned = not any(each.data_ptr() % 16 or each.stride(0) % 16 for each in (x, weight.elements))
@@ -52,7 +52,7 @@ def takes(x: Tensor, weight: QuantizedWeight) -> bool:
 @gluon.jit
 @no_type_check
 def _ask_for_weight(x_desc, weight_desc, ws, full, slot, first_feature, k, is_there):
-    """Copy a stage of the weight into a slot, which is complete when the same stage of x has been copied, too."""
+    """Copy a stage of the weight into a slot, which is complete once the same stage of x has been copied too."""
     of_slot = full.index(slot)
     BYTES: gl.constexpr = x_desc.block_type.nbytes + weight_desc.block_type.nbytes
     hopper.mbarrier.expect(of_slot, BYTES, pred=is_there)
@@ -62,7 +62,7 @@ def _ask_for_weight(x_desc, weight_desc, ws, full, slot, first_feature, k, is_th
 @gluon.jit
 @no_type_check
 def _ask_for(x_desc, weight_desc, xs, ws, full, slot, first_row, first_feature, k, is_there):
-    """Copy a stage of both sides into a slot."""
+    """Copy a stage of x and of the weight into a slot."""
     _ask_for_weight(x_desc, weight_desc, ws, full, slot, first_feature, k, is_there)
     copy_tile(x_desc, [first_row, k], full.index(slot), xs.index(slot), pred=is_there)
 
@@ -75,8 +75,8 @@ def _fp8_units_kernel(
     BLOCK_K: gl.constexpr, SPLITS: gl.constexpr, NUM_STAGES: gl.constexpr, TILES: gl.constexpr, WARPS: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (strip, split): BLOCK_N output features of one of TILES tiles of rows, which follow each other in the
-    first place."""
+    """Program (strip, split): BLOCK_N output features of one of TILES tiles of rows; the tiles of a strip have adjacent
+    program ids."""
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 32])
     OUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, WARPS], [0, 1])
     if PDL:
@@ -85,7 +85,7 @@ def _fp8_units_kernel(
     first_feature, first_row = program // TILES * BLOCK_N, program % TILES * BLOCK_M
     begin = split * num_stages_of_k // SPLITS
     count = (split + 1) * num_stages_of_k // SPLITS - begin
-    gl.assume(count > 0)  # as of int4_linear
+    gl.assume(count > 0)  # see int4_linear
     xs = gl.allocate_shared_memory(gl.float8e4nv, [NUM_STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
     ws = gl.allocate_shared_memory(gl.float8e4nv, [NUM_STAGES, BLOCK_N, BLOCK_K], weight_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], hopper.mbarrier.MBarrierLayout())
@@ -103,7 +103,7 @@ def _fp8_units_kernel(
         hopper.mbarrier.wait(full.index(slot), phase=(i // NUM_STAGES) & 1)
         acc = hopper.warpgroup_mma(ws.index(slot), xs.index(slot).permute([1, 0]), acc, is_async=True)
         acc = hopper.warpgroup_mma_wait(1, deps=[acc])
-        barrier()  # nobody reads the slot of the stage before any more
+        barrier()  # no warp reads the previous stage's slot any more
         ahead = i + NUM_STAGES - 1
         k = (begin + ahead) * BLOCK_K
         _ask_for(x_desc, weight_desc, xs, ws, full, ahead % NUM_STAGES, first_row, first_feature, k, ahead < count)

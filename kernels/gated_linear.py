@@ -8,15 +8,15 @@ Tensors (M <= 128 rows, N output features, K input features):
     returns  [M, N]      like x, contiguous, new
 
 Both start at a multiple of 16 bytes. Rounding: the kernel sums and gates in fp32 and rounds once; the reference rounds
-gate, up and silu(gate) too. A row's result does not depend on the other rows, nor on their number. M may be 0. On a GPU
-that copies tiles by itself (Hopper and later). The interpreter takes fp32 instead, as it cannot multiply bf16.
+gate, up and silu(gate) too. A row's result does not depend on the other rows or their number. M may be 0. Needs a GPU
+with TMA (Hopper and later). The interpreter takes fp32 instead, because it cannot multiply bf16.
 
-The matrix, seen as [2, N, K], gives a program its features' gates and ups in one copy, as rows of one product; both
-halves of a pair end in the same thread, so that the activation costs nothing beside it.
+With the matrix viewed as [2, N, K], one copy brings a program its features' gates and ups, as rows of one product. Both
+of a pair are in the same thread, so the activation costs nothing extra.
 
-On one H200 (torch 2.11, triton 3.6) Llama-8B's 28672 x 4096 takes 65.0 us for 128 rows, where cuBLAS and silu_and_mul
-take 72.0; 66.0 for 112 (69.0). For 96 rows it takes 75.5 (67.0): copies of rows that are not there are slow. Programs
-of 128 x 256 take 69, of 8 warps 65.1. For 256 rows tiles of 256 x 128 take 114 (113): loadtest/log/kernels.md.
+On one H200 (torch 2.11, triton 3.6), us for Llama-8B's 28672 x 4096, in brackets cuBLAS and silu_and_mul: 128 rows 65.0
+(72.0), 112 rows 66.0 (69.0), 96 rows 75.5 (67.0), because copies of rows that do not exist are slow. With programs of
+128 x 256 128 rows take 69, with 8 warps 65.1. 256 rows with tiles of 256 x 128 take 114 (113): loadtest/log/kernels.md.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def gated_linear_triton(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def is_copied_by_tiles(matrix: Tensor) -> bool:
-    """Whether the device's tile copies take such a start and such rows."""
+    """Whether TMA can copy a matrix with this start and row stride."""
     row_bytes = matrix.stride(0) * matrix.itemsize
     return row_bytes % _ALIGNMENT_BYTES == 0 and matrix.data_ptr() % _ALIGNMENT_BYTES == 0
 

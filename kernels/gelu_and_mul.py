@@ -24,7 +24,7 @@ from kernels.optional_triton import tl, triton
 
 Approximation = Literal["none", "tanh"]
 
-_BLOCK = 1024  # 4 warps, one 16-byte load of gate and of up a thread in bf16
+_BLOCK = 1024  # 4 warps; in bf16 one 16-byte load of gate and of up per thread
 
 
 def gelu_and_mul_reference(x: Tensor, approximate: Approximation) -> Tensor:

@@ -1,4 +1,4 @@
-"""A CUDA graph of what is launched meanwhile."""
+"""Captures launches as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ Result = TypeVar("Result")
 def capture_graph(
     launch: Callable[[], Result], stream: torch.cuda.Stream, pool: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """The graph, and what `launch` returned: tensors that a replay writes. pool: of memory, to share with other graphs.
+    """Returns the graph and what `launch` returned: tensors that a replay writes. pool: a memory pool to share with
+    other graphs.
 
-    Each kernel has been launched before: none may be compiled or loaded in a capture. Other threads may use the device
-    meanwhile. If `launch` raises, no capture is left behind.
+    Each kernel must have been launched before: none may be compiled or loaded during a capture. Other threads may use
+    the device meanwhile. If `launch` raises, no capture is left open.
     """
     graph = torch.cuda.CUDAGraph()
     was_collecting = gc.isenabled()
-    gc.disable()  # what a collection frees may be another graph, or wait for the device, and either ends a capture
+    gc.disable()  # a collection may free another graph or wait for the device, and either would end the capture
     try:
         with torch.cuda.stream(stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 result = launch()
             except BaseException:
-                with suppress(RuntimeError):  # the capture's own complaint, after the fault that ended it
+                with suppress(RuntimeError):  # the capture's own error, after the one that ended it
                     _end(graph, stream)
                 raise
             _end(graph, stream)
@@ -40,10 +41,10 @@ def capture_graph(
 
 
 def _end(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
-    """End its capture on the stream, the current one.
+    """End the capture on the stream, which is the current one.
 
-    One that the device has given up leaves torch's random generator capturing, so that nobody can draw from it, and
-    only the end of a capture that succeeds lets it go. So there is one more then, of next to nothing.
+    If the device has given up a capture, torch's random generator stays in its capturing state, so nothing can be drawn
+    from it, until another capture ends successfully. So that case makes one more capture, of next to nothing.
     """
     try:
         graph.capture_end()

@@ -2,7 +2,7 @@
 
     out[n] = the lowest t with logits[n, t] = max(logits[n]);  -1 if that maximum is not finite
 
-(a NaN or +inf in the row, or nothing but -inf). Same answer as sample_tokens with temperature 0.
+(a NaN or +inf in the row, or only -inf). Same result as sample_tokens with temperature 0.
 
 Tensors (N rows, V vocabulary):
     logits   [N, V]  bf16 or fp32, last stride 1; read only
@@ -31,7 +31,7 @@ def greedy_tokens_reference(logits: Tensor) -> Tensor:
 @triton.jit
 @no_type_check
 def first_largest(logits_row_ptr, maxima_row_ptr, size, num_groups, GROUP: tl.constexpr, BLOCK_GROUPS: tl.constexpr):
-    """The lowest id of the largest logit as int64, or -1; as one program's value. maxima: by kernels/group_max.py."""
+    """The lowest id of the largest logit as int64, or -1; for one program's row. maxima: from kernels/group_max.py."""
     group = tl.arange(0, BLOCK_GROUPS)
     maxima = tl.load(maxima_row_ptr + group, mask=group < num_groups, other=float("-inf"))
     largest = tl.max(maxima, 0)
@@ -56,7 +56,7 @@ def _greedy_tokens_kernel(
 
 
 def greedy_tokens_triton(logits: Tensor) -> Tensor:
-    """On CUDA tensors, or on any in Triton's interpreter. Two launches: every group's largest, then each row's."""
+    """On CUDA tensors, or on any in Triton's interpreter. Two launches: every group's maximum, then each row's."""
     num_rows, size = logits.shape
     assert logits.stride(-1) == 1 and 0 < size < 2**31
     maxima = group_max_triton(logits)

@@ -1,4 +1,4 @@
-"""The largest logit of every 128 tokens: what sampling looks at first, so that it need not read everything again.
+"""The largest logit of every 128 tokens. Sampling looks at these first, so that it need not read all logits again.
 
     out[n, j] = max(logits[n, 128 * j : 128 * j + 128]);  +inf if there is a NaN among them
 
@@ -6,7 +6,7 @@ Tensors (N rows, V vocabulary, G = ceil(V / 128) groups):
     logits   [N, V]  bf16 or fp32, last stride 1; read only
     returns  [N, G]  fp32, new
 
-Exact. A row's answer does not depend on the others. N may be 0.
+Exact. A row's result does not depend on the other rows. N may be 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Products of a mixture of experts: each block of rows times its own expert's weight, all in one launch.
 
-What kernels/experts_gate_up.py and kernels/experts_down.py have in common: the weights' forms, the loop over K, and how
-a launch is cut. Rows come in the blocks of kernels/expert_blocks.py.
+What kernels/experts_gate_up.py and kernels/experts_down.py share: the forms of weights, the loop over K, and how a
+launch is divided. Rows come in the blocks of kernels/expert_blocks.py.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ PLAIN, FP8, MXFP4, INT4 = range(4)
 _ALIGNMENT = 16
 _MOST_LEFT_ROWS = 32
 _MAX_REGISTERS = 255
-"""Told to the compiler: see kernels/skinny_linear.py."""
+"""Passed to the compiler: see kernels/skinny_linear.py."""
 
 
 class ExpertWeight(NamedTuple):
     """The weights of all experts (E of them, N output features, K input features), contiguous.
 
-    values: [E, N, K] in the dtype of the rows. Or with scales: [E, N, K / 2] uint8, MXFP4 (kernels/mxfp4.py), with
-    packed ones, [E, C, N] int32, none above 2^65; or an expert's elements, scales and zeros as a `QuantizedWeight` has
-    them (kernels/quantized_weight.py), float8_e4m3fn with scales in fp32, or int4. bias: None, or [E, N] in the rows'
-    dtype.
+    values, scales, by form:
+        plain      [E, N, K] in the rows' dtype, no scales
+        MXFP4      [E, N, K / 2] uint8 (kernels/mxfp4.py); packed scales [E, C, N] int32, none above 2^65
+        fp8, int4  each expert's elements, scales and zeros as in `QuantizedWeight` (kernels/quantized_weight.py):
+                   float8_e4m3fn with fp32 scales, or int4
+    bias: None, or [E, N] in the rows' dtype.
     """
 
     values: Tensor
@@ -58,7 +60,7 @@ class ExpertWeight(NamedTuple):
 
     @property
     def group_size(self) -> int:
-        """Input features that share a scale; 0 for plain weights, and where a row has one."""
+        """Input features that share a scale; 0 for plain weights, and if a row has only one scale."""
         if self.form == MXFP4:
             return GROUP
         if self.scales is None or self.scales.shape[2] == 1:
@@ -70,7 +72,7 @@ class ExpertWeight(NamedTuple):
         return self.values.shape[1]
 
     def product(self, expert: int, rows: Tensor) -> Tensor:
-        """Of rows [T, K], [T, N]; for the references."""
+        """rows [T, K] -> [T, N]; for the references."""
         return F.linear(rows, *self.of_expert(expert, rows.dtype))
 
     def of_expert(self, expert: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -86,11 +88,11 @@ class ExpertWeight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupedConfig:
-    """block_m: rows of a block. block_n: output features of a program, for gate and up together. block_k: input
-    features a stage. warp_tiles: of 16 rows of the weight that a warp has in registers (kernels/mxfp4_product.py), and
-    k_warps of the warps divide K among them; 0: the product goes through shared memory. by_units: MXFP4 goes by
-    kernels/mxfp4_units.py where that takes it, else by the usual tile of so many rows. down: for downs, by the same
-    blocks; None: as gates and ups."""
+    """block_m: rows per block. block_n: output features per program, gate and up counted together. block_k: input
+    features per stage. warp_tiles: how many tiles of 16 weight rows a warp has in registers, while k_warps of the warps
+    divide K among them (kernels/mxfp4_product.py); 0: the product goes through shared memory. by_units: MXFP4 uses
+    kernels/mxfp4_units.py if that takes it, else the usual tile for this many rows. down: config of downs, for the same
+    blocks; None: the same as for gates and ups."""
 
     block_m: int
     block_n: int
@@ -142,24 +144,25 @@ _MXFP4 = (
     ),
     (_MORE, _PLAIN[2][1]),
 )
-"""Up to so many pairs of an expert on average. While the weights' bytes decide, a block has room for all pairs of
-nearly every expert, so that each weight is read once: of Poisson's 8, one in 250 has more than 16; of 20, one in 200
-more than 32. For more pairs it is usual tiles of dense products, as far as they compile without spilling. Numbers of
-four or eight bits are widened in registers: 128 rows of x beside them would not fit.
+"""(pairs per expert on average, up to which it is used; config). While reading weights takes the time, a block has room
+for all pairs of nearly every expert, so that each weight is read once: with 8 pairs on average, one expert in 250 has
+more than 16 (Poisson); with 20, one in 200 has more than 32. For more pairs these are the usual tiles of dense
+products, as far as they compile without spills. 4-bit and 8-bit weights are widened in registers, and 128 rows of x
+would not fit beside them.
 
-Of plain weights not swept here yet (`python -m loadtest.bench.expert_layers --sweep`); the first row's tile is what
-others found best on an H200 for 128 experts of 768 at up to 16 tokens. Of MXFP4 best of 13 to 130 on an H200 for
-gpt-oss-20b, us of gate_up and down, beside _QUANTIZED's: 1 row 15.4, 10.7 (39.1, 32.8), 16 92.8, 55.7 (170, 98.6). For
-64 rows by units 106 and 62.7 (in blocks of 32 118 and 67.7), in registers 129 and 78, by _QUANTIZED's 200 and 110; for
-256 by units 165 and 91.5 (in blocks of 32 167 and 96.8), in registers 266 and 164. For 1,024 _QUANTIZED's take 684 and
-379; units were not swept there.
+Plain weights have not been swept here yet (`python -m loadtest.bench.expert_layers --sweep`); the first row's tile is
+what others found best on an H200 for 128 experts of 768 at up to 16 tokens. MXFP4: the best of 13 to 130 configs on an
+H200 for gpt-oss-20b, us of gate_up and down, in brackets _QUANTIZED's: 1 row 15.4, 10.7 (39.1, 32.8), 16 rows 92.8,
+55.7 (170, 98.6). 64 rows: by units 106, 62.7 (in blocks of 32: 118, 67.7), in registers 129, 78, _QUANTIZED's 200, 110.
+256 rows: by units 165, 91.5 (in blocks of 32: 167, 96.8), in registers 266, 164. 1,024 rows: _QUANTIZED's 684, 379;
+units were not swept.
 """
 
 _Table = tuple[tuple[float, GroupedConfig], ...]
 
 
 def usual_tile(block_m: int) -> GroupedConfig:
-    """Of MXFP4 in blocks of 16, 32 or 64 rows, where kernels/mxfp4_units.py does not take it."""
+    """For MXFP4 in blocks of 16, 32 or 64 rows that kernels/mxfp4_units.py does not take."""
     if block_m <= 32:
         return GroupedConfig(block_m, 128, 128, num_warps=4, num_stages=1, warp_tiles=2)
     return _PLAIN[2][1]
@@ -175,8 +178,8 @@ def grouped_config(
 def tokens_of_each_config(
     num_experts: int, top_k: int, form: int = PLAIN, dtype: torch.dtype = torch.bfloat16
 ) -> list[int]:
-    """The fewest tokens for which `grouped_config` answers otherwise than for fewer: so that each of its kernels can be
-    compiled before it is needed."""
+    """Numbers of tokens that together use every config of `grouped_config` (the fewest tokens of each), so that each
+    kernel can be compiled ahead."""
     table = _table(form, dtype)
     bounds = [int(most * num_experts) // top_k + 1 for most, _ in table[:-1]]
     return sorted({1, *bounds})
@@ -204,14 +207,14 @@ def grouped_product(
     num_weight_rows,
     size,
     FORM: tl.constexpr,  # 0 plain, 1 fp8, 2 MXFP4, 3 int4
-    GROUP_SIZE: tl.constexpr,  # of input features that share a scale; 0: all do, or there is none
+    GROUP_SIZE: tl.constexpr,  # input features that share a scale; 0: all, or no scale
     HAS_ZEROS: tl.constexpr,  # of int4
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     WEIGHT_IS_LEFT: tl.constexpr,
 ):
     """[BLOCK_M, BLOCK_N] fp32: these rows of x times these rows of the expert's weight. WEIGHT_IS_LEFT: for few rows,
-    as the left side of a product wants full tiles."""
+    because the left operand of an MMA needs full tiles."""
     BLOCK_M: tl.constexpr = x_row.shape[0]
     BLOCK_N: tl.constexpr = weight_row.shape[0]
     k = tl.arange(0, BLOCK_K)
@@ -283,7 +286,7 @@ def _product(weight, x, acc, WEIGHT_IS_LEFT: tl.constexpr):
 
 
 def grouped_launch(x: Tensor, weight: ExpertWeight, config: GroupedConfig, block_m: int) -> dict[str, Any]:
-    """What the kernels around `grouped_product` are launched with, but for the device's own. Checks the contract."""
+    """The common launch arguments of the kernels around `grouped_product`, except the device's. Checks the contract."""
     num_experts, _, _ = weight.values.shape
     assert x.stride(1) == 1 and weight.values.is_contiguous() and x.shape[1] == weight.num_inputs
     assert config.block_m == block_m, "blocks are made by the same configuration"
@@ -324,9 +327,9 @@ def grouped_launch(x: Tensor, weight: ExpertWeight, config: GroupedConfig, block
 
 
 def _block_k(x: Tensor, weight: ExpertWeight, config: GroupedConfig) -> int:
-    """A stage has no more than a group's input features; of int4 it is as many as are packed together."""
+    """A stage has at most one group's input features; with int4, exactly as many as are packed together."""
     if weight.form == INT4:
         return chunk_of(weight.group_size or weight.num_inputs)
-    # fp32 is for tests and the tiniest of models: a stage of it is as large with half the features.
+    # fp32 is only for tests and tiny models: with half the features a stage has the same size.
     block_k = config.block_k if x.itemsize <= 2 else max(GROUP, config.block_k // 2)
     return min(block_k, weight.group_size) if weight.form == FP8 and weight.group_size else block_k

@@ -1,24 +1,24 @@
-"""The draw: the Gumbel-max trick with noise that is a function of (seed, position, token) alone.
+"""Sampling by the Gumbel-max trick, with noise that depends only on (seed, position, token).
 
-    best[n] = argmax over t of x[n, t] + g[n, t], the lowest id among equals,   g = -log(-log1p(-u))
+    best[n] = argmax over t of x[n, t] + g[n, t], the lowest id if equal,   g = -log(-log1p(-u))
     u[n, t] = uniform(word t % 4 of philox_4x32(counter = (t // 4, position low, position high, 0),
                                                 key = (seed low, seed high)))
 
-which draws token t with probability softmax(x)[t]. So a draw never depends on the rest of the batch.
+which draws token t with probability softmax(x)[t]. A draw never depends on the rest of the batch.
 
 Tensors (N rows, V vocabulary, G groups of 128 tokens, C chunks of 1024 tokens):
     logits       [N, V]  bf16 or fp32, last stride 1; read only
-    maxima       [N, G]  fp32, of kernels/group_max.py
+    maxima       [N, G]  fp32, from kernels/group_max.py
     largest      [N]     fp32, the largest logit
     border       [N]     fp32; tokens whose x = (logits - largest) / temperature is below it are not drawn
-    temperature  [N]     fp32; rows with 0, or whose largest is not finite, are passed over and not written
+    temperature  [N]     fp32; rows with 0, or whose largest is not finite, are skipped and not written
     seeds        [N]     int64
     positions    [N]     int64: index of the new token in its sequence
     returns score, token [N, C] fp32 and int32, new: the best of each chunk; -inf where nothing can be drawn
 
-The reference takes x [N, V] fp32, with -inf for what is not drawn, and gives ids [N] int64.
+The reference takes x [N, V] fp32, with -inf for tokens that must not be drawn, and returns ids [N] int64.
 
-Rounding: fp32. The Philox words are bit for bit; scores may differ in the last bit between backends.
+Rounding: fp32. The Philox words agree bit for bit; scores may differ in the last bit between backends.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from kernels.philox import philox_4x32_reference, philox_uniform, philox_words, 
 
 # g lies within [-log(24 log 2), 33 log 2]: a token whose x is this far below the best cannot win.
 _GUMBEL_SPAN = 33 * math.log(2) + math.log(24 * math.log(2)) + 0.01
-_DENSE_NOISE = 200_000  # values of noise made at a time over whole rows: its counters stay in a CPU's cache
-_CHUNK = 1024  # tokens that draw their noise in one program
+_DENSE_NOISE = 200_000  # noise values made at once for whole rows: the counters stay in a CPU's cache
+_CHUNK = 1024  # tokens per program
 
 
 def gumbel_argmax_reference(x: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ def gumbel_argmax_reference(x: Tensor, seeds: Tensor, positions: Tensor) -> Tens
 
 
 def best_score_reference(x: Tensor, seeds: Tensor, positions: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-    """(score, place in x) of each row's best; x's tokens are those from `first` on. Few tokens can win as a rule; noise
-    is then made for those alone."""
+    """(score, index in x) of each row's best; x's tokens start at id `first`. Usually few tokens can win; then noise is
+    made only for those."""
     can_win = x > -_GUMBEL_SPAN
     if 4 * int(can_win.sum()) > x.numel():
         num_rows = max(1, _DENSE_NOISE // x.shape[-1])
@@ -68,7 +68,7 @@ def dense_gumbel(x: Tensor, seeds: Tensor, positions: Tensor, first: int = 0) ->
 
 
 def _gumbel_of(token: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """[M]: g of one token each."""
+    """[M]: g of one token per row."""
     words = torch.stack(_words(token // 4, seeds, positions), dim=-1)
     return _gumbel(words.gather(-1, (token % 4)[:, None]).view(-1))
 
@@ -106,7 +106,7 @@ def _gumbel_argmax_kernel(
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program (row, chunk of tokens): the best of the chunk's scores and its lowest id."""
+    """Program (row, chunk of tokens): the chunk's best score, and the lowest id that has it."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     temperature = tl.load(temperature_ptr + row)
@@ -141,7 +141,7 @@ def _gumbel_argmax_kernel(
     )
     u = philox_uniform(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
     rest = 1.0 - u
-    exponential = (u - (1.0 - rest)) - tl.log(rest)  # -log1p(-u): what rounding 1 - u lost is added
+    exponential = (u - (1.0 - rest)) - tl.log(rest)  # -log1p(-u): adds what rounding 1 - u lost
     scores = tl.where((x >= border) & (token < size), x - tl.log(exponential), float("-inf"))
     best = tl.max(scores, 0)
     tl.store(best_score_ptr + slot, best)
@@ -158,9 +158,8 @@ def gumbel_argmax_triton(
     positions: Tensor,
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """On CUDA tensors, or on any in Triton's interpreter. All but logits are contiguous. first: the id of the first
-    token, a multiple of 4, where the logits are not those of the whole vocabulary; the tokens returned are counted from
-    it."""
+    """On CUDA tensors, or on any in Triton's interpreter. All except logits are contiguous. first: the id of the first
+    token, a multiple of 4, if the logits are a part of the vocabulary; returned tokens are counted from it."""
     num_rows, size = logits.shape
     num_chunks = triton.cdiv(size, _CHUNK)
     assert logits.stride(-1) == 1 and maxima.is_contiguous() and maxima.shape[1] == triton.cdiv(size, GROUP)

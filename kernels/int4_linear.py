@@ -1,24 +1,24 @@
-"""Linear projection of a batch's rows by an int4 weight, whose elements become numbers in the registers that the matrix
-units read: of too many rows for skinny_linear, and of too few to make the plain matrix first.
+"""Linear projection with an int4 weight that is dequantized in the registers that the tensor cores read: for batches
+with too many rows for skinny_linear, and too few to make the plain matrix first.
 
     out[m, n] = sum_k x[m, k] * w[n, k] + bias[n],   w[n, k] = scales[n, g] * (element[n, k] - zeros[n, g]), rounded
 
 Tensors (M rows, N output features, K input features):
-    x         [M, K]  bf16, last stride 1, rows and the first of them at multiples of 16 bytes
+    x         [M, K]  bf16, last stride 1; its start and row stride are multiples of 16 bytes
     weight    [N, K]  int4 QuantizedWeight for bf16, in chunks of 128 (kernels/quantized_weight.py)
     bias      [N]     bf16, contiguous; None for none
-    arrivals  [A]     as of kernels/skinny_linear.py; None: K is not split
+    arrivals [A] as in kernels/skinny_linear.py; None: K is not split
     returns   [M, N]  bf16, contiguous, new
 
-Rounding: scales to bf16, w to bf16, as it is in the plain matrix; fp32 sums, rounded once at the end. A row's result
-does not depend on the others, nor on their number up to 16, from 17 to 64, from 65 to 128, from 129 to 256, nor above.
-M may be 0. Not differentiable.
+Rounding: scales and w to bf16, as in the plain matrix; fp32 sums, rounded once at the end. A row's result does not
+depend on the other rows, nor on their number within 1 to 16, 17 to 64, 65 to 128, 129 to 256, or above. M may be 0. Not
+differentiable.
 
-A chunk of 128 input features comes to shared memory by two tiles' copies, some stages ahead. A thread loads two
-neighbouring bytes at a time: two pairs of numbers, just as wgmma wants its left side in registers, for a program's rows
-of the weight. Its right side, x, lies in shared memory. While the units multiply one half of a chunk, the other half's
-numbers are made: 1.9 instructions an element. So the units never wait but for memory. This takes Triton's Gluon, where
-the order of all that is written down; there is no interpreter of it.
+Two TMA copies bring a chunk of 128 input features to shared memory, some stages ahead. A thread loads two adjacent
+bytes at a time: two pairs of numbers, as wgmma takes its left operand (the weight) in registers. Its right operand, x,
+is in shared memory. While the tensor cores multiply one half of a chunk, the other half is dequantized, with 1.9
+instructions per element. So the tensor cores wait only for memory. This needs Triton's Gluon, where this order is
+explicit; Gluon has no interpreter.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FEW_ROWS, _SOME_ROWS, _MORE_ROWS, _MANY_ROWS = 16, 64, 128, 256
 
 
 def takes(x: Tensor, weight: QuantizedWeight) -> bool:
-    """Whether these rows and this weight are laid out for it, and the device and Triton are."""
+    """Whether the device, Triton, and the layouts of these rows and this weight allow it."""
     if not HAS_GLUON or not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9:
         return False
     if x.dtype != torch.bfloat16 or x.data_ptr() % _ALIGNMENT or x.stride(0) * x.itemsize % _ALIGNMENT:
@@ -58,12 +58,13 @@ def takes(x: Tensor, weight: QuantizedWeight) -> bool:
 
 
 def int4_linear_config(num_rows: int, num_features: int, size: int) -> UnitsConfig:
-    """Best of 27 to 36 on one H200 (torch 2.11, triton 3.6) at Llama-8B's qkv, output, gate_up and down, groups of 128
-    with zeros, us: 16 rows 10.8, 10.3, 30.5, 25.2; 64 rows 14.9, 11.5, 39.4, 28.0; 256 rows 23.3, 17.3, 89.9, 52.2; 512
-    rows 43.3, 25.1, 172, 82.6. cuBLAS of bf16 takes 16.1, 14.0, 57.9, 33.7; 17.3, 13.1, 66.1, 38.2; 22.4, 17.2, 94.2,
-    50.3; 37.1, 25.2, 158, 80.6. Between 65 and 128 rows it is what is alike, not measured.
+    """The best of 27 to 36 configs on one H200 (torch 2.11, triton 3.6). At Llama-8B's qkv, output, gate_up and down,
+    groups of 128 with zeros, us: 16 rows 10.8, 10.3, 30.5, 25.2; 64 rows 14.9, 11.5, 39.4, 28.0; 256 rows 23.3, 17.3,
+    89.9, 52.2; 512 rows 43.3, 25.1, 172, 82.6. cuBLAS of bf16 takes 16.1, 14.0, 57.9, 33.7; 17.3, 13.1, 66.1, 38.2;
+    22.4, 17.2, 94.2, 50.3; 37.1, 25.2, 158, 80.6. Between 65 and 128 rows the configs are chosen by analogy, not
+    measured.
 
-    x comes from L2 for each strip, so many rows want all of them in a program; registers hold 4,096 sums a warp.
+    Each strip reads x from L2, so with many rows a program should take all of them; registers hold 4,096 sums per warp.
     """
     is_narrow, is_wide, is_long = num_features <= 4608, num_features > 12288, size > 8192
     if num_rows <= _FEW_ROWS:
@@ -92,7 +93,7 @@ def int4_linear_reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | Non
 
 
 def _numbers_assembly(shift: int) -> str:
-    """Of each two bytes their two low halves, or, moved by a shift, the high ones, in the last bits of two bf16 numbers
+    """From two bytes each, take the low halves (or, with a shift, the high ones) as the last bits of two bf16 numbers
     of 128."""
     code = "{\n.reg .b32 bits;\n"
     for i in range(2):
@@ -110,9 +111,10 @@ if gl is not None:
 @gluon.jit
 @no_type_check
 def _numbers(words, zeros, scales, ASSEMBLY: gl.constexpr, LAYOUT: gl.constexpr):
-    """[BLOCK_N, 32] words of two bytes -> [BLOCK_N, 64] bf16: the low halves or the high ones. Neighbouring words of a
-    thread are 4 apart. Each makes one register of two numbers; but the assembly's outputs are taken for one number of
-    each of its two words, so what tells the words apart tells the numbers apart, and the other way round."""
+    """[BLOCK_N, 32] words of two bytes -> [BLOCK_N, 64] bf16: the low or the high halves. Adjacent words of a thread
+    are 4 apart in K. Each word makes one register of two numbers, but Triton takes each output of the assembly for one
+    number of each of the two words. So the axis that distinguishes the words distinguishes the numbers, and the other
+    way round."""
     BLOCK_N: gl.constexpr = words.shape[0]
     first, last = gl.inline_asm_elementwise(
         ASSEMBLY, _NUMBERS_OPERANDS, [words], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
@@ -126,7 +128,7 @@ def _numbers(words, zeros, scales, ASSEMBLY: gl.constexpr, LAYOUT: gl.constexpr)
 @gluon.jit
 @no_type_check
 def _ask_for(x_desc, weight_desc, xs, ws, full, slot, first_row, first_feature, chunk, is_there):
-    """Copy a chunk of both sides into a slot."""
+    """Copy a chunk of x and of the weight into a slot."""
     barrier_of_slot = full.index(slot)
     BYTES: gl.constexpr = x_desc.block_type.nbytes + weight_desc.block_type.nbytes
     hopper.mbarrier.expect(barrier_of_slot, BYTES, pred=is_there)
@@ -142,8 +144,8 @@ def _int4_linear_kernel(
     BLOCK_N: gl.constexpr, SPLITS: gl.constexpr, NUM_STAGES: gl.constexpr, TILES: gl.constexpr, WARPS: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (strip, split): BLOCK_N output features of one of TILES tiles of rows, which follow each other in the
-    first place. GROUP 0: a channel has one scale."""
+    """Program (strip, split): BLOCK_N output features of one of TILES tiles of rows; the tiles of a strip have adjacent
+    program ids. GROUP 0: one scale per channel."""
     WORDS: gl.constexpr = words_layout(BLOCK_N, WARPS, 32)
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
@@ -156,7 +158,7 @@ def _int4_linear_kernel(
     num_chunks = size // 128
     begin = split * num_chunks // SPLITS
     count = (split + 1) * num_chunks // SPLITS - begin
-    gl.assume(count > 0)  # else ptxas has the units wait after every instruction: a loop that is not run has other sums
+    gl.assume(count > 0)  # else ptxas waits after every MMA, since a loop that may not run has other sums
     xs = gl.allocate_shared_memory(gl.bfloat16, [NUM_STAGES, BLOCK_M, 128], x_desc.layout)
     ws = gl.allocate_shared_memory(gl.int16, [NUM_STAGES, BLOCK_N, 32], weight_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [NUM_STAGES, 1], hopper.mbarrier.MBarrierLayout())
@@ -186,7 +188,7 @@ def _int4_linear_kernel(
         low = _numbers(words, raised, factors, _LOW, LEFT)
         acc = hopper.warpgroup_mma(low, xs.index(slot).slice(0, 64, 1).permute([1, 0]), acc, is_async=True)
         acc, high = hopper.warpgroup_mma_wait(1, deps=[acc, high])
-        barrier()  # nobody reads the slot of the chunk before any more
+        barrier()  # no warp reads the previous chunk's slot any more
         ahead = i + NUM_STAGES - 1
         is_there = ahead < count
         _ask_for(

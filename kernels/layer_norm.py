@@ -43,7 +43,7 @@ def add_layer_norm_reference(
 def _layer_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, size, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Program: one row. The sum goes where the residual was."""
+    """Program: one row. The sum overwrites the residual."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_column = column < size

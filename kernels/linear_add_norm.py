@@ -1,26 +1,27 @@
-"""Projection of few tokens into the residual stream, with the norm behind it but for its division, in one launch:
+"""Projection of few tokens into the residual stream, with the following norm except its division, in one launch:
 kernels/skinny_linear.py and add_rms_norm of kernels/rms_norm.py.
 
     sum[m, n]      = sum_k x[m, k] * weight[n, k] + bias[n] + residual[m, n]
     weighted[m, n] = sum[m, n] * norm_weight[n]
     squares        : parts of sum_n sum[m, n]^2
 
-A norm's divisor takes the whole row, of which each program of a projection has a strip. So each leaves its strip's
-squares, and who multiplies the norm's result next, kernels/norm_linear.py, divides its own.
+A norm's divisor needs the whole row, but each program of a projection has only a strip of it. So each program stores
+the squares of its strip, and the kernel that multiplies the norm's result next, kernels/norm_linear.py, divides its own
+output.
 
 Tensors (M <= 64 rows, N output features, K input features):
     x            [M, K]  bf16 or fp32, last stride 1; rows may be strided
     weight       [N, K]  like x, contiguous; or a QuantizedWeight for x (kernels/quantized_weight.py)
     bias         [N]     like x, contiguous; None for none
-    residual     [M, N]  like x, contiguous; stays as it is
+    residual     [M, N]  like x, contiguous; read only
     norm_weight  [N]     like x, contiguous
-    arrivals             as of skinny_linear
+    arrivals             as in skinny_linear
     returns              DeferredNorm of norm_weight, and sum [M, N] like x, contiguous, new
 
-Rounding: fp32 products and sums; the sum is rounded to x's dtype (it is the next residual), its squares are of the
-rounded one, and so is `weighted`, which is rounded in turn: of bf16 that costs as much before the division as after.
-The reference also rounds the product, and so does `ordered`. A row's result does not depend on the other rows, nor on
-their number where skinny_linear's does not. M may be 0. The reference is differentiable.
+Rounding: fp32 products and sums. The sum is rounded to x's dtype (it is the next residual). Its squares are of the
+rounded sum. `weighted` too is made from the rounded sum and rounded again: in bf16 that costs as much accuracy before
+the division as after. The reference also rounds the product, and so does `ordered`. A row's result does not depend on
+the other rows, nor on their number where skinny_linear's does not. M may be 0. The reference is differentiable.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ from kernels.skinny_linear import (
 
 
 class DeferredNorm(NamedTuple):
-    """A normed stream whose rows are yet to be divided: weighted / sqrt(squares.sum(0) / N + eps).
+    """A normed stream whose rows are still to be divided: weighted / sqrt(squares.sum(0) / N + eps).
 
-    weighted [M, N]; squares [S, R] fp32, R >= M, of which the first M columns count.
+    weighted [M, N]; squares [S, R] fp32, R >= M, of which only the first M columns count.
     """
 
     weighted: Tensor
@@ -115,8 +116,8 @@ def _linear_add_norm_kernel(
     NUM_SUMS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (strip, split): BLOCK_N output features of all rows. What the end needs is asked for at the beginning.
-    ORDERED: rounded as kernels/ordered_linear.py rounds, and squares are summed as there."""
+    """Program (strip, split): BLOCK_N output features of all rows. What is needed at the end is loaded at the
+    beginning. ORDERED: rounds and sums squares as kernels/ordered_linear.py does."""
     if not LATE:
         start_dependents(PDL)
     strip = tl.program_id(0)
@@ -176,8 +177,8 @@ def linear_add_norm_triton(
     *,
     ordered: bool = False,
 ) -> tuple[DeferredNorm, Tensor]:
-    """On CUDA tensors, or on any in Triton's interpreter. config: None takes skinny_linear's. ordered: rounded, and
-    squares summed, as kernels/ordered_linear.py does it; block_n is 32 or a multiple of 64."""
+    """On CUDA tensors, or on any in Triton's interpreter. config: None takes skinny_linear's. ordered: round and sum
+    squares as kernels/ordered_linear.py does; block_n is then 32 or a multiple of 64."""
     check_skinny(x, weight, bias)
     num_rows, num_features = x.shape[0], weight.shape[0]
     assert residual.shape == (num_rows, num_features) and residual.is_contiguous()

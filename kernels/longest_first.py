@@ -1,11 +1,11 @@
-"""Sequences by the lengths of their contexts, the longest first: the device takes programs in their order, and what it
-takes last should be short (Graham 1969, longest processing time first).
+"""Sequences sorted by context length, longest first: the device runs programs in order, and the last ones should be
+short (Graham 1969, longest processing time first).
 
 Tensors (S sequences):
     context_lens  [S]  int32, contiguous
-    returns       [S]  int32: the sequences, those of one length in their own order
+    returns       [S]  int32: the sequences; those of equal length keep their order
 
-By a kernel, from lengths that only the device reads, as in kernels/split_kv.py.
+A kernel does it, from lengths that only the device reads, as in kernels/split_kv.py.
 """
 
 from __future__ import annotations

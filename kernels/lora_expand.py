@@ -2,15 +2,15 @@
 
     y[t, n of p] += sum_r B[slot[t], p][n, r] * shrunk[t, p, r]
 
-Tensors (T tokens, P parts, R the highest rank that is served, N output features of all parts):
-    shrunk       [T, P, R]     like y or fp32, contiguous: what kernels/lora_shrink.py returns
+Tensors (T tokens, P parts, R the highest rank served, N output features of all parts):
+    shrunk       [T, P, R]     like y or fp32, contiguous: from kernels/lora_shrink.py
     token_slots, tables        kernels/lora_tensors.py
-    y            [T, N]        bf16, fp16 or fp32, last stride 1; rows may be strided. Written in place: where a token
-                               has an adapter that has this part, and nowhere else
+    y            [T, N]        bf16, fp16 or fp32, last stride 1; rows may be strided. Written in place, only where a
+                               token has an adapter with this part
 
-Rounding: shrunk to y's dtype, the rest in fp32 (never tf32), once at the end; the reference rounds the product before
-it adds it. A token's result does not depend on the other tokens, nor on their number up to 256, nor beyond. Offsets are
-int64. T may be 0.
+Rounding: shrunk is rounded to y's dtype; the rest is in fp32 (never tf32), rounded once at the end. The reference
+rounds the product before it adds it. A token's result does not depend on the other tokens, nor on their number within 1
+to 256, or above. Offsets are int64. T may be 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def lora_expand_reference(shrunk: Tensor, token_slots: TokenSlots, tables: LoraT
 
 @dataclass(frozen=True, slots=True)
 class ExpandConfig:
-    """block_n: output features at once. num_strips: of so many features a program has, one after the other."""
+    """block_n: output features at once. num_strips: how many such strips a program computes, one after another."""
 
     block_n: int
     num_warps: int
@@ -49,9 +49,9 @@ class ExpandConfig:
 
 
 def expand_config(num_tokens: int) -> ExpandConfig:
-    """Best of 8 on one H200 (torch 2.11, triton 3.6) for Llama-8B's output, of rank 16, us: 1 row 1.6 (128 features at
-    once: 1.4), 64 rows of 1, 8 and 64 adapters 2.1, 2.4 and 5.1 (2.6, 2.7 and 5.0), 2048 rows of 8 adapters 13.3, 14.9
-    in one strip."""
+    """The best of 8 configs on one H200 (torch 2.11, triton 3.6) for Llama-8B's output, rank 16, us: 1 row 1.6 (with
+    128 features at once 1.4); 64 rows of 1, 8 and 64 adapters 2.1, 2.4 and 5.1 (2.6, 2.7 and 5.0); 2048 rows of 8
+    adapters 13.3 (in one strip 14.9)."""
     return (
         ExpandConfig(256, num_warps=4) if has_few_tokens(num_tokens) else ExpandConfig(128, num_warps=4, num_strips=2)
     )
@@ -62,8 +62,8 @@ def expand_config(num_tokens: int) -> ExpandConfig:
 def expanded(
     shrunk, offset, rank, offset_ptrs, shrunk_ptrs, is_token, feature_ptrs, is_feature, ALIGNMENT: tl.constexpr
 ):
-    """[tokens, features] fp32: a part's B times what the shrink gave. shrunk, offset: of the first ranks, asked for at
-    the beginning. feature_ptrs: of the features, in a row of B at the pool's beginning."""
+    """[tokens, features] fp32: a part's B times the shrunk values. shrunk, offset: for the first ranks, loaded at the
+    beginning. feature_ptrs: the features in a row of B that would start at the pool's beginning."""
     BLOCK_RANK: tl.constexpr = shrunk.shape[1]
     rank_of_block = tl.arange(0, BLOCK_RANK)
     is_b = (rank_of_block < rank)[:, None] & is_feature[None, :]
@@ -93,7 +93,7 @@ def _lora_expand_kernel(
     max_rank,
     features_0,
     features_1,
-    features_2,  # 0 of a part that there is not
+    features_2,  # 0 if there is no such part
     offsets_stride_slot,
     offsets_stride_part,
     ranks_stride_slot,
@@ -106,7 +106,7 @@ def _lora_expand_kernel(
     ALIGNMENT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (group of strips, tile): features of one part. Where all is, is known before the inputs are: tables and
+    """Program (group of strips, tile): features of one part. All addresses are known before the inputs are: tables and
     tiles come by a copy."""
     start_dependents(PDL)
     slot, token = tile_tokens(tiles_ptr, tl.program_id(1), BLOCK_TOKENS)
@@ -124,7 +124,7 @@ def _lora_expand_kernel(
     offset_ptrs = offsets_ptr + slot * offsets_stride_slot + part * offsets_stride_part + rank_of_block
     most_ranks = tl.where(slot > 0, max_rank, 0)
     rank = tl.load(ranks_ptr + slot * ranks_stride_slot + part * ranks_stride_part, mask=most_ranks > 0, other=0)
-    # Of the first rows whatever the rank is, so as not to wait for it: up to max_rank they are in the table.
+    # Loads the first rows' offsets without waiting for the rank: up to max_rank they are in the table.
     offset = tl.multiple_of(tl.load(offset_ptrs, mask=rank_of_block < most_ranks, other=0), ALIGNMENT)
     shrunk_ptrs = shrunk_ptr + ((token * num_parts + part) * max_rank)[:, None] + rank_of_block[None, :]
     begin = (group - first_group) * FEATURES

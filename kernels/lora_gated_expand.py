@@ -1,17 +1,17 @@
-"""kernels/lora_expand.py of a merged gate and up projection, with its activation (kernels/silu_and_mul.py):
+"""kernels/lora_expand.py for a merged gate and up projection, with the activation (kernels/silu_and_mul.py):
 
-    z         = y + B shrunk, of the two parts as of lora_expand
+    z         = y + B shrunk, for the two parts, as in lora_expand
     out[t, i] = silu(z[t, i]) * z[t, I + i]
 
 Tensors (T tokens, I intermediate size):
-    shrunk, token_slots, tables   as lora_expand's; tables of two parts of I features
-    y        [T, 2 * I]           bf16, fp16 or fp32, contiguous: gate, then up; stays as it is
+    shrunk, token_slots, tables   as in lora_expand; tables of two parts of I features
+    y        [T, 2 * I]           bf16, fp16 or fp32, contiguous: gate, then up; read only
     returns  [T, I]               like y, contiguous, new
 
-Rounding: fp32 throughout, rounded once; the reference rounds z and silu(gate) too. A token's result does not depend on
-the other tokens, nor on their number up to 256, nor beyond. T may be 0.
+Rounding: fp32 throughout, rounded once; the reference also rounds z and silu(gate). A token's result does not depend on
+the other tokens, nor on their number within 1 to 256, or above. T may be 0.
 
-Of a prompt's tokens y is the largest of a layer's tensors: to read and write it once more would cost more than all that
+For a prompt's tokens y is the largest tensor of a layer: reading and writing it once more would cost more than all that
 adapters compute.
 """
 
@@ -39,7 +39,7 @@ def lora_gated_expand_reference(shrunk: Tensor, token_slots: TokenSlots, tables:
 
 @dataclass(frozen=True, slots=True)
 class GatedExpandConfig:
-    """block_n: features of the output at once. num_strips: of so many features a program has, one after the other."""
+    """block_n: output features at once. num_strips: how many such strips a program computes, one after another."""
 
     block_n: int
     num_warps: int
@@ -47,9 +47,9 @@ class GatedExpandConfig:
 
 
 def gated_expand_config(num_tokens: int) -> GatedExpandConfig:
-    """Best of 6 on one H200 (torch 2.11, triton 3.6) for Llama-8B, of rank 16, us, beside silu_and_mul's: 1 row 2.5
-    (1.6); 64 rows of 1, 8 and 64 adapters 5.6, 9.2 and 45.8 (2.4), in one strip 8, 13.6 and 40; 256 of 8 18.7 (7.2);
-    2048 of 8 115 (43.5)."""
+    """The best of 6 configs on one H200 (torch 2.11, triton 3.6) for Llama-8B, rank 16, us, in brackets silu_and_mul
+    alone: 1 row 2.5 (1.6); 64 rows of 1, 8 and 64 adapters 5.6, 9.2 and 45.8 (2.4), in one strip 8, 13.6 and 40; 256
+    rows of 8 adapters 18.7 (7.2); 2048 rows of 8 adapters 115 (43.5)."""
     if num_tokens <= FEW_TOKENS:
         return GatedExpandConfig(128, num_warps=4)
     if has_few_tokens(num_tokens):

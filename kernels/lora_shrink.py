@@ -2,17 +2,17 @@
 
     out[t, p, r] = scale[slot[t], p] * sum_k A[slot[t], p][r, k] * x[t, k]
 
-Tensors (T tokens, P parts, R the highest rank that is served, K input features):
+Tensors (T tokens, P parts, R the highest rank served, K input features):
     x            [T, K]        bf16, fp16 or fp32, last stride 1; rows may be strided
     token_slots, tables        kernels/lora_tensors.py
-    returns      [T, P, R]     like x, a CPU's loop fp32; contiguous, new; undefined where a token has no adapter, and
-                               beyond a part's rank
+    returns      [T, P, R]     like x, or fp32 from a CPU's loop; contiguous, new; undefined for tokens without
+                               adapter, and beyond a part's rank
 
 Rounding: fp32 products (never tf32) and sums, rounded once. A token's result does not depend on the other tokens, nor
-on their number up to 256, nor beyond. Offsets are int64. T may be 0. A kernel behind it may run beside it
+on their number within 1 to 256, or above. Offsets are int64. T may be 0. The next kernel may run beside it
 (kernels/dependent_launch.py).
 
-There are few programs where there are few tokens, so K is split; whoever finishes a tile's last part merges them.
+Few tokens make few programs, so K is split; the program that finishes a tile's last part merges them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def lora_shrink_reference(x: Tensor, token_slots: TokenSlots, tables: LoraTables
 
 @dataclass(frozen=True, slots=True)
 class ShrinkConfig:
-    """parts: how many a program takes, from one reading of x; a power of two. block_k: input features a stage (half of
-    it in fp32). min_size and max_splits: into how many parts of which size K is split at the most."""
+    """parts: parts per program, from one reading of x; a power of two. block_k: input features per stage (half of it in
+    fp32). K is split into at most max_splits parts of at least min_size."""
 
     parts: int
     block_k: int
@@ -61,14 +61,14 @@ class ShrinkConfig:
 
 
 def shrink_config(num_tokens: int, num_parts: int, *, ordered: bool = False) -> ShrinkConfig:
-    """ordered: K is cut alike for any number of tokens, as for few.
+    """ordered: split K in the same way for any number of tokens, as for few.
 
-    Few tokens: a part a program and many splits, as there are few programs else. Many: x is what there is to read,
-    so all parts at once.
+    Few tokens: one part per program and many splits, because there would be few programs otherwise. Many tokens:
+    reading x takes the time, so all parts at once.
 
-    On one H200 (torch 2.11, triton 3.6) for Llama-8B's qkv, of rank 16, us: 1 row 4.0, 64 rows of 1, 8 and 64 adapters
-    5.2, 5.8 and 16.6, 256 rows of 256 adapters 46.6. With tiles of 256 and 4 warps 3.7, 4.6, 5.1, 19.8 and 67.6. 2048
-    rows of 8 adapters 22.4; with 8 splits 33, as one program merges them all.
+    On one H200 (torch 2.11, triton 3.6) for Llama-8B's qkv, rank 16, us: 1 row 4.0; 64 rows of 1, 8 and 64 adapters
+    5.2, 5.8 and 16.6; 256 rows of 256 adapters 46.6. With tiles of 256 and 4 warps 3.7, 4.6, 5.1, 19.8 and 67.6. 2048
+    rows of 8 adapters 22.4; with 8 splits 33, because one program merges them all.
     """
     few = ShrinkConfig(1, 128, num_warps=2, num_stages=4, min_size=512, max_splits=16)
     if has_few_tokens(num_tokens):
@@ -109,8 +109,8 @@ def _lora_shrink_kernel(
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (split, group of parts, tile). A's rows are the product's left side, those of the group's parts one under
-    another. Where all is, is known before the inputs are: tables and tiles come by a copy."""
+    """Program (split, group of parts, tile). A's rows are the product's left operand, those of the group's parts one
+    below another. All addresses are known before the inputs are: tables and tiles come by a copy."""
     slot, token = tile_tokens(tiles_ptr, tl.program_id(2), BLOCK_TOKENS)
     if (slot <= 0) & (tl.program_id(2) > 0):
         return
@@ -121,7 +121,7 @@ def _lora_shrink_kernel(
     offset_ptrs = offsets_ptr + slot * offsets_stride_slot + part * offsets_stride_part + rank_of_row
     rank = tl.load(ranks_ptr + slot * ranks_stride_slot + part * ranks_stride_part, mask=is_part, other=0)
     scale = tl.load(scales_ptr + slot * scales_stride_slot + part * scales_stride_part, mask=is_part, other=0.0)
-    # Of the first rows whatever the rank is, so as not to wait for it: up to max_rank they are in the table.
+    # Loads the first rows' offsets without waiting for the rank: up to max_rank they are in the table.
     offset = tl.multiple_of(tl.load(offset_ptrs, mask=is_part & (rank_of_row < max_rank), other=0), ALIGNMENT)
     highest_rank = tl.max(rank, 0)
 
@@ -151,7 +151,7 @@ def _lora_shrink_kernel(
         else:
             tl.store(out_ptr + place + start_rank, product.to(out_ptr.dtype.element_ty), mask=is_out)
     if (SPLITS > 1) & (highest_rank > 0):
-        tl.debug_barrier()  # the count is one thread's: it must come after every thread's stores
+        tl.debug_barrier()  # one thread counts: only after the stores of all threads
         arrival_ptr = arrivals_ptr + tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
         if tl.atomic_add(arrival_ptr, 1, sem="acq_rel") == SPLITS - 1:
             tl.store(arrival_ptr, 0)
@@ -220,8 +220,8 @@ def lora_shrink_triton(
 
 
 def lora_shrink(x: Tensor, token_slots: TokenSlots, tables: LoraTables, *, ordered: bool = False) -> Tensor:
-    """ordered: a token's bits do not depend on how many others there are. Kernels for few tokens and for many have to
-    agree (tests/kernels/test_lora_shrink.py); a CPU's loop computes each token by itself."""
+    """ordered: a token's bits do not depend on the number of tokens. For that the kernels for few and for many tokens
+    must agree (tests/kernels/test_lora_shrink.py); a CPU's loop computes each token by itself."""
     if x.is_cuda:
         return lora_shrink_triton(x, token_slots, tables, ordered=ordered)
     loops = loops_for(x)

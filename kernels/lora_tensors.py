@@ -1,10 +1,11 @@
-"""What the kernels of low-rank adapters (LoRA, Hu et al. 2021) are given: whose token is whose, and where weights lie.
+"""The tensors that the kernels of low-rank adapters (LoRA, Hu et al. 2021) take: which token has which adapter, and
+where the weights lie.
 
-Letters: T tokens, P parts of a projection (q, k and v; o; gate and up; down), R the highest rank that is served.
+Letters: T tokens, P parts of a projection (q, k and v; o; gate and up; down), R the highest rank served.
 
-An adapter's weights for a part, A [rank, in] and B [out, rank], lie as rows: those of A, and those of B transposed.
-Each row may be anywhere in a pool that holds other things too (S-LoRA's unified paging, Sheng et al. 2023). What is
-outside the rows of a batch's own adapters, in the pool and in the tables, is never read: it may be anything.
+An adapter's weights for a part, A [rank, in] and B [out, rank], are stored as rows: the rows of A, and of B transposed.
+Each row may be anywhere in a pool that also holds other things (S-LoRA's unified paging, Sheng et al. 2023). Nothing in
+the pool or the tables is read except the rows of the batch's own adapters: the rest may be anything.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ MAX_PARTS = 3
 class TokenSlots:
     """Which adapter each token of a batch has.
 
-    slots [T] int32: the slot of the token's adapter, 0 for none. tiles [N, 1 + B] int32: what kernels/lora_tiles.py
-    makes of them; a CPU needs none. Both contiguous.
+    slots [T] int32: the slot of the token's adapter, 0 for none. tiles [N, 1 + B] int32: made from them by
+    kernels/lora_tiles.py; a CPU needs none. Both contiguous.
     """
 
     slots: Tensor
@@ -32,20 +33,19 @@ class TokenSlots:
 
 @dataclass(frozen=True, slots=True)
 class LoraTables:
-    """Where the adapters of all slots have their weights for one projection; slot 0 is nobody's, and not read.
+    """Where the adapters of all slots have their weights for one projection. Slot 0 means no adapter and is not read.
 
-    pool       [N]           the dtype of x and y, contiguous
-    a_offsets  [slots, P, R] int64, last stride 1: where in the pool each row of A begins, of which a part's first
-                             `rank` count
-    b_offsets  [slots, P, R] the same of B transposed
-    ranks      [slots, P]    int32, up to R; 0: the adapter leaves this part as it is
-    scales     [slots, P]    fp32: what A x is multiplied by
-    out_features             of the parts, which lie side by side in y
-    arrivals   [A]           int32, of `lora_arrivals` (kernels/lora_tiles.py), for one stream at a time: how many
-                             parts of K are done. Zero between launches. None: K is not split
+    pool       [N]           the dtype of x and y, contiguous a_offsets  [slots, P, R] int64, last stride 1: where in
+    the pool each row of A begins; the first `rank` of a part
+                             count
+    b_offsets  [slots, P, R] the same for B transposed ranks      [slots, P]    int32, up to R; 0: the adapter does not
+    change this part scales     [slots, P]    fp32: factor of A x out_features             of the parts, which lie side
+    by side in y arrivals   [A]           int32, from `lora_arrivals` (kernels/lora_tiles.py), for one stream at a time:
+    counts
+                             finished parts of K. Zero between launches. None: K is not split
 
-    The first four tables may be slices of larger ones. alignment: every offset is a multiple of so many elements. Where
-    16 bytes are known to be, the kernels read as much at once, and a quarter of it or less where nothing is known.
+    The first four tables may be slices of larger ones. alignment: every offset is a multiple of so many elements. If
+    that is known to be 16 bytes, kernels read 16 bytes at once; otherwise a quarter of that or less.
     """
 
     pool: Tensor
@@ -71,7 +71,7 @@ class LoraTables:
 
 
 def check_lora_tensors(rows: Tensor, token_slots: TokenSlots, tables: LoraTables) -> None:
-    """AssertionError unless they are as described. rows [T, any]: x or y."""
+    """Raises AssertionError unless they are as described. rows [T, any]: x or y."""
     num_tokens, num_slots, num_parts = rows.shape[0], tables.num_slots, tables.num_parts
     assert token_slots.slots.shape == (num_tokens,) and token_slots.slots.dtype == torch.int32
     assert token_slots.slots.is_contiguous()
@@ -86,13 +86,13 @@ def check_lora_tensors(rows: Tensor, token_slots: TokenSlots, tables: LoraTables
 
 
 def tokens_by_slot(token_slots: TokenSlots) -> list[tuple[int, Tensor]]:
-    """Each slot of the batch but 0, with the indexes of its tokens. For the references."""
+    """Each slot of the batch except 0, with the indices of its tokens. For the references."""
     slots = token_slots.slots
     return [(slot, (slots == slot).nonzero()[:, 0]) for slot in slots.unique().tolist() if slot]
 
 
 def rows_of_pool(pool: Tensor, offsets: Sequence[int], size: int) -> Tensor:
-    """[rows, size]: a view where they lie one behind another, else a copy. For the references."""
+    """[rows, size]: a view if they are adjacent, else a copy. For the references."""
     first = offsets[0]
     end = first + len(offsets) * size
     if offsets == list(range(first, end, size)):

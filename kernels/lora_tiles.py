@@ -1,13 +1,12 @@
-"""How the kernels of adapters cut a batch: into tiles, each of tokens that have one adapter.
+"""Cuts a batch into tiles for the kernels of adapters: each tile has tokens of one adapter.
 
-So a program reads one adapter's weights, and its tokens may stand anywhere in the batch (Punica's SGMV, Chen et al.
-2023). Tiles are made on the host, where a batch is made, and there are as many of them as any batch of so many tokens
-could need: a CUDA graph holds for all. Programs of a tile that is not used end at once, before the kernel that the
-others wait for. Those of the first tile wait in any case: a kernel whose programs have all ended without would let the
-next one begin too early.
+So a program reads only one adapter's weights, and its tokens may be anywhere in the batch (Punica's SGMV, Chen et al.
+2023). Tiles are made on the host together with the batch. There are as many as any batch of this many tokens could
+need, so one CUDA graph serves them all. Programs of unused tiles end at once, without waiting for the previous kernel.
+Programs of the first tile always wait: if all programs ended without waiting, the next kernel could start too early.
 
-A token's result depends on its own values and adapter, and on the size of a tile, which follows from the number of
-tokens: which tile it is in, and beside whom, decides who computes it, not how.
+A token's result depends on its own values and adapter, and on the tile size, which follows from the number of tokens.
+Which tile a token is in, and which tokens share it, decides who computes it, not how.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from kernels.lora_tensors import MAX_PARTS, LoraTables, TokenSlots
 from kernels.optional_triton import tl, triton
 
 BLOCK_RANK = 16
-"""Ranks that are multiplied at once: the least that a product on matrix units takes."""
+"""Ranks multiplied at once: the smallest tile of the tensor cores."""
 
 FEW_TOKENS, MANY_TOKENS = 16, 64
-"""A tile's."""
+"""Tokens per tile."""
 
 _MOST_FEW_TOKENS = 256
 _MOST_TOKENS = 2**18
@@ -37,7 +36,7 @@ IntArray = npt.NDArray[np.signedinteger[Any]]
 
 
 def has_few_tokens(num_tokens: int) -> bool:
-    """As a decode step has; what has more is mostly prompts, many tokens of one adapter."""
+    """As in a decode step. Larger batches are mostly prompts, with many tokens of one adapter."""
     return num_tokens <= _MOST_FEW_TOKENS
 
 
@@ -46,15 +45,15 @@ def tile_size(num_tokens: int) -> int:
 
 
 def most_tiles(num_tokens: int, num_adapters: int) -> int:
-    """That a batch of so many tokens can need."""
+    """The most tiles that a batch of this many tokens can need."""
     return min(num_tokens, -(-num_tokens // tile_size(num_tokens)) + num_adapters)
 
 
 def token_tiles(slots: IntArray, num_tiles: int) -> npt.NDArray[np.int32]:
-    """[num_tiles, 1 + tile_size] int32: a tile's slot, -1 if it is not used, and its tokens, -1 where there is none.
+    """[num_tiles, 1 + tile_size] int32: a tile's slot (-1 if unused), then its tokens (-1 for none).
 
-    slots [T]: of the tokens, 0 where they have no adapter. num_tiles: enough, as `most_tiles` says. Tiles are sorted by
-    their slots, those that are not used come last.
+    slots [T]: of the tokens, 0 for no adapter. num_tiles: enough by `most_tiles`. Tiles are sorted by slot; unused ones
+    come last.
     """
     size = tile_size(len(slots))
     tiles = np.full((num_tiles, 1 + size), -1, np.int32)
@@ -72,12 +71,12 @@ def token_tiles(slots: IntArray, num_tiles: int) -> npt.NDArray[np.int32]:
 
 
 def lora_arrivals(num_adapters: int, device: torch.device | str) -> Tensor:
-    """For batches of any size that there is."""
+    """Enough for batches of any size."""
     return torch.zeros(MAX_PARTS * most_tiles(_MOST_TOKENS, num_adapters), dtype=torch.int32, device=device)
 
 
 def tiles_of(token_slots: TokenSlots) -> Tensor:
-    """AssertionError unless they are there, as the number of tokens asks for."""
+    """Raises AssertionError unless there are tiles of the size that the number of tokens needs."""
     tiles = token_slots.tiles
     assert tiles is not None and tiles.is_contiguous()
     assert tiles.shape[1] == 1 + tile_size(token_slots.slots.shape[0])
@@ -85,7 +84,7 @@ def tiles_of(token_slots: TokenSlots) -> Tensor:
 
 
 def known_alignment(tables: LoraTables) -> int:
-    """Of the pool's offsets, in elements, as far as a load has use for it."""
+    """Alignment of the pool's offsets in elements, as far as a load can use it."""
     return gcd(tables.alignment, _LOAD_BYTES // tables.pool.itemsize)
 
 

@@ -8,13 +8,12 @@ Tensors (B, C blocks, which have the same shape):
     sources       [N]       int64
     destinations  [N]       int64; distinct
 
-Bit for bit. Offsets are int64. N may be 0. `source` or `destination` may be pinned memory of the host: the GPU reads
-and writes it over the bus itself, so neither side needs a buffer in which the blocks lie together. (The kernel
-transfers of SGLang's hierarchical cache do this.) A few programs have enough bytes under way to fill the bus; the rest
-of the GPU computes beside them.
+Bit for bit. Offsets are int64. N may be 0. `source` or `destination` may be pinned host memory: the GPU itself reads
+and writes it over the bus, so neither side needs a contiguous buffer (as the kernel transfers of SGLang's hierarchical
+cache). A few programs have enough bytes in flight to fill the bus; the rest of the GPU computes meanwhile.
 
-One copy a block leaves the GPU's processors alone, but each takes some 12 us to start, in which half a megabyte
-crosses. So this is for blocks that are smaller than that.
+One copy per block would leave the GPU's multiprocessors free, but each takes some 12 us to start, in which half a
+megabyte crosses the bus. So this is for smaller blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ from kernels.optional_triton import tl, triton
 
 _NUM_PROGRAMS = 16
 _PIECE_BYTES = 16 << 10
-"""What a program has under way: with 16 programs 256 KiB, four times what crosses PCIe 5 in a read's 1 to 2 us."""
+"""What a program has in flight: with 16 programs 256 KiB, four times what crosses PCIe 5 in a read's latency of 1 to 2
+us."""
 
 
 def move_blocks_reference(source: Tensor, sources: Tensor, destination: Tensor, destinations: Tensor) -> None:
@@ -69,7 +69,7 @@ def move_blocks_triton(source: Tensor, sources: Tensor, destination: Tensor, des
 
 
 def move_blocks(source: Tensor, sources: Tensor, destination: Tensor, destinations: Tensor) -> None:
-    """sources, destinations: on the GPU if either of the others is."""
+    """sources, destinations: on the GPU if `source` or `destination` is."""
     if sources.is_cuda:
         return move_blocks_triton(source, sources, destination, destinations)
     return move_blocks_reference(source, sources, destination, destinations)

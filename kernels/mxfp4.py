@@ -1,4 +1,4 @@
-"""MXFP4 weights (OCP Microscaling Formats 1.0): numbers of four bits, each 32 of them with a scale of eight.
+"""MXFP4 weights (OCP Microscaling Formats 1.0): 4-bit numbers, with an 8-bit scale for every 32.
 
     value = scale * number        number = +-{0, 0.5, 1, 1.5, 2, 3, 4, 6}        scale = 2^(byte - 127)
 
@@ -6,13 +6,13 @@ Tensors (K numbers, a multiple of 32, in any leading dims):
     numbers  [..., K / 2]   uint8: byte j of a group's 16 has the group's number j in its low half and its number j + 16
                             in the high half; the highest bit of a half is the sign
     scales   [..., K / 32]  uint8
-    returns  [..., K]       of the dtype that is asked for: bf16 and fp32 hold every value, except below 2^-126
+    returns  [..., K]       in the requested dtype: bf16 and fp32 hold every value, except below 2^-126
 
-A checkpoint has neighbours in a byte; `halves_apart` moves them once. So a kernel that takes low and high halves apart
-has two tiles of neighbours, and needs no shuffle (`mxfp4_halves`). Scales a byte each are too narrow to be loaded well:
-kernels have those of four groups, 128 numbers, in a word, and the words of neighbouring rows beside each other
-(`pack_scales`). There is no kernel of its own: the products of kernels/grouped_product.py and mxfp4_product.py read
-numbers and packed scales.
+A checkpoint has adjacent numbers in a byte; `halves_apart` reorders them once. A kernel that separates low and high
+halves then has two tiles of adjacent numbers, and needs no shuffle (`mxfp4_halves`). One-byte scales are too narrow for
+efficient loads: kernels have the scales of four groups (128 numbers) in a word, with the words of adjacent rows side by
+side (`pack_scales`). This file has no kernel of its own: the products in kernels/grouped_product.py and
+mxfp4_product.py read numbers and packed scales.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from torch import Tensor
 from kernels.optional_triton import tl, triton
 
 GROUP = 32
-"""Numbers of a scale."""
+"""Numbers per scale."""
 _WORD = 4
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 NUMBERS = (*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES))
-"""By their four bits."""
+"""Indexed by the four bits."""
 
 
 def halves_apart(numbers: Tensor) -> Tensor:
-    """[..., K / 2] as a checkpoint has them, number 2 i in byte i's low half and 2 i + 1 in its high half -> as this
-    file's head says."""
+    """[..., K / 2] as in a checkpoint (number 2 i in byte i's low half, 2 i + 1 in its high half) -> in this file's
+    order."""
     pairs = numbers.unflatten(-1, (-1, GROUP // 2))
     in_order = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2)
     low, high = in_order.chunk(2, dim=-1)
@@ -44,15 +44,15 @@ def halves_apart(numbers: Tensor) -> Tensor:
 
 
 def pack_scales(scales: Tensor) -> Tensor:
-    """[..., N, K / 32] uint8 -> [..., C, N] int32, C words of four for each row, the first in the lowest byte; where K
-    ends before its last word does, that has zeros."""
+    """[..., N, K / 32] uint8 -> [..., C, N] int32: C words of four scales per row, the first in the lowest byte; the
+    last word is padded with zeros."""
     missing = -scales.shape[-1] % _WORD
     words = F.pad(scales, (0, missing)).contiguous().view(torch.int32)
     return words.mT.contiguous()
 
 
 def unpack_scales(words: Tensor, size: int) -> Tensor:
-    """`pack_scales` undone, of rows of so many numbers."""
+    """The inverse of `pack_scales`, for rows of `size` numbers."""
     scales = words.mT.contiguous().view(torch.uint8)
     return scales[..., : size // GROUP].contiguous()
 
@@ -68,9 +68,10 @@ def dequantize_mxfp4(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Ten
 @triton.jit
 @no_type_check
 def mxfp4_halves(numbers, scales, dtype: tl.constexpr):
-    """numbers [N, K / 2] uint8, scales [N, K / 32] int32 -> two of [N, K / 2]: of the low halves, and of the high."""
+    """numbers [N, K / 2] uint8, scales [N, K / 32] int32 -> two tensors [N, K / 2]: the low halves' values and the high
+    ones'."""
     if dtype == tl.bfloat16:
-        # Of a half without its sign, PRMT looks up the two bytes of a bf16 number in tables of eight bytes.
+        # PRMT looks up the two bytes of a bf16 number, for a half without its sign, in tables of eight bytes.
         low, high = tl.inline_asm_elementwise(
             """
             {
@@ -113,7 +114,8 @@ def mxfp4_halves(numbers, scales, dtype: tl.constexpr):
 @triton.jit
 @no_type_check
 def _numbers(halves, dtype: tl.constexpr):
-    """As a float's bits: from 1 on the number's own exponent and mantissa, moved to where a float has them."""
+    """Built as a float's bits: for numbers from 1 on, the number's own exponent and mantissa, shifted to a float's
+    positions."""
     bits = halves.to(tl.int32)
     magnitude = bits & 7
     magnitude = tl.where(magnitude < 2, magnitude * (126 << 23), (magnitude << 22) + (126 << 23))

@@ -1,19 +1,20 @@
-"""A block of few rows times an expert's MXFP4 weight, in registers from the load to the sum: a part of kernels, the
-faster twin of `grouped_product` (kernels/grouped_product.py) for bf16, as kernels/register_product.py is of
-`skinny_product`, where it is said how threads lie and why.
+"""A block of few rows times an expert's MXFP4 weight, in registers from the load to the sum. A part of kernels: the
+faster twin of `grouped_product` (kernels/grouped_product.py) for bf16, as kernels/register_product.py is the twin of
+`skinny_product`. That file explains the layout of threads.
 
     acc[m, n] = 2^-64 sum_k x[m, k] * weight[n, k]
 
-A turn of the loop takes 128 elements of a row, 64 bytes. A thread has 32 of them, one group (kernels/mxfp4.py), and its
-scale. Each two elements of a word go to bf16's places by masks and a product: sign, two bits of exponent, one of
-mantissa. They are 2^126 times too small there, and the scale, as a bf16 number 2^62 times too large, mends a part of
-it: all of them are normal numbers for weights from 2^-61 to 2^65, and exact. Smaller ones may become zero.
+A step of the loop takes a chunk, 128 elements of a row (64 bytes). A thread has 32 of them, one group
+(kernels/mxfp4.py), with its scale. Masks and an integer product move two elements of a word at a time to bf16's bit
+positions: sign, two bits of exponent, one of mantissa. There they are 2^126 times too small; the scale, as a bf16
+number 2^62 times too large, makes up for a part. All results are normal numbers, and exact, for weights from 2^-61 to
+2^65. Smaller ones may become zero.
 
-With NUM_STAGES 2 a chunk's words and scales are asked for before the chunk before is multiplied, and a turn is of so
-many chunks that are written out.
+With NUM_STAGES 2 a chunk's words and scales are loaded before the previous chunk is multiplied, and the loop is
+unrolled by BLOCK_K / 128 chunks.
 
-Warps may share rows and divide K among them (K_WARPS): where there are few rows of weights, more is asked for at once.
-Their sums are added in one order.
+Warps may share rows and divide K among them (K_WARPS): if there are few weight rows, more loads are in flight. Their
+sums are added in a fixed order.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ CHUNK = 128
 
 
 def _numbers_assembly() -> str:
-    """Words of the upper rows 32 to 35, of the lower 36 to 39, their factors 40 and 44. Of each word what the matrix
-    unit takes: for place by place of its halves' bytes, the upper row's and the lower's."""
+    """Inputs: words of the upper rows 32 to 35, of the lower rows 36 to 39, their factors 40 and 44. Outputs: what the
+    MMA takes of each word: for each of its four positions (two bytes' halves), the upper row's numbers, then the lower
+    row's."""
     code = "{\n.reg .b32 word, bits, nothing;\nmov.b32 nothing, 0x80008000;\n"
     for word in range(4):
         for half in range(2):
@@ -46,7 +48,7 @@ def _numbers_assembly() -> str:
 
 
 def _product_assembly() -> str:
-    """Numbers 4 to 35, x 36 to 51: of low halves the even and the odd, of high ones likewise; sums 52 to 55."""
+    """Inputs: numbers 4 to 35; x 36 to 51: low halves' even and odd elements, then high halves'; sums 52 to 55."""
     code = ""
     for word in range(4):
         numbers = [f"${4 + 4 * i + word}" for i in range(8)]
@@ -65,8 +67,8 @@ if tl is not None:
 @triton.jit
 @no_type_check
 def _numbers(upper, lower, upper_factors, lower_factors):
-    """Words' numbers as the matrix unit takes them: low halves' even ones, high halves', low halves' odd ones, high
-    halves'; each of the upper rows, then of the lower."""
+    """The words' numbers as the MMA takes them: the even ones of the low halves, of the high halves, the odd ones of
+    the low halves, of the high halves; each for the upper rows, then for the lower rows."""
     return tl.inline_asm_elementwise(
         _NUMBERS_ASSEMBLY, _NUMBERS_OPERANDS, [upper, lower, upper_factors, lower_factors],
         dtype=(tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32),
@@ -90,7 +92,7 @@ def _add(acc, a0, a1, a2, a3, a4, a5, a6, a7, low_even, low_odd, high_even, high
 @triton.jit
 @no_type_check
 def _x_ptrs(x_ptr, stride_row, pairs_ptr, place, TOP_K: tl.constexpr):
-    """Of eight pairs' rows, the first words of each thread's group; and whether they are there."""
+    """For eight pairs' rows: pointers to the first words of each thread's group, and whether the pairs exist."""
     pair = tl.load(pairs_ptr + place % 8)
     word = tl.arange(0, 16)
     ptrs = x_ptr.to(tl.pointer_type(tl.int32)) + (pair // TOP_K).to(tl.int64)[:, None] * (stride_row // 2)
@@ -100,7 +102,7 @@ def _x_ptrs(x_ptr, stride_row, pairs_ptr, place, TOP_K: tl.constexpr):
 @triton.jit
 @no_type_check
 def _x_pairs(x_ptrs, chunk, is_there):
-    """The group's low halves, even and odd elements, and its high ones."""
+    """The group's even and odd elements of the low halves, then of the high halves."""
     x0 = tl.load(x_ptrs + chunk * 64, mask=is_there, other=0)
     x1 = tl.load(x_ptrs + (chunk * 64 + 4), mask=is_there, other=0)
     x2 = tl.load(x_ptrs + (chunk * 64 + 8), mask=is_there, other=0)
@@ -113,7 +115,7 @@ def _x_pairs(x_ptrs, chunk, is_there):
 @triton.jit
 @no_type_check
 def _factors(words):
-    """[rows] of four scales each -> [rows, 16] of two bf16 numbers each: of the group that the thread has."""
+    """[rows] of four scales each -> [rows, 16] of two bf16 numbers each: the scale of each thread's group."""
     shift = (tl.arange(0, 16) // 4 * 8)[None, :]
     return ((words[:, None] >> shift & 255) + 62) * 0x00800080
 
@@ -121,7 +123,7 @@ def _factors(words):
 @triton.jit
 @no_type_check
 def _weight(words_ptr, scales_ptr, row, row_words, chunk, is_there, num_weight_rows, num_chunks):
-    """Words and scales of a chunk of these rows of the expert's weight."""
+    """Words and scales of a chunk for these rows of the expert's weight."""
     word = tl.arange(0, 16)[None, :]
     words = tl.load(words_ptr + (row * row_words)[:, None] + chunk[:, None] * 16 + word, mask=is_there, other=0)
     return words, tl.load(scales_ptr + chunk * num_weight_rows + row, mask=chunk < num_chunks, other=0)
@@ -133,7 +135,7 @@ def _asked(
     words_ptr, scales_ptr, upper0, lower0, upper1, lower1, row_words, chunk, num_groups, num_weight_rows, num_chunks,
     WARP_TILES: tl.constexpr,
 ):  # fmt: skip
-    """`_weight` of the upper and the lower rows of one tile or two."""
+    """`_weight` for the upper and lower rows of one tile or two."""
     is_there = chunk[:, None] * 4 + (tl.arange(0, 16) // 4)[None, :] < num_groups
     a0, b0 = _weight(words_ptr, scales_ptr, upper0, row_words, chunk, is_there, num_weight_rows, num_chunks)
     c0, d0 = _weight(words_ptr, scales_ptr, lower0, row_words, chunk, is_there, num_weight_rows, num_chunks)
@@ -151,7 +153,7 @@ def _add_chunk(
     other_upper_scales, other_lower, other_lower_scales, x_ptrs0, x_ptrs1, x_ptrs2, x_ptrs3, is_row0, is_row1, is_row2,
     is_row3, chunk, num_groups, BLOCK_M: tl.constexpr, WARP_TILES: tl.constexpr,
 ):  # fmt: skip
-    """The products of a chunk's numbers with x, to the sums of weights' tile and x's tile."""
+    """Add a chunk's numbers times x to the sums of each (weight tile, x tile)."""
     at = chunk[:, None]
     is_there = at * 4 + (tl.arange(0, 16) // 4)[None, :] < num_groups
     p, q, r, s = _x_pairs(x_ptrs0, at, is_there & is_row0)
@@ -182,14 +184,14 @@ def _add_chunk(
 @triton.jit
 @no_type_check
 def _side_by_side(first, last):
-    """Two of [N, M] -> [N, 2 * M]."""
+    """Two [N, M] -> [N, 2 * M]."""
     return tl.reshape(tl.permute(tl.join(first, last), [0, 2, 1]), [first.shape[0], 2 * first.shape[1]])
 
 
 @triton.jit
 @no_type_check
 def _tile(acc0, acc1, acc2, acc3, WARPS: tl.constexpr, K_WARPS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """[16 * WARPS, BLOCK_M] of eight columns each, as threads have them."""
+    """[16 * WARPS, BLOCK_M] from pieces of eight columns each, as threads have them."""
     acc = by_rows(acc0, WARPS, K_WARPS)
     if BLOCK_M >= 16:
         acc = _side_by_side(acc, by_rows(acc1, WARPS, K_WARPS))
@@ -223,9 +225,9 @@ def mxfp4_product(
     NUM_STAGES: tl.constexpr,
 ):
     """[BLOCK_M, BLOCK_N] fp32: rows of x, BLOCK_M = 8, 16 or 32, times BLOCK_N rows of the expert's weight. pairs_ptr:
-    of the block; row pair // TOP_K of x is a pair's. values_stride_row: in bytes. first_feature: of num_features.
-    GATED: a feature is two rows of the weight, a gate and an up, which stand in turn in what is returned; so they do in
-    the weight if IS_INTERLEAVED, else all gates come first."""
+    of the block; row pair // TOP_K of x belongs to a pair. values_stride_row: in bytes. first_feature: of num_features.
+    GATED: a feature is two rows of the weight, a gate and an up, which alternate in the result; in the weight they
+    alternate if IS_INTERLEAVED, else all gates come first."""
     WARPS: tl.constexpr = BLOCK_N // (16 * WARP_TILES)
     TURN: tl.constexpr = BLOCK_K // 128
     place = tl.arange(0, 8 * WARPS * K_WARPS)
@@ -260,7 +262,7 @@ def mxfp4_product(
     row_words = values_stride_row // 4
     words_ptr = values_ptr.to(tl.pointer_type(tl.int32)) + expert.to(tl.int64) * num_weight_rows * row_words
     scales_ptr += expert.to(tl.int64) * num_chunks * num_weight_rows
-    # acc of weights' tile and x's tile
+    # acc: digits are weight tile, x tile
     acc00 = tl.zeros([8 * WARPS * K_WARPS, 16], tl.float32)
     acc01, acc02, acc03, acc10, acc11, acc12, acc13 = acc00, acc00, acc00, acc00, acc00, acc00, acc00
     if NUM_STAGES == 1:
@@ -298,7 +300,7 @@ def mxfp4_product(
         other = _tile(acc10, acc11, acc12, acc13, WARPS, K_WARPS, BLOCK_M)
         acc = tl.reshape(tl.permute(tl.join(acc, other), [2, 0, 1]), [BLOCK_N, BLOCK_M])
     if GATED:
-        # Eight gates, eight ups: in turn.
+        # Eight gates, then eight ups -> alternating.
         turns = tl.permute(tl.reshape(acc, [BLOCK_N // 16, 2, 8, BLOCK_M]), [3, 0, 2, 1])
         acc = tl.reshape(turns, [BLOCK_M, BLOCK_N])
     else:

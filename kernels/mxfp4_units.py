@@ -1,13 +1,13 @@
-"""Products of a mixture of experts by MXFP4 weights, for blocks of 16 rows and more: numbers are made in the registers
-that the matrix units read, while these multiply. Twin of what kernels/experts_gate_up.py and experts_down.py launch,
-whose contracts hold; kernels/int4_linear.py says how it goes.
+"""Products of a mixture of experts with MXFP4 weights, for blocks of at least 16 rows: weights are dequantized in the
+registers that the tensor cores read, while these multiply. Twin of the kernels of kernels/experts_gate_up.py and
+experts_down.py, with the same contracts; kernels/int4_linear.py explains the method.
 
-A group's 16 low halves, numbers 0 to 15, are one step of the units, its high halves the next (kernels/mxfp4.py). Two
-elements of a word at a time go to bf16's places by masks and a product, 2^126 times too small, and the scale, 2^62
-times too large, mends a part of it: as of kernels/mxfp4_product.py, and as exact.
+A group's 16 low halves, numbers 0 to 15, are one MMA step, its high halves the next (kernels/mxfp4.py). Masks and an
+integer product move two elements of a word at a time to bf16's bit positions, 2^126 times too small; the scale, 2^62
+times too large, makes up for a part: as in kernels/mxfp4_product.py, and equally exact.
 
-Rows of x are copied by their pairs, 16 bytes at a time; the weight comes by tiles' copies. A gate and its up are
-neighbouring rows of the weight.
+Rows of x are copied by their pairs, 16 bytes at a time; the weight comes by TMA copies. A gate and its up are adjacent
+rows of the weight.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ALIGNMENT = 16
 
 
 def takes(x: Tensor, weight: ExpertWeight) -> bool:
-    """Whether these rows and this weight are laid out for it, and the device and Triton are."""
+    """Whether the device, Triton, and the layouts of these rows and this weight allow it."""
     if not HAS_GLUON or not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9:
         return False
     if x.dtype != torch.bfloat16 or x.data_ptr() % _ALIGNMENT or x.stride(0) * x.itemsize % _ALIGNMENT:
@@ -48,8 +48,8 @@ def takes(x: Tensor, weight: ExpertWeight) -> bool:
 
 
 def _numbers_assembly() -> str:
-    """Words of two bytes 4 and 5, their factors 6 and 7. Low halves' numbers of the first word and of the second, then
-    high halves'."""
+    """Inputs: words of two bytes 4 and 5, their factors 6 and 7. Outputs: the low halves' numbers of the first and of
+    the second word, then the high halves'."""
     code = "{\n.reg .b32 bytes, bits, nothing;\nmov.b32 nothing, 0x80008000;\n"
     for word in range(2):
         code += f"prmt.b32 bytes, ${4 + word}, 0, 0x4140;\n"
@@ -69,8 +69,8 @@ if gl is not None:
 @gluon.jit
 @no_type_check
 def _in_order(first, last):
-    """Of two groups' halves [BLOCK_N, 16] -> [BLOCK_N, 2, 2, 4, 2]: group, pair, quad, element. As of int4_linear, what
-    tells the words apart tells the numbers apart, and the other way round."""
+    """Two groups' halves [BLOCK_N, 16] -> [BLOCK_N, 2, 2, 4, 2]: group, pair, quad, element. As in int4_linear, the
+    axis that distinguishes the words distinguishes the numbers, and the other way round."""
     first, last = gl.reshape(first, [first.shape[0], 2, 2, 4]), gl.reshape(last, [last.shape[0], 2, 2, 4])
     return gl.permute(gl.join(first, last), [0, 1, 4, 3, 2])
 
@@ -78,7 +78,7 @@ def _in_order(first, last):
 @gluon.jit
 @no_type_check
 def _numbers(words, scales, FIRST_GROUP: gl.constexpr, LAYOUT: gl.constexpr):
-    """Words [BLOCK_N, 16] of two groups and words of four groups' scales [BLOCK_N, 1] -> [BLOCK_N, 64] bf16."""
+    """Words [BLOCK_N, 16] of two groups, and words of four groups' scales [BLOCK_N, 1] -> [BLOCK_N, 64] bf16."""
     BLOCK_N: gl.constexpr = words.shape[0]
     place = gl.expand_dims(gl.arange(0, 16, layout=gl.SliceLayout(0, words.type.layout)), 0)
     factors = ((scales >> ((place // 8 + FIRST_GROUP) * 8) & 255) + 62) * 0x00800080
@@ -97,7 +97,7 @@ def _ask_for(
     weight_desc, ws, full, xs, x_ptrs, is_row, column, slot, first_weight_row, chunk,
     NUM_CHUNKS: gl.constexpr, SIZE: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
-    """Copy a chunk of both sides into a slot; if there is none, an empty group of copies."""
+    """Copy a chunk of x and of the weight into a slot; if there is no such chunk, commit an empty group of copies."""
     is_there = chunk < NUM_CHUNKS
     of_slot = full.index(slot)
     hopper.mbarrier.expect(of_slot, BYTES, pred=is_there)
@@ -114,8 +114,8 @@ def _product(
     SIZE: gl.constexpr, TOP_K: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, NUM_STAGES: gl.constexpr,
     WARPS: gl.constexpr, MMA: gl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_N, BLOCK_M] fp32, 2^64 times too small: rows of the expert's weight from first_feature on, times those of
-    x that the block's pairs have."""
+    """[BLOCK_N, BLOCK_M] fp32, 2^64 times too small: rows of the expert's weight from first_feature on, times the rows
+    of x that belong to the block's pairs."""
     WORDS: gl.constexpr = words_layout(BLOCK_N, WARPS, 32)
     HALF: gl.constexpr = words_layout(BLOCK_N, WARPS, 16)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
@@ -123,7 +123,7 @@ def _product(
     COPIED: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
     OF_X: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     BYTES: gl.constexpr = BLOCK_N * 64
-    # Known to the compiler, which then sees that the loop is run: else ptxas has the units wait after each instruction.
+    # A constant, so that the compiler sees that the loop runs; otherwise ptxas waits after each MMA.
     NUM_CHUNKS: gl.constexpr = (SIZE + 127) // 128
     xs = gl.allocate_shared_memory(gl.bfloat16, [NUM_STAGES, BLOCK_M, 128], OF_X)
     ws = gl.allocate_shared_memory(gl.int16, [NUM_STAGES, BLOCK_N, 32], weight_desc.layout)
@@ -152,10 +152,10 @@ def _product(
         first = _numbers(gl.convert_layout(first_words, HALF, assert_trivial=True), scales, 0, LEFT)
         async_copy.wait_group(NUM_STAGES - 2)
         hopper.fence_async_shared()
-        barrier()  # everybody's part of x has come
+        barrier()  # all threads' copies of x have arrived
         acc = hopper.warpgroup_mma(first, xs.index(slot).slice(0, 64, 1).permute([1, 0]), acc, is_async=True)
         acc, last = hopper.warpgroup_mma_wait(1, deps=[acc, last])
-        barrier()  # nobody reads the slot of the chunk before any more
+        barrier()  # no warp reads the previous chunk's slot any more
         ahead = i + NUM_STAGES - 1
         _ask_for(
             weight_desc, ws, full, xs, x_ptrs, is_row, column, ahead % NUM_STAGES, first_weight_row, ahead, NUM_CHUNKS,
@@ -177,8 +177,8 @@ def _mxfp4_units_kernel(
     HAS_CLAMP: gl.constexpr, HAS_BIAS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     NUM_STAGES: gl.constexpr, WARPS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (block, strip): BLOCK_N rows of the expert's weight for a block of pairs. GATED: gates and ups in turn,
-    of which half as many features are made; else products are weighted by routing."""
+    """Program (block, strip): BLOCK_N rows of the expert's weight for a block of pairs. GATED: gates and ups alternate,
+    and make half as many features; otherwise products are weighted by routing."""
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
     OUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, WARPS], [0, 1])
     if PDL:
@@ -231,7 +231,7 @@ def mxfp4_by_units(
     clamp: tuple[float, float] | None = None,
     routing: Tensor | None = None,
 ) -> None:
-    """Into out, a row for each pair. x: its row pair // top_k is a pair's. clamp: limit and alpha."""
+    """Writes into out, one row per pair. x: row pair // top_k belongs to a pair. clamp: limit and alpha."""
     num_blocks, block_m = blocks.pairs.shape
     num_experts, num_weight_rows, width = weight.values.shape
     assert weight.scales is not None and config.block_m == block_m

@@ -1,5 +1,5 @@
-"""Projection of few tokens behind a norm whose rows are yet to be divided (kernels/linear_add_norm.py): it divides
-what it gives, not what it takes. Of a merged gate and up projection, `gated`, the activation comes along
+"""Projection of few tokens after a norm whose rows are still to be divided (kernels/linear_add_norm.py): the output is
+divided instead of the input. For a merged gate and up projection (`gated`) the activation is included
 (kernels/silu_and_mul.py).
 
     projected[m, n] = (sum_k weighted[m, k] * weight[n, k]) / sqrt(sum_s squares[s, m] / K + eps) + bias[n]
@@ -9,7 +9,7 @@ Tensors (M <= 64 rows, N output features, K input features):
     normed    weighted [M, K] bf16 or fp32, contiguous; squares [S, R] fp32, contiguous, R >= M; eps
     weight    [N, K]  like weighted, contiguous; or a QuantizedWeight for it (kernels/quantized_weight.py)
     bias      [N]     like weighted, contiguous; None for none
-    arrivals          as of skinny_linear
+    arrivals          as in skinny_linear
     returns   [M, N], gated [M, N / 2]: like weighted, contiguous, new
 
 Rounding: fp32 throughout, rounded once at the end; the reference also rounds the normed row, the projection and
@@ -60,8 +60,8 @@ def norm_linear_reference(
 @triton.jit
 @no_type_check
 def divided_product(acc, divisor_squares, bias, size, eps, HAS_BIAS: tl.constexpr):
-    """acc by the norm's division of its rows, and the bias. All of one shape, or to be broadcast to acc's.
-    divisor_squares: of a row, summed. Rounded in one way, whichever kernel it is a part of."""
+    """acc divided by the norm of its rows, plus the bias. The arguments have acc's shape or broadcast to it.
+    divisor_squares: the sum of a row's squares. Rounds in the same way in every kernel that it is a part of."""
     factor = 1 / tl.sqrt(divisor_squares / size + eps)
     if HAS_BIAS:
         return tl.fma(acc, tl.broadcast_to(factor, acc.shape), tl.broadcast_to(bias, acc.shape))
@@ -71,8 +71,8 @@ def divided_product(acc, divisor_squares, bias, size, eps, HAS_BIAS: tl.constexp
 @triton.jit
 @no_type_check
 def strips_squares(squares_ptr, stride, row, is_row, num_strips, BLOCK_S: tl.constexpr, HALVES: tl.constexpr):
-    """Two of [BLOCK_S, rows], which are to be added: the squares of strips, and zeros; or HALVES, of strips 0, 2, 4 ..
-    and of those behind them. To be added where they are needed, as adding waits for them."""
+    """Two tensors [BLOCK_S, rows] whose sum is needed: the squares of the strips, and zeros; with HALVES those of the
+    even strips, and of the odd ones. Add them where they are needed, because the addition waits for the loads."""
     strip = tl.arange(0, BLOCK_S) * (2 if HALVES else 1)
     ptrs = squares_ptr + strip[:, None] * stride + row[None, :]
     first = tl.load(ptrs, mask=(strip < num_strips)[:, None] & is_row[None, :], other=0.0)
@@ -125,15 +125,15 @@ def _norm_linear_kernel(
     ORDERED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (strip, split): BLOCK_N rows of the weight, gated half as many features, for all rows. What the end
-    needs is asked for at the beginning. ORDERED: squares are summed as kernels/ordered_linear.py sums them, and what is
-    divided is rounded before, as there."""
+    """Program (strip, split): BLOCK_N rows of the weight (GATED: half as many features) for all rows. What is needed at
+    the end is loaded at the beginning. ORDERED: squares are summed as in kernels/ordered_linear.py, and what is divided
+    is rounded before, as there."""
     if not LATE:
         start_dependents(PDL)
     row = tl.arange(0, BLOCK_M)
     place = tl.arange(0, BLOCK_N)
     if GATED:
-        # Eight rows of gate, eight of up in turn: as tensor cores lay out their results, a pair is one thread's.
+        # Rows alternate, eight of gate, eight of up: in the tensor cores' result layout a pair is then in one thread.
         feature = tl.program_id(0) * (BLOCK_N // 2) + place // 16 * 8 + place % 8
         weight_row = feature + place // 8 % 2 * num_out
         num_features = 2 * num_out
@@ -185,7 +185,7 @@ def _norm_linear_kernel(
 
 
 def strips_of(num_strips: int, size: int) -> dict[str, Any]:
-    """How a kernel that sums in one order adds the squares of a row of `size` features: of strips of 64, or of less."""
+    """How an ordered kernel sums the squares of a row of `size` features: in strips of 64, or of fewer."""
     halves = num_strips > triton.cdiv(size, STRIP)
     return {"BLOCK_S": triton.next_power_of_2(triton.cdiv(num_strips, 2) if halves else num_strips), "HALVES": halves}
 

@@ -1,11 +1,11 @@
-"""What every rank has, on every rank, in one exchange: for little, where waiting is all.
+"""All-gather in one exchange, for small tensors, where latency is all that counts.
 
     out[r] = x of rank r
 
-Over kernels/symmetric_memory.py, whose rules hold: all ranks, the same order, one stream.
+Uses kernels/symmetric_memory.py, whose rules hold: all ranks, in the same order, on one stream.
 
 Tensors:
-    x        [...]         any dtype, contiguous, at an address that 16 divides; its bytes are a multiple of 4 and at
+    x        [...]         any dtype, contiguous, 16-byte aligned; its size in bytes is a multiple of 4 and at
                            most INPUT_BYTES
     returns  [ranks, ...]  like x, new
 x may be empty.
@@ -34,7 +34,7 @@ from kernels.symmetric_memory import (
 )
 
 _PROGRAMS = 64
-_BLOCK = 1024  # words a turn: 8 warps, one 16-byte load a thread
+_BLOCK = 1024  # words per step: 8 warps, one 16-byte load per thread
 
 
 def one_shot_all_gather_reference(parts: Sequence[Tensor]) -> Tensor:
@@ -50,8 +50,8 @@ def _one_shot_all_gather_kernel(
     steps_ptr,
     size,  # words
     rank,
-    inputs,  # bytes to the inputs
-    half,  # bytes of those of one turn
+    inputs,  # offset of the inputs in bytes
+    half,  # bytes of one half: launches alternate
     SIZE: tl.constexpr,
     MAX_PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,

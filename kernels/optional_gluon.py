@@ -1,6 +1,5 @@
-"""Triton's Gluon where it is installed: its language in which layouts, copies and waits are written down, for kernels
-that the compiler does not arrange well by itself. As kernels/optional_triton.py; there is no interpreter of it.
-"""
+"""Triton's Gluon where it is installed: a language with explicit layouts, copies and waits, for kernels that Triton's
+compiler does not schedule well. Like kernels/optional_triton.py. Gluon has no interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ try:
     from triton.experimental.gluon.language.nvidia.ampere import async_copy
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTensorDescriptor
 
-    # Names that Triton has changed since 3.6.
+    # Names that changed after Triton 3.6.
     barrier: Any = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
     tma = hopper.tma
     copy_cells: Any = (
@@ -27,7 +26,7 @@ try:
 except ModuleNotFoundError:
 
     class _NoGluon:
-        """What a file uses of Gluon while it is imported: the decorator."""
+        """The only part of Gluon that a file uses on import: the decorator."""
 
         @staticmethod
         def jit(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:

@@ -1,4 +1,5 @@
-"""Triton where it is installed. Elsewhere (macOS, Windows) the kernels' files still import, and only references run.
+"""Triton where it is installed. Elsewhere (macOS, Windows) the kernels' files can still be imported, and only the
+references run.
 
 A file with a kernel says `from kernels.optional_triton import tl, triton`.
 """
@@ -16,7 +17,7 @@ try:
 except ModuleNotFoundError:
 
     class _NoTriton:
-        """What a file uses of Triton while it is imported: the decorator."""
+        """The only part of Triton that a file uses on import: the decorator."""
 
         @staticmethod
         def jit(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:

@@ -1,21 +1,21 @@
-"""PagedAttention for decode in one order: a row's bits are those that kernels/paged_attention_prefill.py gives it as a
-prompt's, and do not depend on the other rows.
+"""PagedAttention for decode in a fixed order: a row gets the same bits as kernels/paged_attention_prefill.py gives it
+as part of a prompt, whatever the other rows are.
 
-Formula and tensors are those of kernels/paged_attention_decode.py, without sinks, of plain caches, and
-    order      [S]        int32: in which the device takes the sequences (kernels/longest_first.py). Complete before the
-                          last kernel without dependent launch began, as are the lengths
+Formula and tensors are those of kernels/paged_attention_decode.py, for plain caches without sinks, and
+    order      [S]        int32: in which the device takes the sequences (kernels/longest_first.py). Like the lengths,
+                          complete before the last kernel without dependent launch began
     arrivals   [S, >= K]  int32, for the kernel: zero between launches, so for one stream at a time
 
-`split_len` tokens make a split, of which the first begins at position 0: a multiple of 64, and for prompts the same.
-Splits are computed by themselves, tile by tile, and joined from the first to the last, as a prompt's are: so a token's
-bits tell neither how it was computed, nor what beside. sliding_window hides keys, and moves no border.
+Keys are cut into splits of `split_len` tokens, the first at position 0; split_len is a multiple of 64, and the same for
+prompts. Each split is computed by itself, tile by tile, and splits are merged from first to last, as for a prompt. So a
+token's bits do not depend on how it was computed, or beside what. sliding_window hides keys but moves no border.
 
 Rounding: as there, with fp32 sums of each split. Offsets are int64. S may be 0. The reference is that of decodes.
 
-Of many sequences each has a program, which joins its splits as it goes on. Of few, a program computes some splits of a
-sequence, as many as there are programs for, and whoever finishes the last one joins them all, by a count. How splits
-are shared out changes no bits. Nor does it that a program has 16 rows of two warps, of which few are padding, where a
-prompt's has 64 of four: tests/kernels/test_ordered_attention_decode.py.
+With many sequences, each has one program, which merges its splits as it goes. With few, a sequence's splits are shared
+by as many programs as there is room for, and the program that finishes last (by a count) merges them all. The sharing
+changes no bits. Neither does it matter that a program here has 16 rows, few of them padding, in two warps, and a
+prompt's program 64 rows in four: tests/kernels/test_ordered_attention_decode.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kernels.optional_triton import tl, triton
 from kernels.paged_tensors import check_paged_tensors
 
 BLOCK_KV = 64
-"""Of prompts, too."""
+"""The same for prompts."""
 _MOST_SPLITS = 64
 _SHORTEST_SPLIT = 512
 _MOST_HEADS = 64
@@ -43,7 +43,7 @@ _SOME_PROGRAMS, _MANY_PROGRAMS = 256, 1024
 
 @dataclass(frozen=True, slots=True)
 class OrderedDecodeConfig:
-    """block_m: rows of a program, most of them padding. programs_per_sm: about so many, where there are splits."""
+    """block_m: rows of a program, most of them padding. programs_per_sm: about how many, if sequences are split."""
 
     block_m: int = 64
     num_warps: int = 4
@@ -52,10 +52,10 @@ class OrderedDecodeConfig:
 
 
 def ordered_decode_config(num_seqs: int, num_kv_heads: int, group: int) -> OrderedDecodeConfig:
-    """Best of 10 on one H200 (torch 2.11, triton 3.6), us a layer of 32 heads in 8 of 128 dims, beside the usual
-    kernel: 1 x 384 tokens 9.2 (7.7), 1 x 8,192 18.0 (14.9), 8 x 384 10.1 (10.3), 64 x 384 27.4 (27.5), 256 x 384 100
-    (96), 64 x 2,048 132 (124), 500 x 200 to 1,000 288 (279). By 64 rows of 4 warps the last four take 33, 112, 142 and
-    328."""
+    """The best of 10 configs on one H200 (torch 2.11, triton 3.6), us per layer with 32 heads in 8 groups of 128 dims,
+    in brackets the usual kernel: 1 x 384 tokens 9.2 (7.7), 1 x 8,192 18.0 (14.9), 8 x 384 10.1 (10.3), 64 x 384 27.4
+    (27.5), 256 x 384 100 (96), 64 x 2,048 132 (124), 500 x 200 to 1,000 288 (279). With 64 rows in 4 warps the last
+    four take 33, 112, 142 and 328."""
     if group > 16:
         return OrderedDecodeConfig()
     num_programs = num_seqs * num_kv_heads
@@ -67,12 +67,13 @@ def ordered_decode_config(num_seqs: int, num_kv_heads: int, group: int) -> Order
 
 
 def ordered_split_len(max_model_len: int) -> int:
-    """Of a server whose sequences have at most so many tokens, which bounds what their splits take."""
+    """The split length for a server whose sequences have at most so many tokens. The maximum bounds the memory for
+    splits."""
     return max(_SHORTEST_SPLIT, -(-max_model_len // (_MOST_SPLITS * BLOCK_KV)) * BLOCK_KV)
 
 
 def takes_heads(device: torch.device, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
-    """Whether this kernel and that of prompts attend in one order."""
+    """Whether this kernel and the prefill kernel attend in the same order for such heads."""
     is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     is_narrow = head_dim <= 128 and head_dim % 16 == 0 and num_heads // num_kv_heads <= _MOST_HEADS
     return is_hopper and dtype is torch.bfloat16 and is_narrow
@@ -91,16 +92,16 @@ def _ordered_attention_decode_kernel(
     rows_ptr,
     context_lens_ptr,
     order_ptr,
-    arrivals_ptr,  # programs that are done of each sequence and kv head
-    partial_ptr,  # [S, most_splits, H, D] fp32: each split's weighted sum, or ALONE that of all so far
-    softmax_ptr,  # [S, most_splits, H, 2] fp32: its highest score and its total
+    arrivals_ptr,  # finished programs per sequence and kv head
+    partial_ptr,  # [S, most_splits, H, D] fp32: each split's weighted sum; ALONE: the sum so far
+    softmax_ptr,  # [S, most_splits, H, 2] fp32: the split's highest score and total
     out_ptr,
     query_stride_seq,
-    block_rows,  # from a block to the next in the caches, in rows of HEAD_DIM elements: 32 bits hold any row's number
+    block_rows,  # stride from block to block, in rows of HEAD_DIM elements: a row's number fits 32 bits
     table_stride,
     arrivals_stride,
     most_splits,
-    score_scale,  # scale * log2(e): the kernel counts in powers of two
+    score_scale,  # scale * log2(e): the kernel uses exp2 and log2
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -116,7 +117,8 @@ def _ordered_attention_decode_kernel(
     ALONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (kv head, place of a sequence, i): every so many-th split from the i-th on. ALONE: there is one i."""
+    """Program (kv head, place of a sequence, i): splits i, i + n, i + 2 n, ... for n programs per sequence. ALONE: n =
+    1."""
     start_dependents(PDL)
     kv_head, seq = tl.program_id(0), tl.load(order_ptr + tl.program_id(1))
     context_len = tl.load(context_lens_ptr + seq)
@@ -157,12 +159,12 @@ def _ordered_attention_decode_kernel(
         place = (seq.to(tl.int64) * most_splits + (0 if ALONE else split)) * num_heads
         softmax_ptrs, partial_ptrs = softmax_ptr + (place + head) * 2, partial_ptr + place * HEAD_DIM + row_offset
         of_head = row < GROUP
-        if ALONE & (split > 0):  # what came before waits in memory: there are no registers for two sums
+        if ALONE & (split > 0):  # the earlier sum is kept in memory, for want of registers for two
             before = tl.load(softmax_ptrs, mask=of_head, other=0.0)
             total_before = tl.load(softmax_ptrs + 1, mask=of_head, other=1.0)
             acc_before = tl.load(partial_ptrs, mask=is_row, other=0.0)
             highest, total, acc = join_split(before, total_before, acc_before, highest, total, acc)
-            tl.debug_barrier()  # all have read before one writes
+            tl.debug_barrier()  # all threads read before any writes
         if (split == num_splits - 1) if ALONE else (num_splits == 1):
             acc = acc / total[:, None]
             tl.store(out_row_ptr + row_offset, acc.to(out_ptr.dtype.element_ty), mask=is_row)
@@ -174,7 +176,7 @@ def _ordered_attention_decode_kernel(
                 tl.debug_barrier()  # another thread may read them
     if ALONE or num_splits == 1:
         return
-    tl.debug_barrier()  # the count is one thread's: it must come after every thread's stores
+    tl.debug_barrier()  # one thread counts: only after the stores of all threads
     arrival_ptr = arrivals_ptr + seq * arrivals_stride + kv_head
     if tl.atomic_add(arrival_ptr, 1, sem="acq_rel") != tl.num_programs(2) - 1:
         return
@@ -218,8 +220,8 @@ def ordered_attention_decode_triton(
     programs_per_sequence: int | None = None,
     config: OrderedDecodeConfig | None = None,
 ) -> None:
-    """On CUDA tensors, or on any in Triton's interpreter. programs_per_sequence, config: for measuring and for tests;
-    other rows may have other bits than a prompt's."""
+    """On CUDA tensors, or on any in Triton's interpreter. programs_per_sequence, config: for measuring and tests;
+    another number of rows than a prompt's may give other bits."""
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     check_paged_tensors(query, key_cache, value_cache, block_size, out)

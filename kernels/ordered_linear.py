@@ -1,33 +1,33 @@
-"""Linear projection in one order of summation: a row's bits do not depend on the other rows, nor on their number.
+"""Linear projection with a fixed order of summation: a row's bits do not depend on the other rows or on their number.
 
     out[m, n] = sum_k x[m, k] * weight[n, k] + bias[n]
 
 Tensors (M rows, N output features, K input features):
     x         [M, K]  bf16, last stride 1; rows may be strided, by a multiple of 8. Or a DeferredNorm of such rows
-                      (kernels/linear_add_norm.py): the product is divided, as kernels/norm_linear.py does it
+                      (kernels/linear_add_norm.py): the product is divided as in kernels/norm_linear.py
     weight    [N, K]  like x, contiguous, as torch keeps it. N and K are multiples of 8; gated, N of 16
     bias      [N]     like x, contiguous; None for none
-    arrivals  [A]     of `new_arrivals` (kernels/skinny_linear.py) for N features or more
-    returns   [M, N]  like x, contiguous, new. `gated`, of a DeferredNorm, [M, N / 2]: silu(first half) * second half
+    arrivals  [A]     from `new_arrivals` (kernels/skinny_linear.py) for at least N features
+    returns   [M, N]  like x, contiguous, new. `gated`, for a DeferredNorm: [M, N / 2], silu(first half) * second half
 
 `ordered_add_norm` adds the residual and leaves the norm's division to the next product: formula, tensors and rounding
 are those of kernels/linear_add_norm.py, for any M.
 
-x and weight start at a multiple of 16 bytes. M may be 0. On a GPU that copies tiles by itself (Hopper and later); the
-interpreter takes fp32 instead, as it cannot multiply bf16. The references are differentiable, and promise no order.
+x and weight start at a multiple of 16 bytes. M may be 0. Needs a GPU with TMA (Hopper and later); the interpreter takes
+fp32 instead, because it cannot multiply bf16. The references are differentiable and have no fixed order.
 
-The order is: K is cut into parts, by the weight's shape alone. Within a part the matrix unit adds 16 products at a time
-to an fp32 sum, from the first input to the last. The parts' sums are added from the first part to the last, then the
-bias, and that is rounded once. What is to be divided, or added to the residual, is rounded before it is, too, so that
-cuBLAS may multiply (kernels/unsplit_linear.py). A norm's squares are added pair by pair, of each 64 features first
+The order: K is cut into parts, depending only on the weight's shape. Within a part the tensor cores add 16 products at
+a time to an fp32 sum, from the first input to the last. The parts' sums are added from first to last, then the bias;
+the result is rounded once. What is then divided, or added to the residual, is rounded before that too, so that cuBLAS
+may multiply (kernels/unsplit_linear.py). A norm's squares are added pairwise, first within each 64 features
 (kernels/pairwise_sum.py).
 
-Few rows are computed by programs of one part each, of which the last to come adds (kernels/skinny_linear.py): a decode
-is the reading of the weight, for which there must be enough of them. Of many rows a program computes a tile, one part
-after the other, or cuBLAS multiplies (`is_unsplit` of kernels/ordered_tiles.py). That all have the same bits, whichever
-tile a row is in, whichever side of the product it is on and whether by WGMMA or by mma.sync, is a property of the
-matrix unit: each element's sum depends on its own inputs alone, by instructions that take 16 of them.
-tests/kernels/test_ordered_linear.py and test_unsplit_linear.py hold it on the GPU.
+Few rows: each program computes one part, and the last one to finish adds the parts (kernels/skinny_linear.py), because
+a decode is bound by reading the weight and needs enough programs for that. Many rows: a program computes a tile, part
+after part, or cuBLAS multiplies (`is_unsplit` of kernels/ordered_tiles.py). All of these give the same bits, whichever
+tile a row is in, whichever side of the product it is on, with WGMMA or with mma.sync. That is a property of the tensor
+cores: each element's sum depends only on its own inputs, and instructions take 16 of them.
+tests/kernels/test_ordered_linear.py and test_unsplit_linear.py check it on the GPU.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _of_part(
     GATED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """[BLOCK_M, BLOCK_N] fp32: the tile's products over a part of K."""
+    """[BLOCK_M, BLOCK_N] fp32: the tile's products over one part of K."""
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in tl.range(begin, end, BLOCK_K, num_stages=NUM_STAGES):
         x = x_tiles.load([first_row, start])
@@ -117,14 +117,14 @@ def _ordered_linear_kernel(
     x_tiles,  # of [M, K], BLOCK_M x BLOCK_K
     weight_tiles,  # of [N, K], BLOCK_N x BLOCK_K, or gated of [2, N, K], 2 x BLOCK_N / 2 x BLOCK_K
     bias_ptr,
-    squares_ptr,  # of the norm that x is to be divided by, [num_strips, >= M]
-    residual_tiles,  # of [M, N], BLOCK_M x BLOCK_N, as are out and weighted
+    squares_ptr,  # [num_strips, >= M]: of the norm that divides the product
+    residual_tiles,  # of [M, N], BLOCK_M x BLOCK_N; so are out and weighted
     norm_weight_ptr,
     arrivals_ptr,
-    partial_ptr,  # [PARTS, tiles, BLOCK_M, BLOCK_N] fp32: what each part gives
+    partial_ptr,  # [PARTS, tiles, BLOCK_M, BLOCK_N] fp32: each part's products
     out_tiles,  # gated BLOCK_M x BLOCK_N / 2
     weighted_tiles,
-    out_squares_ptr,  # [strips of N, M]; BLOCK_N features are a strip, if they are fewer
+    out_squares_ptr,  # [strips of N, M]; a strip has STRIP features, or BLOCK_N if that is less
     num_rows,
     num_out,  # features of a row of out
     size,
@@ -148,15 +148,16 @@ def _ordered_linear_kernel(
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (tile), or (tile, part) BY_PARTS. Tiles that follow each other share rows or features, so that they find
-    them in L2: those of GROUP tiles of rows, feature by feature. DIVIDED, GATED, ADD_NORM: what is fused."""
+    """Program (tile), or (tile, part) BY_PARTS. Consecutive tiles share rows or features, so that these are found in
+    L2: a group has GROUP tiles of rows, and goes feature tile by feature tile. DIVIDED, GATED, ADD_NORM: what is fused.
+    """
     wait_for_inputs(PDL)
     TILE_N: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     num_tiles_m, num_tiles_n = tl.cdiv(num_rows, BLOCK_M), tl.cdiv(num_out, TILE_N)
     group, place = tl.program_id(0) // (GROUP * num_tiles_n), tl.program_id(0) % (GROUP * num_tiles_n)
     group_size = tl.minimum(num_tiles_m - group * GROUP, GROUP)
-    # The last tile begins where all of its rows are there: with some that are not it would take up to twice as long. So
-    # some are computed twice, to the same bits.
+    # The last tile is moved up so that all its rows exist: with missing rows it would take up to twice as long. So some
+    # rows are computed twice, with the same bits.
     first_row = tl.minimum((group * GROUP + place % group_size) * BLOCK_M, tl.maximum(num_rows - BLOCK_M, 0))
     first_feature = place // group_size * TILE_N
 
@@ -176,13 +177,13 @@ def _ordered_linear_kernel(
         part_ptrs = partial_ptr + tile.to(tl.int64) * (BLOCK_M * BLOCK_N) + cell
         next_part = tl.num_programs(0).to(tl.int64) * (BLOCK_M * BLOCK_N)
         tl.store(part_ptrs + part * next_part, acc)
-        tl.debug_barrier()  # the count is one thread's: it must come after every thread's stores
+        tl.debug_barrier()  # one thread counts: only after the stores of all threads
         if tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") != PARTS - 1:
             return
         tl.store(arrivals_ptr + tile, 0)
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i in tl.static_range(PARTS):
-            total += tl.load(part_ptrs + i * next_part, cache_modifier=".cg")  # from L2, where the others' stores are
+            total += tl.load(part_ptrs + i * next_part, cache_modifier=".cg")  # from L2: others stored them
     else:
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for part in tl.static_range(PARTS):
@@ -227,7 +228,7 @@ def _ordered_linear_kernel(
 
 
 def takes_weight(weight: Tensor) -> bool:
-    """Whether `ordered_linear` multiplies by it in one order."""
+    """Whether `ordered_linear` can multiply by it in one order."""
     is_hopper = weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= (9, 0)
     is_whole = weight.is_contiguous() and weight.shape[0] % 8 == 0 and is_copied_by_tiles(weight)
     return is_hopper and weight.dtype is torch.bfloat16 and is_whole
@@ -243,8 +244,8 @@ def ordered_linear_triton(
     *,
     gated: bool = False,
 ) -> Tensor:
-    """On CUDA tensors, or on any in Triton's interpreter. For measuring: `config`, tiles at any number of rows, and
-    `parts`, in place of `num_parts`."""
+    """On CUDA tensors, or on any in Triton's interpreter. For measuring: `config`, tiles for any number of rows, and
+    `parts`, instead of `num_parts`."""
     rows = x.weighted if isinstance(x, DeferredNorm) else x
     _check(rows, weight, bias)
     assert isinstance(x, DeferredNorm) or not gated
@@ -295,7 +296,7 @@ def ordered_add_norm_triton(
 
 
 class _AddNorm(NamedTuple):
-    """What the product is added to and normed by, and what that fills."""
+    """What is added to the product, the norm's weight, and the result to fill."""
 
     residual: Tensor
     norm_weight: Tensor
@@ -379,9 +380,9 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def _few_tiles(x: Tensor, weight: Tensor, parts: int, *, gated: bool = False) -> TileConfig | None:
-    """Of more than FEW_ROWS rows, for weights of whose rows strips of 64 would be too few programs. Narrower ones have
-    rows on the product's left side, which has to have 64 of them. Copied to shared memory thread by thread they would
-    take 1.6 times as long as by TMA."""
+    """For more than FEW_ROWS rows and weights for which strips of 64 rows would make too few programs. Narrower weights
+    are the product's right operand, because the left one needs 64 rows. Copying them to shared memory thread by thread
+    would take 1.6 times as long as with TMA."""
     is_narrow = parts == 1 and 2048 < len(weight) <= 4608 and not gated
     if not is_narrow or not FEW_ROWS < len(x) <= MOST_FEW_ROWS:
         return None
@@ -392,10 +393,10 @@ def _few_config(x: Tensor, weight: Tensor, parts: int) -> SkinnyConfig:
     num_features, size = weight.shape
     if parts == 1 and len(x) <= FEW_ROWS:
         return replace(skinny_config(len(x), num_features, size), num_splits=1)
-    # Of fp32 it takes half of block_k.
+    # fp32 uses half of block_k.
     few = SkinnyConfig(STRIP if num_features <= 65536 else 128, PART_BORDER * x.itemsize // 2, 4, 4, parts)
     leaves_room = num_features > 65536 if len(x) <= FEW_ROWS else 12288 < num_features <= 65536
-    return replace(few, num_stages=3) if leaves_room else few  # so two programs fit a multiprocessor
+    return replace(few, num_stages=3) if leaves_room else few  # so that two programs fit on a multiprocessor
 
 
 def ordered_linear(
@@ -407,7 +408,7 @@ def ordered_linear(
     gated: bool = False,
     by_cublas: bool = True,
 ) -> Tensor:
-    """by_cublas: cuBLAS may multiply, since it sums in this order here (kernels/sum_order.py)."""
+    """by_cublas: cuBLAS may multiply, because it sums in this order on this GPU (kernels/sum_order.py)."""
     if not weight.is_cuda:
         return ordered_linear_reference(x, weight, bias, arrivals, gated=gated)
     is_divided = isinstance(x, DeferredNorm)
@@ -430,7 +431,7 @@ def ordered_add_norm(
     *,
     by_cublas: bool = True,
 ) -> tuple[DeferredNorm, Tensor]:
-    """by_cublas: as of `ordered_linear`."""
+    """by_cublas: as in `ordered_linear`."""
     if not x.is_cuda:
         return linear_add_norm_reference(x, weight, bias, residual, norm_weight, eps, arrivals)
     parts = num_parts(*weight.shape)

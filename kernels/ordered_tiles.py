@@ -1,4 +1,5 @@
-"""How kernels/ordered_linear.py cuts a product: K into parts, rows and features into tiles. And which are cuBLAS's."""
+"""How kernels/ordered_linear.py divides a product: K into parts, rows and features into tiles; and which products
+cuBLAS computes."""
 
 from __future__ import annotations
 
@@ -6,29 +7,29 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 PART_BORDER = 128
-"""Parts of K begin at multiples of it."""
+"""Parts of K begin at multiples of this."""
 STRIP = 64
-"""Features whose squares are summed first, as two sums of 32 (kernels/pairwise_sum.py): few rows' programs may have no
-more."""
+"""Features whose squares are summed first, as two sums of 32 (kernels/pairwise_sum.py): programs of few rows may have
+no more features."""
 _MOST_ROWS_BY_PARTS = 1280
-"""What programs leave for each other is 4 bytes for each row, feature and part."""
+"""Limits the memory for parts: 4 bytes for each row, feature and part."""
 _LONG_SUM = 8192
-"""Inputs of parts whose ends take little of their time."""
+"""From this many inputs on, storing and merging parts takes little of the time."""
 _MULTIPROCESSORS = 132
-"""Of the GPU that tiles were measured on."""
+"""Multiprocessors of the GPU that tiles were measured on."""
 _LEAST_UNSPLIT_ELEMENTS = 1 << 23
-"""Of a weight: of fewer a product takes little longer than the launch behind it."""
+"""Elements of a weight. With fewer, a product takes hardly longer than the extra launch after cuBLAS."""
 _UNSPLIT_BORDER = 64
-"""Features and inputs are a multiple of it: which kernels cuBLAS has for others, and in which order they sum, has not
-been looked at."""
+"""Features and inputs must be multiples of this: which kernels cuBLAS uses for others, and in which order they sum, has
+not been examined."""
 _FILLED, _FILLED_BY_LARGE = 0.85, 0.95
-"""Of the multiprocessors' turns, from where on tiles are faster than cuBLAS and a launch: tiles of 128 and of 256 rows,
-of 128 features."""
+"""If tiles fill at least this share of the multiprocessors' waves, they are faster than cuBLAS plus a launch: tiles of
+128 and of 256 rows, by 128 features."""
 
 
 class Fused(Enum):
-    """With a product: nothing, a norm's division, that with SiLU and the product of gate and up, or the residual add
-    and the norm but for its division."""
+    """What is fused with a product: nothing; a norm's division; the division with SiLU and the product of gate and up;
+    or the residual add and the norm without its division."""
 
     NOTHING = auto()
     DIVISION = auto()
@@ -38,8 +39,8 @@ class Fused(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """A program's tile: block_m rows by block_n features. by_parts: it computes one part of K, and the last to come
-    adds; else one after the other."""
+    """A program's tile: block_m rows by block_n features. by_parts: a program computes one part of K, and the last one
+    to finish adds them; otherwise a program computes all parts in turn."""
 
     block_m: int
     block_n: int
@@ -50,13 +51,13 @@ class TileConfig:
 
 
 def num_parts(num_features: int, size: int) -> int:
-    """Of K. So many that few rows, which have a program for each part of a strip, keep a GPU's multiprocessors busy."""
+    """Parts of K: enough that with few rows, where each part of a strip has a program, all multiprocessors are busy."""
     return 4 if size >= 2048 and num_features <= 2048 else 1
 
 
 def tile_config(num_rows: int, num_features: int, size: int, *, gated: bool = False) -> TileConfig:
-    """Best of 16 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us with what is fused, beside cuBLAS's and
-    the kernels around it. Many of these are `is_unsplit`.
+    """The best of 16 configs on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us with what is fused; in
+    brackets cuBLAS with separate kernels. Many of these are `is_unsplit`.
 
     rows        256             512             768             1,024           4,096
     qkv         27.9 (21.8)     44.2 (35.3)     76.6 (51.0)     87.1 (68.0)     293 (258)
@@ -64,12 +65,11 @@ def tile_config(num_rows: int, num_features: int, size: int, *, gated: bool = Fa
     gate_up     99.6 (95.6)     177 (164)       270 (264)       333 (325)       1,304 (1,318)
     down        53.8 (54.3)     83.3 (81.6)     142 (125)       164 (155)       690 (614)
 
-    What counts is how many turns the multiprocessors take. A turn of two programs of 4 warps, which overlap one's end
-    with the other's products, takes 44 us of 128 x 128 and 4,096 inputs. Of programs that have a multiprocessor for
-    themselves 64 x 128 take 18, 128 x 128 in 8 warps 25 gated, else 34, and 27 by 128 inputs at a time; 256 x 64 take
-    28, if there are so many rows, and gated 256 x 128 46.5. Where K is in parts, 128 x 128 sums twice take 8 warps; by
-    parts its turns are of half the length, and their ends of the same. A tile that is higher than there are rows takes
-    up to twice as long.
+    What counts is how many waves the multiprocessors take. With 4,096 inputs a wave takes, in us: two programs of 128 x
+    128 in 4 warps per multiprocessor, one's end overlapping the other's products, 44. One program per multiprocessor:
+    64 x 128 18; 128 x 128 in 8 warps 34, gated 25, with 128 inputs per stage 27; 256 x 64 28, if there are so many
+    rows; gated 256 x 128 46.5. If K is in parts, two sets of 128 x 128 sums need 8 warps; by_parts makes waves half as
+    long, with ends of the same length. A tile with more rows than exist takes up to twice as long.
     """
     parts, num_tiles = num_parts(num_features, size), _num_tiles(num_rows, 128, num_features, 128)
     if gated and parts == 1 and _fills_large(num_rows, num_features):
@@ -96,19 +96,17 @@ def tile_config(num_rows: int, num_features: int, size: int, *, gated: bool = Fa
 
 
 def is_unsplit(num_rows: int, num_features: int, size: int, *, fused: Fused) -> bool:
-    """Whether cuBLAS multiplies so many rows, which are more than few, and a launch behind it does what is fused
+    """Whether cuBLAS multiplies so many rows (more than few), followed by a launch for what is fused
     (kernels/unsplit_linear.py).
 
-    On one H200 (torch 2.11, triton 3.6), us at Llama-8B's shapes by cuBLAS and that launch, and by tiles:
+    On one H200 (torch 2.11, triton 3.6), us at Llama-8B's shapes with cuBLAS and that launch, and with tiles:
 
-    rows        256        640        768         1,152       2,048       4,096
-    qkv         26, 30     54, 48     59, 80      94, 94      147, 142    288, 283
-    output      21, 24     44, 54     51, 54      74, 83      130, 118    248, 234
-    gate_up     99, 97     217, 222   257, 269    359, 393    648, 653    1,395, 1,304
-    down        53, 57     112, 150   129, 138    187, 225    334, 329    671, 676
-    head        363, 416   914, 954   1146, 1144  1734, 1887
+    rows        256        640        768         1,152       2,048       4,096 qkv         26, 30     54, 48     59, 80
+    94, 94      147, 142    288, 283 output      21, 24     44, 54     51, 54      74, 83      130, 118    248, 234
+    gate_up     99, 97     217, 222   257, 269    359, 393    648, 653    1,395, 1,304 down        53, 57     112, 150
+    129, 138    187, 225    334, 329    671, 676 head        363, 416   914, 954   1146, 1144  1734, 1887
 
-    So it does but where tiles fill the multiprocessors' last turn: there the launch behind it costs more.
+    So cuBLAS is used except where tiles fill the multiprocessors' last wave: there the extra launch costs more.
     """
     if not may_be_unsplit(num_features, size):
         return False
@@ -122,7 +120,7 @@ def is_unsplit(num_rows: int, num_features: int, size: int, *, fused: Fused) -> 
 
 
 def may_be_unsplit(num_features: int, size: int) -> bool:
-    """Whether `is_unsplit` says so of any number of rows."""
+    """Whether `is_unsplit` may be true for any number of rows."""
     is_whole = num_features % _UNSPLIT_BORDER == 0 and size % _UNSPLIT_BORDER == 0
     return is_whole and num_features * size >= _LEAST_UNSPLIT_ELEMENTS
 
@@ -132,7 +130,8 @@ def _fills_large(num_rows: int, num_features: int) -> bool:
 
 
 def _share_filled(num_rows: int, block_m: int, num_features: int, programs: int) -> float:
-    """Of the multiprocessors' turns that tiles of 128 features take, `programs` of them at once on each."""
+    """The share of the multiprocessors' waves that tiles of 128 features fill, with `programs`
+    on each multiprocessor."""
     num_tiles, at_once = _num_tiles(num_rows, block_m, num_features, 128), programs * _MULTIPROCESSORS
     return num_rows * num_features / (-(-num_tiles // at_once) * at_once * block_m * 128)
 
@@ -142,5 +141,5 @@ def _num_tiles(num_rows: int, block_m: int, num_features: int, block_n: int) -> 
 
 
 def _turns(num_programs: int) -> int:
-    """Of programs that have a multiprocessor for themselves."""
+    """Waves of programs that each have a multiprocessor to themselves."""
     return -(-num_programs // _MULTIPROCESSORS)

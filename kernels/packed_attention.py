@@ -1,11 +1,11 @@
-"""Causal self-attention of sequences that lie side by side, without a cache, and its gradient: what training computes.
+"""Causal self-attention of packed sequences, without a cache, and its gradient, for training.
 
     out[t] = sum over s of p[t, s] * value[s]     p[t] = softmax(scale * query[t] . key[s])
     lse[t] = log sum over s of exp(scale * query[t] . key[s])
 
-where s runs over the tokens of t's own sequence up to t itself, with a window over the last `window` of these. H / K
-query heads share a key head. Given the gradient of `out`, the backward pass returns those of query, key and value; of
-the forward pass it needs `out` and `lse` (FlashAttention, Dao et al. 2022).
+where s runs over the tokens of t's own sequence up to t; with a window, over the last `window` of them. H / K query
+heads share a key head. Given the gradient of `out`, the backward pass returns those of query, key and value; from the
+forward pass it needs `out` and `lse` (FlashAttention, Dao et al. 2022).
 
 Tensors (T tokens, H query heads, K kv heads, D head dim):
     query       [T, H, D]  bf16 or fp32; last stride 1, rows and heads may be strided (views of a packed projection)
@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 _ROWS = 256
-"""Queries whose scores the reference has in memory at once."""
+"""How many queries' scores the reference holds in memory at once."""
 _MOST_FLASH_HEAD_DIM = 256
 
 
 class PackedSequences(NamedTuple):
-    """Sequences one behind another, which fill all T tokens. starts: [S + 1] int32 on the tokens' device: where each
-    begins, and T. longest: no sequence has more tokens."""
+    """Consecutive sequences that fill all T tokens. starts: [S + 1] int32 on the tokens' device: where each begins,
+    then T. longest: an upper bound on a sequence's length."""
 
     lengths: tuple[int, ...]
     starts: Tensor
@@ -40,7 +40,7 @@ class PackedSequences(NamedTuple):
 
 
 class AttentionGradients(NamedTuple):
-    """Of query [T, H, D], key and value [T, K, D]."""
+    """The gradients of query [T, H, D], key and value [T, K, D]."""
 
     query: Tensor
     key: Tensor
@@ -79,7 +79,7 @@ def packed_attention_backward_reference(
     query_grad = query.new_empty(query.shape)
     key_grad = key.new_zeros(num_kv_heads, key.shape[0], head_dim, dtype=torch.float32)
     value_grad = torch.zeros_like(key_grad)
-    # What softmax's gradient takes from every row: sum over s of p[s] * dp[s], which is grad . out.
+    # Softmax's gradient subtracts from every row the sum over s of p[s] * dp[s], which equals grad . out.
     row_sums = (grad.float() * out).sum(-1)
     for part in _parts(sequences, window):
         rows, context = slice(part.first, part.end), slice(part.start, part.end)
@@ -99,8 +99,8 @@ def packed_attention_backward_reference(
 
 
 class _Part(NamedTuple):
-    """Queries first <= t < end, which look at tokens from `start` on. hidden [num_rows, end - start]: what none of them
-    may see."""
+    """Queries first <= t < end, which see tokens from `start` on. hidden [num_rows, end - start]: True where a query
+    must not see a token."""
 
     start: int
     first: int
@@ -128,8 +128,8 @@ def _parts(sequences: PackedSequences, window: int | None) -> Iterator[_Part]:
 
 
 def _scores(query: Tensor, key: Tensor, part: _Part, scale: float) -> Tensor:
-    """[K, rows * H / K, context] fp32, minus infinity where hidden. A row of all query heads that share a key head is
-    followed by the next row of them."""
+    """[K, rows * H / K, context] fp32, minus infinity where hidden. Row by row, with the query heads of one key head
+    adjacent."""
     num_kv_heads = key.shape[1]
     scores = torch.bmm(_grouped(query, num_kv_heads), _by_head(key).transpose(1, 2)).mul_(scale)
     scores.view(num_kv_heads, part.num_rows, -1, key.shape[0]).masked_fill_(part.hidden[:, None], float("-inf"))
@@ -183,7 +183,7 @@ def packed_attention_backward(
 ) -> AttentionGradients:
     if not has_flash(query, query.shape[-1]):
         return packed_attention_backward_reference(grad, query, key, value, out, lse, sequences, scale, window)
-    no_dropout = torch.empty(2, dtype=torch.uint64, device=query.device)  # the state of a generator, which is not read
+    no_dropout = torch.empty(2, dtype=torch.uint64, device=query.device)  # a generator's state, which is not read
     with _deterministic():
         gradients = torch.ops.aten._flash_attention_backward(
             grad,
@@ -207,8 +207,8 @@ def packed_attention_backward(
 
 
 def has_flash(like: Tensor, head_dim: int) -> bool:
-    """Whether tensors of this dtype, on this device, are FlashAttention's: what it launches depends on how many tokens
-    and sequences there are and on `longest` alone. The reference looks at `lengths`."""
+    """Whether FlashAttention takes tensors of this dtype and device. Its launches depend only on the number of tokens
+    and sequences and on `longest`. The reference uses `lengths`."""
     is_flash_shape = head_dim % 8 == 0 and head_dim <= _MOST_FLASH_HEAD_DIM
     return like.is_cuda and like.dtype in (torch.bfloat16, torch.float16) and is_flash_shape
 
@@ -219,8 +219,8 @@ def _flash_window(window: int | None) -> dict[str, int]:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """FlashAttention adds up a query's gradient in whichever order blocks arrive, unless torch is told otherwise; it
-    would then also fill each new tensor with NaN, one more launch."""
+    """Otherwise FlashAttention sums a query's gradient in the order in which blocks arrive. Torch's deterministic mode
+    would also fill each new tensor with NaN, one more launch, so that is turned off."""
     module: Any = torch.utils.deterministic
     mode, fills = torch.get_deterministic_debug_mode(), module.fill_uninitialized_memory
     torch.set_deterministic_debug_mode("error")

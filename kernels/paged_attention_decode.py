@@ -7,31 +7,30 @@ and G = H / K. `first` is 0, or max(0, C - sliding_window). cap(x) is x, or logi
 
 Tensors (S sequences, H query heads, K kv heads, D head dim, B blocks, P block size, M entries of a block table, R
 rows of it):
-    query                    [S, H, D]     bf16, fp16 or fp32; last two dims dense, rows may be strided
-    key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims dense, blocks strided. Or
-                                           of eight bits with exponents (kernels/fp8_cache.py), both of them
-    batch                                  made by `decode_batch`, and again by `afresh` for every step, from
+    query                    [S, H, D]     bf16, fp16 or fp32; last two dims contiguous, rows may be strided
+    key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims contiguous, blocks strided;
+                                           or both fp8 with exponents (kernels/fp8_cache.py)
+    batch                                  made by `decode_batch`, then per step by `afresh`, from
         block_table          [R, M]        int32, last stride 1; entries past a sequence's last block are not used
         context_lens         [S]           int32: cached tokens, the query's own included; 0 marks a padding row
-        rows                 [S]           int64: the sequence's row of the table; None where that is s itself
-    sinks                    [H]           a score of each head that takes its share of the softmax and has no value
+        rows                 [S]           int64: the sequence's row of the table; None: row s
+    sinks                    [H]           an extra score per head that takes its share of the softmax and has no value
                                            (gpt-oss), query's dtype, contiguous; None: there is none
     out                      [S, H, D]     query's dtype, contiguous; written in place; padding rows hold anything
 
 P from 1 (TokenAttention) up; any G; in the kernel D and K up to 256, and scale > 0. Cells at or past context_lens[s],
-or before `first`, do not count: they may hold another request's remains, NaN included, and the table's entries of
-blocks that hold no other cells may name any block.
-Rounding: fp32 scores and accumulation, rounded once when written; 16-bit probabilities are rounded before they meet
-the values, and an fp32 product is three tf32 products in the kernel. The reference rounds 16-bit scores of many rows;
-the compiled loop of a CPU (kernels/loops) rounds neither.
-Offsets are int64. S may be 0. Rows may stand in any order; neighbours of similar length are fastest
-in the reference. The reference is differentiable in the query, except for `out`.
+or before `first`, are ignored: they may hold what another request left there, NaN included. Table entries of blocks
+that hold only such cells may name any block. Rounding: fp32 scores and accumulation, rounded once when written; 16-bit
+probabilities are rounded before they are multiplied by the values; in the kernel an fp32 product is three tf32
+products. The reference rounds 16-bit scores of many rows; the compiled loop of a CPU (kernels/loops) rounds neither.
+Offsets are int64. S may be 0. Rows may be in any order; the reference is fastest if adjacent rows have similar lengths.
+The reference is differentiable in the query, except for `out`.
 
 The kernel is split-KV (kernels/split_kv.py): long sequences are cut into splits of about equal work for the whole
 batch, by lengths that only the device reads. The grid depends on shapes alone, so a CUDA graph may hold the launch.
-The first layer of a step has the splits listed for all, and a program looks its own up before it waits for the kernel
-before it (kernels/dependent_launch.py). Whoever finishes a sequence's last split merges them all, by a count: one
-stream at a time per batch.
+The first layer of a step lists the splits for all layers, and a program looks up its own before it waits for the
+previous kernel (kernels/dependent_launch.py). Programs count the finished splits of a sequence; the last one merges
+them all. So a batch may run on only one stream at a time.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ _MERGED_AT_ONCE = 2048  # partial results a warp holds in registers: 64 a thread
 
 @dataclass(frozen=True)
 class Splits:
-    """A batch's by one rule. items: of kernels/split_kv.py. arrivals [S, 256] int32, the kernel's: splits done of each
-    sequence and kv head; zero between launches."""
+    """The splits of a batch by one rule. items: as in kernels/split_kv.py. arrivals [S, 256] int32, used by the kernel:
+    finished splits per sequence and kv head; zero between launches."""
 
     items: Tensor
     arrivals: Tensor
@@ -80,9 +79,9 @@ class Splits:
 
 @dataclass(frozen=True)
 class DecodeBatch:
-    """The sequences of a step that decode, for every layer. splits: listed so far. split_len: as of `decode_batch`.
-    keeps_l1: the kernels around attention read much again from the L1 cache, which shares its memory with attention's
-    tiles; so those are to be small (`decode_config`)."""
+    """The sequences of a step that decode, for every layer. splits: those listed so far. split_len: as in
+    `decode_batch`. keeps_l1: the kernels around attention rely on the L1 cache, which shares its memory with
+    attention's tiles, so those must be small (`decode_config`)."""
 
     block_table: Tensor
     context_lens: Tensor
@@ -94,29 +93,29 @@ class DecodeBatch:
     keeps_l1: bool = False
 
     def afresh(self) -> DecodeBatch:
-        """For a step whose lengths are others, at the same place."""
-        return replace(self, splits={}, _groups={})  # and without the order and the arrivals that it has kept
+        """For the next step, which has other lengths in the same tensors."""
+        return replace(self, splits={}, _groups={})  # the cached `order_and_arrivals` are dropped, too
 
     def splits_by(self, rule: SplitRule) -> Splits:
         """On a GPU or in the interpreter."""
         if rule not in self.splits:
             num_seqs, longest = self.context_lens.shape[0], self.block_table.shape[1] * self.block_size
             items = split_items_triton(self.context_lens, self.rows, rule, rule.most_items(num_seqs, longest))
-            # Torch's own, without dependent launch: whatever starts after it may read the items before it waits.
+            # A torch kernel, launched without PDL: whatever starts after it may read the items before it waits.
             arrivals = torch.zeros((num_seqs, _MAX_KV_HEADS), dtype=torch.int32, device=items.device)
             self.splits[rule] = Splits(items, arrivals)
         return self.splits[rule]
 
     @cached_property
     def order_and_arrivals(self) -> tuple[Tensor, Tensor]:
-        """Of the kernel with splits of one length (kernels/ordered_attention_decode.py), on a GPU."""
+        """For the kernel with splits of a fixed length (kernels/ordered_attention_decode.py), on a GPU."""
         order = longest_first_triton(self.context_lens)
-        # Behind it, as of `splits_by`: torch's own, without dependent launch.
+        # Followed by a torch kernel without PDL, as in `splits_by`.
         shape = self.context_lens.shape[0], _MAX_KV_HEADS
         return order, torch.zeros(shape, dtype=torch.int32, device=self.context_lens.device)
 
     def groups(self, sliding_window: int | None) -> tuple[DecodeGroup, ...]:
-        """The reference's; reads the lengths, for which a GPU would have to be waited for. Made once for all layers
+        """For the reference. Reads the lengths, for which a GPU would have to be waited for. Made once for all layers
         with this window."""
         if sliding_window not in self._groups:
             table, lens = self.block_table.index_select(0, self.rows), self.context_lens.tolist()
@@ -135,9 +134,9 @@ def decode_batch(
     rows: Tensor | None = None,
     split_len: int | None = None,
 ) -> DecodeBatch:
-    """Reads no value of the tensors, which may change before a CUDA graph is replayed. split_len: where keys are cut so
-    that a row's bits do not depend on what it is computed beside (kernels/ordered_attention_decode.py): on a GPU, of
-    plain caches, without sinks."""
+    """Reads no values of the tensors, which may change before a CUDA graph is replayed. split_len: cut keys at its
+    multiples, so that a row's bits do not depend on the rest of the batch (kernels/ordered_attention_decode.py); on a
+    GPU, for plain caches without sinks."""
     assert block_table.dtype == context_lens.dtype == torch.int32 and block_table.stride(-1) == 1
     num_seqs = context_lens.shape[0]
     if rows is None:
@@ -163,7 +162,7 @@ def paged_attention_decode_reference(
             continue
         rows = query[group.rows]
         num_kv_heads, head_dim = elements_of(key_cache).shape[2:]
-        # The query heads of one kv head form the rows of one small product: its keys are read once.
+        # The query heads of one kv head are the rows of one small product, so its keys are read once.
         grouped = rows.reshape(rows.shape[0], num_kv_heads, -1, head_dim)
         if logit_softcap is not None or sinks is not None:
             keys, values = (gather_group(c, group, query.dtype) for c in (key_cache, value_cache))
@@ -201,14 +200,14 @@ def _paged_attention_decode_kernel(
     block_table_ptr,
     items_ptr,
     arrivals_ptr,
-    partial_ptr,  # [items, H, D] fp32: what each split would give alone
+    partial_ptr,  # [items, H, D] fp32: the output of each split alone
     lse_ptr,  # [items, H] fp32: log2 of its sum of exponentials
     sinks_ptr,
     out_ptr,
     query_stride_seq,
-    block_rows,  # from a block to the next in the caches, in rows of HEAD_DIM elements: 32 bits hold any row's number
+    block_rows,  # stride from block to block, in rows of HEAD_DIM elements: a row's number fits 32 bits
     table_stride,
-    score_scale,  # scale * log2(e): the kernel counts in powers of two
+    score_scale,  # scale * log2(e): the kernel uses exp2 and log2
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -240,7 +239,7 @@ def _paged_attention_decode_kernel(
     num_splits = tl.load(item_ptr + 5)
     if table_row < 0:
         if item == 0:
-            wait_for_inputs(PDL)  # as somebody must, before the launch counts as complete: here all is padding
+            wait_for_inputs(PDL)  # all is padding, but some program must wait before the launch is complete
         return
     if IS_ALIGNED:
         kv_begin = tl.multiple_of(kv_begin, BLOCK_KV)
@@ -256,7 +255,7 @@ def _paged_attention_decode_kernel(
     is_row = (row < GROUP)[:, None] & is_head_dim[None, :]
     row_offset = head[:, None] * HEAD_DIM + dim[None, :]
     query_row_ptr = query_ptr + seq.to(tl.int64) * query_stride_seq
-    if IS_FP8:  # even and odd dims apart, as pairs of bytes come to the matrix units
+    if IS_FP8:  # even and odd dims apart: fp8 elements are read in pairs
         pair = tl.arange(0, BLOCK_D // 2)
         is_query = (row < GROUP)[:, None] & (pair < HEAD_DIM // 2)[None, :]
         pair_ptr = query_row_ptr + head[:, None] * HEAD_DIM + 2 * pair[None, :]
@@ -315,7 +314,7 @@ def _paged_attention_decode_kernel(
         highest = higher
     if IS_FP8:
         acc = tl.reshape(tl.join(acc, odd_acc), [BLOCK_G, BLOCK_D])
-    if HAS_SINKS and num_splits == 1:  # else it joins once, where the splits do
+    if HAS_SINKS and num_splits == 1:  # else it is added once, where the splits are merged
         sink = tl.load(sinks_ptr + head, mask=row < GROUP, other=float("-inf")).to(tl.float32)
         total += tl.exp2(sink * 1.4426950408889634 - highest)
     acc = acc / total[:, None]
@@ -328,7 +327,7 @@ def _paged_attention_decode_kernel(
 
     tl.store(partial_ptr + item.to(tl.int64) * (num_heads * HEAD_DIM) + row_offset, acc, mask=is_row)
     tl.store(lse_ptr + item.to(tl.int64) * num_heads + head, highest + tl.log2(total), mask=row < GROUP)
-    tl.debug_barrier()  # the count is one thread's: it must come after every thread's stores
+    tl.debug_barrier()  # one thread counts: only after the stores of all threads
     arrival_ptr = arrivals_ptr + seq.to(tl.int64) * MAX_KV_HEADS + kv_head
     if tl.atomic_add(arrival_ptr, 1, sem="acq_rel") != num_splits - 1:
         return
@@ -359,7 +358,7 @@ def _paged_attention_decode_kernel(
             cache_modifier=".cg",
         )
         higher = tl.maximum(highest, tl.max(lse, 0))
-        known = tl.where(higher > float("-inf"), higher, 0)  # rows that only pad the group have no sums
+        known = tl.where(higher > float("-inf"), higher, 0)  # padding rows of the group have no sums
         decay = tl.exp2(highest - known)
         weights = tl.exp2(lse - known[None, :])
         total = total * decay + tl.sum(weights, 0)

@@ -1,7 +1,7 @@
-"""Attention of prompts, or chunks of them, against paged keys and values: variable lengths, with a cached prefix.
+"""Attention of prompts, or chunks of prompts, over paged keys and values: variable lengths, with a cached prefix.
 
-Sequence s owns query rows query_starts[s] : query_starts[s + 1], its last ones: with N of them and a context of
-C = context_lens[s] tokens (theirs included, already written to the cache), row i stands at position p = C - N + i and
+Sequence s owns the N query rows query_starts[s] : query_starts[s + 1]. They are the last N of its C = context_lens[s]
+tokens, whose keys and values are all in the cache. Row i is at position p = C - N + i, and
 
     out[i, h] = softmax(cap(scale * query[i, h] . key[first : p + 1, h // G])) value[first : p + 1, h // G]
 
@@ -9,29 +9,28 @@ where position x lies in block block_table[rows[s], x // P], at offset x % P, an
 max(0, p + 1 - sliding_window). cap(x) is x, or logit_softcap * tanh(x / logit_softcap).
 
 Tensors (T query tokens, S sequences, H query heads, K kv heads, D head dim, B blocks, P block size, M table entries):
-    query                    [T, H, D]     bf16, fp16 or fp32; last two dims dense, rows may be strided
-    key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims dense, blocks strided. Or
-                                           of eight bits with exponents (kernels/fp8_cache.py), both of them
+    query                    [T, H, D]     bf16, fp16 or fp32; last two dims contiguous, rows may be strided
+    key_cache, value_cache   [B, P, K, D]  query's dtype; one layer's view: last three dims contiguous, blocks strided;
+                                           or both fp8 with exponents (kernels/fp8_cache.py)
     batch                                  made once a step by `prefill_batch` from
         block_table          [R, M]        int32, last stride 1; entries past a sequence's last block are not used
-        query_starts         [S + 1]       int32, not decreasing; rows before the first and past the last are others'
+        query_starts         [S + 1]       int32, not decreasing; rows outside them belong to others
         context_lens         [S]           int32, >= the sequence's query rows
-        rows                 [S]           int64: the sequence's row of the table; None where that is s itself. In the
-                                           kernel a sequence whose row is negative is left out
+        rows                 [S]           int64: the sequence's row of the table; None: row s. The
+                                           kernel skips a sequence whose row is negative
         max_query_len        host int, >= every sequence's query rows (bounds the launch)
-        split_len            host int, or None: on a GPU, where keys are cut so that a row's bits do not depend on what
-                             it is computed beside (kernels/ordered_attention_decode.py)
-    sinks                    [H]           a score of each head that takes its share of the softmax and has no value
+        split_len            host int, or None: on a GPU, cut keys at its multiples, so that a row's bits do not
+                             depend on the rest of the batch (kernels/ordered_attention_decode.py)
+    sinks                    [H]           an extra score per head that takes its share of the softmax and has no value
                                            (gpt-oss), query's dtype, contiguous; None: there is none
-    out                      [T, H, D]     query's dtype, contiguous; written in place, but not in others' rows
+    out                      [T, H, D]     query's dtype, contiguous; written in place, except rows of others
 
 P from 1 up; any G; in the kernel D up to 256, and scale > 0. Cells at or past context_lens[s], or before the `first` of
-the sequence's first row, do not count: they may hold another request's remains, NaN included, and the table's entries
-of blocks that hold no other cells may name any block.
-Rounding: fp32 scores and accumulation, rounded once when written; 16-bit probabilities are rounded before they meet
-the values, and an fp32 product is three tf32 products in the kernel. The reference may round 16-bit scores; the
-compiled loop of a CPU (kernels/loops) does not.
-Offsets are int64. S and T may be 0. The reference is differentiable in the query, except for `out`.
+the sequence's first row, are ignored: they may hold what another request left there, NaN included. Table entries of
+blocks that hold only such cells may name any block. Rounding: fp32 scores and accumulation, rounded once when written;
+16-bit probabilities are rounded before they are multiplied by the values; in the kernel an fp32 product is three tf32
+products. The reference may round 16-bit scores; the compiled loop of a CPU (kernels/loops) does not. Offsets are int64.
+S and T may be 0. The reference is differentiable in the query, except for `out`.
 
 The kernel's grid depends on shapes and max_query_len alone, so a CUDA graph may hold the launch.
 """
@@ -74,7 +73,8 @@ from kernels.prefill_units import takes as prefill_units_take
 from kernels.widened_cache import WidenedTable, capacity_of, widened_cache_triton, widened_table
 
 _WIDENED_ROWS = 512
-"""Of a kv head, from which on keys and values are widened first: four programs would each make numbers of them."""
+"""From this many query rows per kv head on, an FP8 cache is widened first; otherwise four programs or more would each
+convert the same keys and values."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class PrefillBatch:
     _widened: dict[int, WidenedTable] = field(default_factory=dict)
 
     def afresh(self) -> PrefillBatch:
-        """For a step whose lengths are others, at the same place."""
+        """For the next step, which has other lengths in the same tensors."""
         return replace(self, _widened={})
 
     def widened_table(self, cell_bytes: int) -> WidenedTable:
-        """Of caches that are widened (kernels/widened_cache.py). cell_bytes: of a token's widened keys and values."""
+        """For caches that are widened (kernels/widened_cache.py). cell_bytes: of a token's widened keys and values."""
         num_seqs, num_entries = len(self.rows), self.block_table.shape[1]
         capacity = capacity_of(num_seqs, num_entries, cell_bytes, self.block_size)
         if capacity not in self._widened:
@@ -106,7 +106,7 @@ class PrefillBatch:
 
     @cached_property
     def sequences(self) -> tuple[PrefillSequence, ...]:
-        """The reference's; reads the lengths, for which a GPU would have to be waited for."""
+        """For the reference. Reads the lengths, for which a GPU would have to be waited for."""
         rows = [slice(start, stop) for start, stop in pairwise(self.query_starts.tolist())]
         return tuple(
             prefill_sequence(self.block_table[row], rows[seq], context_len, self.block_size)
@@ -123,7 +123,7 @@ def prefill_batch(
     rows: Tensor | None = None,
     split_len: int | None = None,
 ) -> PrefillBatch:
-    """Reads no value of the tensors, which may change before a CUDA graph is replayed."""
+    """Reads no values of the tensors, which may change before a CUDA graph is replayed."""
     assert block_table.dtype == query_starts.dtype == context_lens.dtype == torch.int32
     num_seqs = context_lens.shape[0]
     assert block_table.stride(-1) == 1 and query_starts.shape[0] == num_seqs + 1
@@ -190,9 +190,9 @@ def _paged_attention_prefill_kernel(
     out_ptr,
     num_seqs,
     query_stride_token,
-    block_rows,  # from a block to the next in the caches, in rows of HEAD_DIM elements: 32 bits hold any row's number
+    block_rows,  # stride from block to block, in rows of HEAD_DIM elements: a row's number fits 32 bits
     table_stride,
-    score_scale,  # scale * log2(e): the kernel counts in powers of two
+    score_scale,  # scale * log2(e): the kernel uses exp2 and log2
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -207,12 +207,13 @@ def _paged_attention_prefill_kernel(
     NUM_STAGES: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Program (kv head, item): an item is a few neighbouring query tokens of one sequence, numbered from the batch's
-    last backwards. So a sequence's longest contexts come first, and the device does not end on them.
+    """Program (kv head, item): an item is a few adjacent query tokens of one sequence, numbered backwards from the
+    batch's last token. So the longest contexts of a sequence run first, and the device does not end with them.
 
-    An item's tiles come in three runs: those that a sliding window hides from some rows in part, those that every row
-    sees whole, and those that hold the rows' own tokens. SPLIT: at its multiples the softmax begins anew, and joins
-    what was before at their end; 0: nowhere."""
+    An item's tiles come in three runs: tiles that a sliding window hides in part from some rows, tiles that every row
+    sees whole, and tiles that hold the rows' own tokens. SPLIT: at its multiples the softmax restarts; at a split's end
+    it is merged with the splits before it. 0: no splits.
+    """
     kv_head = tl.program_id(0)
     item = tl.num_programs(1) - 1 - tl.program_id(1)
     tile_tokens: tl.constexpr = BLOCK_M // GROUP
@@ -235,7 +236,7 @@ def _paged_attention_prefill_kernel(
 
     query_start = tl.load(query_starts_ptr + seq)
     query_stop = tl.load(query_starts_ptr + seq + 1)
-    ahead = tl.load(context_lens_ptr + seq) - query_stop  # of a row's position over its number
+    ahead = tl.load(context_lens_ptr + seq) - query_stop  # a row's position minus its row number
     first_token = query_start + (item - first_item) * tile_tokens
     last_token = tl.minimum(first_token + tile_tokens, query_stop) - 1
 
@@ -309,8 +310,8 @@ def paged_attention_prefill_triton(
     sinks: Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> None:
-    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the tables', which have
-    kernels/prefill_units.py do what it does faster."""
+    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring. None: by the tables, which use
+    kernels/prefill_units.py where it is faster."""
     num_tokens, num_heads, head_dim = query.shape
     keys, values = elements_of(key_cache), elements_of(value_cache)
     num_kv_heads = keys.shape[2]
@@ -386,8 +387,8 @@ def paged_attention_prefill_widened_triton(
     logit_softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """As paged_attention_prefill_triton, by keys and values that are widened once for all rows, as far as there is
-    room for them (kernels/widened_cache.py)."""
+    """Like paged_attention_prefill_triton, but keys and values are widened once for all rows, as far as there is room
+    (kernels/widened_cache.py)."""
     if query.shape[0] == 0 or len(batch.rows) == 0:
         return
     cell_bytes = 2 * key_cache.elements.shape[2:].numel() * query.dtype.itemsize

@@ -1,4 +1,4 @@
-"""What the kernels of paged attention rely on in their tensors, decode's and prefill's alike."""
+"""What the paged attention kernels, decode and prefill, rely on in their tensors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _MAX_HEAD_DIM = 256
 
 
 def check_paged_tensors(query: Tensor, key_cache: Cache, value_cache: Cache, block_size: int, out: Tensor) -> None:
-    """AssertionError unless they are as the contracts of kernels/paged_attention_*.py have them.
+    """Raises AssertionError unless the tensors are as the contracts of kernels/paged_attention_*.py say.
 
-    The caches' rows of head_dim elements are numbered in 32 bits, so there must be fewer than 2^31 of them.
+    Rows of head_dim elements in the caches are numbered in 32 bits, so there must be fewer than 2^31 of them.
     """
     _, num_heads, head_dim = query.shape
     keys, values = elements_of(key_cache), elements_of(value_cache)

@@ -6,10 +6,10 @@ batch. Ten rounds of
     counter = (hi(B * c2) ^ c1 ^ k0,  lo(B * c2),  hi(A * c0) ^ c3 ^ k1,  lo(A * c0));   key += (W0, W1)
 
 Tensors: words are int64 holding 0 .. 2^32 - 1, of any shapes that broadcast together; integers, so bit for bit the
-same as `triton.language.philox`. The kernels of other files call `philox_words` and `philox_uniform`, on uint32.
+same as `triton.language.philox`. Kernels in other files call `philox_words` and `philox_uniform`, with uint32.
 
-`uniform` maps a word to fp32 in [2^-33, 1 - 2^-24]: word * 2^-32 + 2^-33, rounded to nearest, and held below 1.
-Small values keep their resolution, which is what the tail of an exponential draw needs.
+`uniform` maps a word to fp32 in [2^-33, 1 - 2^-24]: word * 2^-32 + 2^-33, rounded to nearest and clamped below 1. Small
+values keep their resolution, which the tail of an exponential draw needs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def philox_4x32_reference(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
-    """int64 products wrap modulo 2^64, which keeps all 64 bits; a multiplicand is cut to its word before use."""
+    """int64 products wrap modulo 2^64, which keeps all 64 bits; a factor is cut to its word before it is multiplied."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_NUM_ROUNDS):
@@ -46,7 +46,7 @@ def philox_4x32_reference(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
 @triton.jit
 @no_type_check
 def philox_words(c0, c1, c2, c3, k0, k1):
-    """Of uint32 blocks or scalars, as one program's value."""
+    """Four uint32 words; the arguments are uint32 blocks or scalars of one program."""
     for _ in tl.static_range(10):
         product_a = c0.to(tl.uint64) * 0xD2511F53
         product_b = c2.to(tl.uint64) * 0xCD9E8D57

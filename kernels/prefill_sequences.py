@@ -1,7 +1,7 @@
-"""Prefill attention on a CPU: one sequence after the other, its scores all at once where that is faster.
+"""Prefill attention on a CPU: one sequence after another, with all its scores at once where that is faster.
 
-The torch side of kernels/paged_attention_prefill.py, whose reference it is a part of; tensors and letters as there (N
-query rows of a sequence, C tokens of its context).
+A part of the reference in kernels/paged_attention_prefill.py; tensors and letters as there (N query rows of a sequence,
+C tokens of its context).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from kernels.fp8_cache import Cache, elements_of, read_blocks
 
 _FEWEST_SCORES = 4096
-_MOST_SCORES = 1 << 24  # bounds the memory that they take: 32 MB, and as much for the probabilities
+_MOST_SCORES = 1 << 24  # bounds their memory: 32 MB, and the same for the probabilities
 
 
 @dataclass(frozen=True)
 class PrefillSequence:
-    """One sequence as the reference sees it: its query rows, its blocks, and the causal mask [N, C] if it has a
-    prefix (None: rows and context are the same tokens)."""
+    """One sequence as the reference sees it: its query rows, its blocks, and the causal mask [N, C]. mask None: there
+    is no cached prefix, rows and context are the same tokens."""
 
     rows: slice
     context_len: int
@@ -37,7 +37,7 @@ class PrefillSequence:
 
 
 def prefill_sequence(block_ids: Tensor, rows: slice, context_len: int, block_size: int) -> PrefillSequence:
-    """rows: of the flat batch. block_ids [M] int32: the sequence's row of the block table."""
+    """rows: in the flat batch. block_ids [M] int32: the sequence's row of the block table."""
     num_queries = rows.stop - rows.start
     has_prefix = num_queries < context_len
     mask = visible_cells(num_queries, context_len, None, block_ids.device) if has_prefix else None
@@ -51,10 +51,11 @@ def pays_to_keep_scores(rows: Tensor, context_len: int) -> bool:
 
 
 def attend_by_scores(rows: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float) -> Tensor:
-    """rows [1, H, N, D], keys and values [1, K, C, D] -> [1, H, N, D]: with all scores at once, unlike SDPA.
+    """rows [1, H, N, D], keys and values [1, K, C, D] -> [1, H, N, D]. Unlike SDPA, with all scores at once.
 
-    Measured with AVX512-bf16, 9 heads of 64 dims in 3 groups, SDPA / this, milliseconds, queries x context: one core
-    128 x 128 0.65 / 0.41, 512 x 512 8.8 / 5.8; two 0.52 / 0.32, 5.5 / 2.9, 128 x 640 2.3 / 1.1. Slower below 64 x 64.
+    Measured with AVX512-bf16, 9 heads of 64 dims in 3 groups; milliseconds, SDPA / this, queries x context. One core:
+    128 x 128 0.65 / 0.41, 512 x 512 8.8 / 5.8. Two cores: 0.52 / 0.32, 5.5 / 2.9, and 128 x 640 2.3 / 1.1. Slower below
+    64 x 64.
     """
     num_kv_heads, context_len = keys.shape[1:3]
     query, keys, values = rows.reshape(num_kv_heads, -1, rows.shape[-1]), keys[0].contiguous(), values[0].contiguous()
@@ -72,8 +73,8 @@ def visible_cells(num_queries: int, context_len: int, sliding_window: int | None
 
 
 def gather_sequence(cache: Cache, sequence: PrefillSequence, dtype: torch.dtype, first: int = 0) -> Tensor:
-    """cache [B, P, K, D] -> [1, K, C - first, D] of `dtype`: the sequence's cells from position `first` on, in the
-    order of its tokens."""
+    """cache [B, P, K, D] -> [1, K, C - first, D] of `dtype`: the sequence's cells from position `first` on, in token
+    order."""
     block_size = elements_of(cache).shape[1]
     first_block = first // block_size
     cells = read_blocks(cache, sequence.block_ids[first_block:], dtype).flatten(0, 1)

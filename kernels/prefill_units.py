@@ -1,15 +1,15 @@
-"""Prefill attention on Hopper by warps that only copy and warps that only compute: twin of what
-kernels/paged_attention_prefill.py launches, whose contract and letters hold. For 16-bit queries and caches, head dims
-64 and 128, blocks of 8 tokens and more, without a window, a soft cap or splits.
+"""Prefill attention on Hopper with specialized warps: some only copy, some only compute. Twin of the kernel in
+kernels/paged_attention_prefill.py, with the same contract and letters. For 16-bit queries and caches, head dims 64 and
+128, blocks of at least 8 tokens, without window, soft cap or splits.
 
-A program's tile of 128 rows is halved between two consumers, warp groups that compute. The producer, a warp, brings
-keys and values of BLOCK_KV tokens by tiles' copies, one for each block and 64 dims, some stages ahead: from the end of
-what the rows see to its beginning, so the tiles that are masked come first.
+A program's tile of 128 rows is divided between two consumers, warp groups that compute. The producer, one warp, copies
+keys and values of BLOCK_KV tokens with TMA, one copy per block and 64 dims, some stages ahead. Tiles come from the end
+of what the rows see to its beginning, so the masked tiles come first.
 
-As in FlashAttention-3 (Shah et al. 2024) a consumer has two products under way: scores of a tile, and the weights of
-the tile before times its values. While the units compute the second, the scores become weights; and one consumer's
-softmax runs beside the other's products. All that takes Triton's Gluon, where the order is written down; there is no
-interpreter of it (tests/kernels/gluon_emulator.py runs it on a CPU).
+As in FlashAttention-3 (Shah et al. 2024) a consumer has two products in flight: the scores of a tile, and the weights
+of the previous tile times its values. While the tensor cores compute the second product, the scores become weights; and
+one consumer's softmax runs beside the other's products. This needs Triton's Gluon, where the order is explicit. Gluon
+has no interpreter; tests/kernels/gluon_emulator.py runs the kernel on a CPU.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kernels.optional_gluon import HAS_GLUON, GluonTensorDescriptor, barrier, co
 _HEAD_DIMS = 64, 128
 _ALIGNMENT = 16
 _TILE_ROWS = 128
-"""Of two consumers: the units want 64 of each."""
+"""Of two consumers: a warp group's MMA takes 64 rows."""
 _DIMS_OF_A_COPY = 64
-"""128 bytes, as far as a swizzled tile's rows reach."""
+"""128 bytes, the longest row of a swizzled tile."""
 
 
 def takes(query: Tensor, key_cache: Tensor, value_cache: Tensor, config: PrefillUnitsConfig) -> bool:
-    """Whether these tensors are laid out for it, and the device and Triton are."""
+    """Whether the device, Triton and the tensors' layout allow it."""
     if not HAS_GLUON or not query.is_cuda or torch.cuda.get_device_capability(query.device)[0] != 9:
         return False
     if query.dtype.itemsize != 2 or query.shape[2] not in _HEAD_DIMS:
@@ -46,7 +46,7 @@ def takes(query: Tensor, key_cache: Tensor, value_cache: Tensor, config: Prefill
 
 
 if gl is not None:
-    # Never stores. What is looked at here is computed before whatever touches memory comes, the wait for the units too.
+    # Never stores. Its operands are computed before anything below that touches memory, including the wait for the MMA.
     _COMPUTED = gl.constexpr(
         "{ .reg .pred p; .reg .b32 a; mov.b32 a, 0; setp.eq.f32 p, $0, 0fBF800000; "
         "setp.eq.and.f32 p, $1, 0fBF800000, p; @p st.volatile.shared.f32 [a], $0; }"
@@ -64,7 +64,7 @@ def _sum_of(a, b):
 @gluon.jit
 @no_type_check
 def _items_of(query_starts_ptr, base, num_seqs, TILE_TOKENS: gl.constexpr, WARPS: gl.constexpr):
-    """Of 128 sequences: their numbers, first rows and how many items each has. Every warp has all of them."""
+    """For 128 sequences: their numbers, first rows, end rows and numbers of items. Every warp has all of them."""
     seqs = base + gl.arange(0, 128, layout=gl.BlockedLayout([4], [32], [WARPS], [0]))
     starts = gl.load(query_starts_ptr + seqs, mask=seqs < num_seqs, other=0)
     stops = gl.load(query_starts_ptr + seqs + 1, mask=seqs < num_seqs, other=0)
@@ -87,8 +87,8 @@ def _item(
     item, query_starts_ptr, context_lens_ptr, rows_ptr, num_seqs, TILE_TOKENS: gl.constexpr, BLOCK_KV: gl.constexpr,
     WARPS: gl.constexpr,
 ):  # fmt: skip
-    """(first token, last one, what a position is ahead of a row's number, context, row of the table, tiles, those of
-    them that are masked): without any tiles if the sequence is left out."""
+    """(first token, last token, position minus row number, context, row of the table, number of tiles, number of masked
+    tiles). There are no tiles if the sequence is left out."""
     first_item = 0
     query_start = 0
     query_stop = 0
@@ -120,8 +120,8 @@ def _item(
 @gluon.jit
 @no_type_check
 def _turn(first):
-    """Of those that programs take from `first` on, this one's: there and back in turns, so that whoever had the longest
-    item has the shortest next."""
+    """This program's item among those that programs take from `first` on. Rounds alternate in direction, so that the
+    program with the longest item gets the shortest one next."""
     num_programs = gl.num_programs(0)
     place = gl.program_id(0)
     if (first // num_programs) % 2 == 1:
@@ -132,7 +132,7 @@ def _turn(first):
 @gluon.jit
 @no_type_check
 def _packed(weights, DTYPE: gl.constexpr):
-    """[M, N] fp32 -> [M, N / 2] words of two numbers: what a loop carries, else the compiler takes pairs apart."""
+    """[M, N] fp32 -> [M, N / 2] words of two numbers. Loops carry words: the compiler would take pairs apart."""
     even, odd = gl.split(gl.reshape(weights, [weights.shape[0], weights.shape[1] // 2, 2]))
     CONVERT: gl.constexpr = _TWO_BF16 if gl.bfloat16 == DTYPE else _TWO_FP16
     return gl.inline_asm_elementwise(CONVERT, "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
@@ -168,7 +168,7 @@ def _attend_tile(
     query, words, acc, highest, total, position, number, tile_begin, score_scale, keys, values, MASKED: gl.constexpr,
     SCORES: gl.constexpr, LEFT: gl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile; `words`, the weights of the one before, join. number: of all tiles that came."""
+    """Scores of a tile; the previous tile is added: its weights (`words`) times its values. number: of this tile."""
     key_tiles, keys_full, keys_free = keys
     value_tiles, values_full, values_free = values
     DTYPE: gl.constexpr = key_tiles.dtype
@@ -187,7 +187,7 @@ def _attend_tile(
     total = gl.inline_asm_elementwise(_COMPUTED, "=f,=f,0,1", [total], dtype=gl.float32, is_pure=False, pack=2)
     acc, left, weights = hopper.warpgroup_mma_wait(0, deps=[acc, left, weights])
     hopper.mbarrier.arrive(values_free.index(slot_before), count=1)
-    # Only now: ptxas has all products waited for at once where what they read is written while one is under way.
+    # Only now: if a product's registers were written while it is in flight, ptxas would wait for all products.
     words = _packed(weights, DTYPE)
     acc = acc * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, acc.type.layout)), 1)
     return words, acc, highest, total
@@ -199,7 +199,7 @@ def _first_weights(
     query, position, number, tile_begin, context_len, score_scale, keys, values, SCORES: gl.constexpr,
     MOVED: gl.constexpr,
 ):  # fmt: skip
-    """Of the last tile, whose cells past the context, which nobody has written, may hold NaN."""
+    """Weights of the last tile. Its cells past the context are not written yet and may hold NaN."""
     key_tiles, keys_full, keys_free = keys
     value_tiles, values_full, _ = values
     ROWS: gl.constexpr = query.shape[0]
@@ -212,7 +212,7 @@ def _first_weights(
     scores = hopper.warpgroup_mma_wait(0, deps=[scores])
     hopper.mbarrier.arrive(keys_free.index(slot), count=1)
     if tile_begin + BLOCK_KV > context_len:
-        # Both consumers store the same.
+        # Both consumers store the same values.
         hopper.mbarrier.wait(values_full.index(slot), phase=phase)
         cell = tile_begin + gl.arange(0, BLOCK_KV, layout=gl.SliceLayout(1, MOVED))
         written = value_tiles.index(slot).load(MOVED)
@@ -233,7 +233,7 @@ def _attend_item(
     query_stride_token, num_tiles, num_masked, done, score_scale, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
-    """A consumer's rows of an item, from its first_row on; `done` tiles came before."""
+    """A consumer's rows of an item, from first_row on. done: how many tiles the program has had before."""
     ROWS: gl.constexpr = query.shape[0]
     HEAD_DIM: gl.constexpr = query.shape[1]
     BLOCK_KV: gl.constexpr = keys[0].shape[1]
@@ -294,7 +294,7 @@ def _consume(
     rows_ptr, num_seqs, query_stride_token, score_scale, NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
     TILE_TOKENS: gl.constexpr, HAS_SINKS: gl.constexpr,
 ):  # fmt: skip
-    """One of the warp groups that compute: rows of every item of this program."""
+    """A warp group that computes: its rows of every item of this program."""
     ROWS: gl.constexpr = queries.shape[1]
     BLOCK_KV: gl.constexpr = keys[0].shape[1]
     done = 0
@@ -327,7 +327,7 @@ def _blocks_of_tile(table_row_ptr, first, last, COUNT: gl.constexpr):
 @gluon.jit
 @no_type_check
 def _ask_for(desc, blocks, block_cells, first_column, full, parts, slot, HALVES: gl.constexpr):
-    """Copy a tile into a slot: its first 64 dims lie before the others."""
+    """Copy a tile into a slot, its first 64 dims before the others."""
     COUNT: gl.constexpr = len(blocks)
     hopper.mbarrier.expect(full, COUNT * HALVES * desc.block_type.nbytes)
     for b in gl.static_range(COUNT):
@@ -342,7 +342,7 @@ def _produce(
     keys_desc, values_desc, block_table_ptr, keys, values, block_cells, table_stride, query_starts_ptr,
     context_lens_ptr, rows_ptr, num_seqs, NUM_KV_HEADS: gl.constexpr, TILE_TOKENS: gl.constexpr,
 ):  # fmt: skip
-    """The warp that copies. Blocks of a tile past the sequence's last one are that one again."""
+    """The warp that copies. Blocks of a tile past the sequence's last block are read as that block again."""
     key_tiles, keys_full, keys_free = keys
     value_tiles, values_full, values_free = values
     STAGES: gl.constexpr = key_tiles.shape[0]
@@ -393,7 +393,7 @@ def _prefill_units_kernel(
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, HAS_SINKS: gl.constexpr, BLOCK_KV: gl.constexpr,
     NUM_STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Programs share the items of all kv heads, numbered as those of _paged_attention_prefill_kernel."""
+    """Programs share the items of all kv heads, numbered as in _paged_attention_prefill_kernel."""
     TILE_TOKENS: gl.constexpr = 2 * 64 // GROUP
     BARRIERS: gl.constexpr = hopper.mbarrier.MBarrierLayout()
     queries = gl.allocate_shared_memory(keys_desc.dtype, [2, 64, HEAD_DIM], keys_desc.layout)
@@ -445,7 +445,7 @@ def prefill_units_triton(
     sinks: Tensor | None,
     config: PrefillUnitsConfig,
 ) -> None:
-    """On CUDA tensors of sm_90. block_table to max_query_len: of `PrefillBatch`."""
+    """On CUDA tensors of sm_90. block_table to max_query_len: as in `PrefillBatch`."""
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, num_seqs = key_cache.shape[2], context_lens.shape[0]
     block_size = key_cache.shape[1]
@@ -479,13 +479,14 @@ def prefill_units_triton(
         BLOCK_KV=config.block_kv,
         NUM_STAGES=config.num_stages,
         num_warps=4,
-        maxnreg=168,  # of the 64 k registers for 12 warps; then the consumers take what the producer gives back
+        maxnreg=168,  # 64 k registers for 12 warps; the consumers then get what the producer returns
         enable_fp_fusion=True,
     )
 
 
 def _cells_of(cache: Tensor, layout: Any) -> Any:
-    """[cells, K * D]: those of a block are neighbours, and so are its blocks, with other layers' between them."""
+    """[cells, K * D]: a block's cells are adjacent; blocks follow at a fixed stride, with other
+    layers' cells between."""
     num_blocks, block_size, row = cache.shape[0], cache.shape[1], cache.shape[2] * cache.shape[3]
     cells = cache.as_strided(((num_blocks - 1) * (cache.stride(0) // row) + block_size, row), (row, 1))
     return GluonTensorDescriptor.from_tensor(cells, [block_size, _DIMS_OF_A_COPY], layout)

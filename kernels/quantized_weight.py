@@ -1,17 +1,17 @@
-"""A weight matrix of fewer bits: elements of 8 or 4, and what makes numbers of them.
+"""A weight matrix of 8-bit or 4-bit elements, with the scales and zeros that turn them into numbers.
 
     fp8     weight[n, k] = scales[n, g] * elements[n, k]
     int4    weight[n, k] = scales[n, g] * (element(n, k) - zeros[n, g])        g = k // (K / G)
 
-Tensors (N output features, K input features, G groups of K / G neighbouring input features):
+Tensors (N output features, K input features, G groups of K / G adjacent input features):
     elements  [N, K]      float8_e4m3fn, contiguous; or
               [N, K / 2]  uint8, contiguous: int4, from 0 to 15, in chunks of `chunk` input features. Byte j of a chunk
                           holds its element j (low half) and its element j + chunk / 2 (high half), so that a kernel
-                          gets two tiles of neighbours without a shuffle.
-    scales    [N, G]      fp32, bf16 or fp16, contiguous. G = 1: one scale a channel
-    zeros     [N, G]      uint8, contiguous, int4 only; None: 8 everywhere (symmetric), as it is for fp8, which has none
+                          gets two tiles of adjacent elements without a shuffle.
+    scales    [N, G]      fp32, bf16 or fp16, contiguous. G = 1: one scale per channel
+    zeros     [N, G]      uint8, contiguous, int4 only. None: 8 everywhere (symmetric). fp8 has none
 
-A group is the whole of K, or a power of two of 16 input features or more; of int4 a multiple of 32.
+A group is all of K, or a power of two of at least 16 input features; for int4 a multiple of 32.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 SYMMETRIC_ZERO = 8
 SMALLEST = 1e-12
-"""A row of zeros has no largest element to divide by."""
+"""Least maximum of a row, because a row of zeros has no largest element to divide by."""
 _SCALES_TRIED = 8
 _MOST_CHUNK, _LEAST_CHUNK = 128, 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """dtype: of what it is multiplied by, and of the product. The tensors are as this file's head says."""
+    """dtype: of x and of the product. The tensors are as in this file's contract."""
 
     elements: Tensor
     scales: Tensor
@@ -58,12 +58,12 @@ class QuantizedWeight:
 
     @property
     def group_size(self) -> int:
-        """Input features that share a scale: K where a channel has one."""
+        """Input features that share a scale: K if a channel has only one."""
         return self.shape[1] // self.scales.shape[1]
 
     @property
     def chunk(self) -> int:
-        """Of int4."""
+        """For int4."""
         return chunk_of(self.group_size)
 
     @property
@@ -79,7 +79,7 @@ class QuantizedWeight:
         return self.elements.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
     def new_empty(self, *shape: int) -> Tensor:
-        """Of what is multiplied by the weight: like a Tensor's of its own dtype."""
+        """An empty tensor of `dtype`, the dtype of x, like Tensor.new_empty."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def dequantized(self) -> Tensor:
@@ -94,25 +94,25 @@ class QuantizedWeight:
 
 
 Weight = Tensor | QuantizedWeight
-"""[N, K]: what kernels of linears take. Either has shape, dtype, device, is_cuda, nbytes and new_empty."""
+"""[N, K]: what linear kernels take. Both have shape, dtype, device, is_cuda, nbytes and new_empty."""
 
 
 def dense(weight: Weight) -> Tensor:
-    """The plain matrix: of references."""
+    """The plain matrix; for the references."""
     return weight if isinstance(weight, Tensor) else weight.dequantized()
 
 
 def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [N, K] to (elements [N, K] e4m3, scales [N, 1] fp32): the largest of a row becomes 448."""
+    """Rows [N, K] -> (elements [N, K] e4m3, scales [N, 1] fp32): a row's largest element becomes 448."""
     exact = weight.float()
     scales = exact.abs().amax(-1, keepdim=True).clamp_(min=SMALLEST).div_(FP8_MAX)
     return (exact / scales).to(FP8), scales
 
 
 def quantize_fp8_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """As `quantize_fp8`, but a row's scale is the one of some, up to twice as large, that leaves the smallest squared
-    error: elements' places between two numbers of fp8 are as good as random, and of eight throws one is luckier. A
-    tenth of the error's energy goes, of normal rows."""
+    """Like `quantize_fp8`, but each row gets the best of eight scales, up to twice as large: the one with the smallest
+    squared error. Where elements fall between two fp8 numbers is practically random, so one of eight trials is luckier.
+    For normally distributed rows that saves a tenth of the squared error."""
     exact = weight.float()
     least = exact.abs().amax(-1, keepdim=True).clamp_(min=SMALLEST).div_(FP8_MAX)
     best, scales = torch.full_like(least, float("inf")), least
@@ -125,7 +125,7 @@ def quantize_fp8_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def chunk_of(group_size: int) -> int:
-    """The chunks in which int4 elements of such groups are packed; 0 if they cannot be."""
+    """The chunk size in which int4 elements with such groups are packed; 0 if they cannot be."""
     chunk = min(group_size & -group_size, _MOST_CHUNK)
     return chunk if chunk >= _LEAST_CHUNK else 0
 
@@ -138,7 +138,7 @@ def pack_int4(values: Tensor, chunk: int) -> Tensor:
 
 
 def unpack_int4(elements: Tensor, chunk: int) -> Tensor:
-    """[N, K / 2] uint8 -> [N, K] uint8 from 0 to 15: `pack_int4` undone."""
+    """[N, K / 2] uint8 -> [N, K] uint8 from 0 to 15: the inverse of `pack_int4`."""
     num_features, width = elements.shape
     packed = elements.view(num_features, 2 * width // chunk, chunk // 2)
     return torch.stack((packed & 15, packed >> 4), 2).view(num_features, 2 * width)

@@ -1,22 +1,24 @@
-"""Few rows times a quantized weight, in registers from the load to the sum: a part of kernels, as `skinny_product` of
-kernels/skinny_linear.py is, whose faster twin it is for one to eight rows of bf16.
+"""Few rows times a quantized weight, in registers from the load to the sum. A part of kernels, like `skinny_product` of
+kernels/skinny_linear.py; it is the faster twin for one to eight rows of bf16.
 
-    acc[n, m] = sum_k x[m, k] * weight[n, k], but for the one scale that a channel may have
+    acc[n, m] = sum_k x[m, k] * weight[n, k], without the one scale that a channel may have
 
-A thread loads 16 bytes of a row of the weight, makes numbers of them and hands them to the matrix unit as they lie. The
-unit sums over K in whatever order it is given, if that of x is the same. So nothing goes through shared memory, threads
-do not wait for each other, and neighbours need not be sorted: for int4 1.9 instructions an element instead of 3.8, for
-fp8 2.6 instead of 4.6.
+A thread loads 16 bytes of a row of the weight, widens them and passes them to the tensor core in the order in which
+they lie. The tensor core sums over K in whatever order it gets, as long as x has the same order. So nothing goes
+through shared memory, threads do not wait for each other, and elements need no reordering: int4 takes 1.9 instructions
+per element instead of 3.8, fp8 2.6 instead of 4.6.
 
-    fp8     two elements of a word at a time go to bf16's places by shifts and masks, which makes them 2^120 times too
-            small. x is made 2^60 times larger, and so is the sum at the end: all in between are normal numbers of fp32
-    int4    two at a time, in the last bits of a bf16 number of 128, which makes them 128 too large. What zeros and that
-            add is taken off each group's sum, by x's own, which the unit sums beside
+    fp8     shifts and masks move two elements of a word at a time to bf16's bit positions, which makes them 2^120
+            times too small. x is made 2^60 times larger, and so is the sum at the end: all numbers in between are
+            normal fp32 numbers
+    int4    two elements at a time become the last bits of a bf16 number of 128, which makes them 128 too large. The
+            excess, and the zeros, are subtracted from each group's sum with the help of x's sum, which the tensor core
+            computes too
 
-How threads lie. mma.m16n8k16 wants of thread t of a warp rows t // 4 and t // 4 + 8 of the weight, and row t // 4 of x;
-each four threads have all of K between them. Triton lays out a load of 8 rows of 64 bytes in the same way, 16 bytes
-a thread, four threads a row, if addresses are known to be multiples of 16 bytes; and its inline assembly gets four
-neighbouring words of a thread at once. tests/kernels/test_sm90_compile.py holds that it does.
+Layout of threads. mma.m16n8k16 takes from thread t of a warp rows t // 4 and t // 4 + 8 of the weight, and row t // 4
+of x; each four threads have all of K between them. Triton lays out a load of 8 rows of 64 bytes in the same way, 16
+bytes per thread and four threads per row, if addresses are known to be multiples of 16 bytes; and its inline assembly
+gets four adjacent words of a thread at once. tests/kernels/test_sm90_compile.py checks that.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from kernels.quantized_weight import QuantizedWeight
 
 MOST_ROWS = 8
 CHUNK_BYTES = 64
-"""Of a row of the weight, in one step: 64 elements of fp8, 128 of int4."""
+"""Bytes of a weight row per step: 64 elements of fp8, 128 of int4."""
 _INT4_CHUNK = 128
 _ALIGNMENT = 16
 
 
 def takes(x: Tensor, weight: QuantizedWeight) -> bool:
-    """Whether these rows and this weight are laid out for it."""
+    """Whether the layouts of these rows and this weight allow it."""
     if not 0 < x.shape[0] <= MOST_ROWS or x.dtype != torch.bfloat16:
         return False
     if x.data_ptr() % _ALIGNMENT or x.stride(0) % _ALIGNMENT or weight.elements.data_ptr() % _ALIGNMENT:
@@ -53,20 +55,21 @@ SUMS = ["c0", "c1", "c2", "c3"]
 
 
 def mma(sums: list[str], a: list[str], b: list[str]) -> str:
-    """Sixteen rows of a by eight of b are added to four sums a thread."""
+    """Adds sixteen rows of a times eight rows of b to four sums per thread."""
     operands = ", ".join(f"{{{', '.join(each)}}}" for each in (sums, a, b, sums))
     return f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {operands};\n"
 
 
 def assembly_body(registers: str, begin: list[str], code: str) -> str:
-    """begin: of the sums c0, c1 ..., which become the outputs."""
+    """begin: the initial values of the sums c0, c1, ..., which become the outputs."""
     first = "".join(f"mov.f32 c{i}, {value};\n" for i, value in enumerate(begin))
     last = "".join(f"mov.f32 ${i}, c{i};\n" for i in range(len(begin)))
     return f"{{\n.reg .f32 c<{len(begin)}>;\n.reg .b32 {registers};\n{first}{code}{last}}}\n"
 
 
 def _fp8_assembly() -> str:
-    """Words of the upper rows 4 to 7, of the lower 8 to 11, x 12 to 19, sums 20 to 23. Bytes 0 and 2, then 1 and 3."""
+    """Inputs: words of the upper rows 4 to 7, of the lower rows 8 to 11, x 12 to 19, sums 20 to 23. Bytes 0 and 2 of a
+    word first, then 1 and 3."""
     code = ""
     for word in range(4):
         for half, operand in enumerate((f"${4 + word}", f"${8 + word}")):
@@ -87,8 +90,8 @@ _ZEROS = ["0f00000000"] * 4
 
 
 def _int4_assembly() -> str:
-    """Words of the upper rows 4 to 7, of the lower 8 to 11, x 12 to 27: of low halves the even and the odd, of high
-    ones likewise. A word's halves of bytes from the last to the first: low even, high even, low odd, high odd."""
+    """Inputs: words of the upper rows 4 to 7, of the lower rows 8 to 11; x 12 to 27: low halves' even and odd elements,
+    then high halves'. A word's 4-bit elements, from the lowest bits: low even, high even, low odd, high odd."""
     code = ""
     for word in range(4):
         for half, operand in enumerate((f"${4 + word}", f"${8 + word}")):
@@ -104,7 +107,7 @@ def _int4_assembly() -> str:
 
 
 def _sums_assembly() -> str:
-    """x 4 to 19, as of `_int4_assembly`."""
+    """Inputs: x 4 to 19, as in `_int4_assembly`."""
     code = "mov.b32 one, 0x3f803f80;\n"
     for word in range(4):
         for even_or_odd in (4, 8):
@@ -113,7 +116,8 @@ def _sums_assembly() -> str:
 
 
 def _pairs_assembly(is_scaled: bool) -> str:
-    """Eight words of x, 8 to 15, as the first four and the last four: their even elements, then their odd ones."""
+    """Inputs: eight words of x, 8 to 15, the first four and the last four. Outputs: their even elements, then their odd
+    ones."""
     code = "{\n.reg .b32 factor, nothing, pair<8>;\nmov.b32 factor, 0x5d805d80;\nmov.b32 nothing, 0x80008000;\n"
     for i in range(8):
         first = 8 + 2 * (i % 4)
@@ -124,7 +128,7 @@ def _pairs_assembly(is_scaled: bool) -> str:
 
 
 PAIRS_ASSEMBLY: Any = None
-"""For kernels of other files; where there is no Triton, there are none."""
+"""For kernels in other files; None without Triton."""
 
 if tl is not None:
     _FP8_ASSEMBLY, _INT4_ASSEMBLY = tl.constexpr(_fp8_assembly()), tl.constexpr(_int4_assembly())
@@ -141,7 +145,7 @@ if tl is not None:
 @triton.jit
 @no_type_check
 def pairs(first, last, ASSEMBLY: tl.constexpr):
-    """Of each two words of x the even elements and the odd ones: what one word of the weight is multiplied by."""
+    """For each two words of x the even and the odd elements: what one word of the weight is multiplied by."""
     return tl.inline_asm_elementwise(
         ASSEMBLY, _PAIRS_OPERANDS, [first, last], dtype=(tl.int32, tl.int32), is_pure=True, pack=4
     )
@@ -150,7 +154,7 @@ def pairs(first, last, ASSEMBLY: tl.constexpr):
 @triton.jit
 @no_type_check
 def _words(ptr, row, stride, at, is_there, EVICTION: tl.constexpr):
-    """[rows, 16]: of each of these rows of the weight a chunk."""
+    """[rows, 16]: a chunk of each of these rows of the weight."""
     chunk = tl.arange(0, 16)[None, :] + at[:, None] * 16
     ptrs = ptr + row.to(tl.int64)[:, None] * (stride // 4) + chunk
     return tl.load(ptrs, mask=is_there[:, None], other=0, eviction_policy=EVICTION)
@@ -159,7 +163,8 @@ def _words(ptr, row, stride, at, is_there, EVICTION: tl.constexpr):
 @triton.jit
 @no_type_check
 def _of_both(ptr, upper, lower, size, at, is_there, GROUP: tl.constexpr):
-    """[rows, 16] fp32: scales or zeros of this group, by the fragment's rows: the first two words' are the upper's."""
+    """[rows, 16] fp32: this group's scales or zeros for the fragment's rows: of every four words the first two belong
+    to the upper row."""
     is_upper = (tl.arange(0, 16) % 4 < 2)[None, :]
     if GROUP > 0:
         groups = size // GROUP
@@ -176,7 +181,7 @@ def _of_both(ptr, upper, lower, size, at, is_there, GROUP: tl.constexpr):
 def _asked(
     weight_ptr, upper0, lower0, upper1, lower1, stride, at, end, WARP_TILES: tl.constexpr, EVICTION: tl.constexpr
 ):  # fmt: skip
-    """A chunk's words of the upper and the lower rows of one tile or two."""
+    """A chunk's words of the upper and lower rows of one tile or two."""
     is_there = at < end
     above0 = _words(weight_ptr, upper0, stride, at, is_there, EVICTION)
     below0 = _words(weight_ptr, lower0, stride, at, is_there, EVICTION)
@@ -231,7 +236,7 @@ def _add_chunk(
     acc0, acc1, above0, below0, above1, below1, scales_ptr, zeros_ptr, upper0, lower0, upper1, lower1, size, x_ptrs,
     is_row, at, end, FORM: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, WARP_TILES: tl.constexpr,
 ):  # fmt: skip
-    """The words' products with x, to the sums of one tile or two."""
+    """Adds the products of the words and x to the sums of one tile or two."""
     is_there = at < end
     x_at, is_x = at[:, None], is_row & is_there[:, None]
     if FORM == 2:
@@ -271,8 +276,8 @@ def _add_chunk(
 @triton.jit
 @no_type_check
 def by_rows(acc, WARPS: tl.constexpr, K_WARPS: tl.constexpr):
-    """[8 * WARPS * K_WARPS, 16] as threads have it -> [16 * WARPS, 8], the weight's rows times x's, summed over those
-    warps that share rows."""
+    """[8 * WARPS * K_WARPS, 16] as threads have it -> [16 * WARPS, 8], the weight's rows by x's, summed over the warps
+    that share rows."""
     if K_WARPS > 1:
         acc = tl.sum(tl.reshape(acc, [K_WARPS, 8 * WARPS, 16]), 0)
     fragments = tl.reshape(acc, [WARPS, 8, 4, 2, 2])
@@ -282,8 +287,8 @@ def by_rows(acc, WARPS: tl.constexpr, K_WARPS: tl.constexpr):
 @triton.jit
 @no_type_check
 def first_places(BLOCK_N: tl.constexpr, WARP_TILES: tl.constexpr, K_WARPS: tl.constexpr):
-    """Where in a strip of BLOCK_N rows the upper halves of the first tile's rows are; the lower ones are 8 further, and
-    the next tile is BLOCK_N / WARP_TILES further. For warps that share rows again."""
+    """The places, in a strip of BLOCK_N rows, of the first tile's upper rows. The lower rows are 8 further; the next
+    tile is BLOCK_N / WARP_TILES further. Repeated for warps that share rows."""
     place = tl.arange(0, K_WARPS * BLOCK_N // (2 * WARP_TILES)) % (BLOCK_N // (2 * WARP_TILES))
     return place // 8 * 16 + place % 8
 
@@ -314,11 +319,10 @@ def register_product(
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """[BLOCK_N, 8] fp32, over the split's part of K, as of `skinny_product`, with WIDTH bytes of a row in a warp's turn
-    of the loop. NUM_STAGES 2 or 3: words are asked for one chunk ahead or two, and a turn is of chunks that are written
-    out. K_WARPS warps share rows of the weight, of which they take chunks in turn. upper_row: of the weight, at
-    `first_places`; those of the lower halves are half_step further, of the second tile tile_step. The ends are beyond
-    the last rows that either may be."""
+    """[BLOCK_N, 8] fp32 over the split's part of K, like `skinny_product`. WIDTH: bytes of a row per iteration of a
+    warp. NUM_STAGES 2 or 3: words are loaded one or two chunks ahead, and the loop is unrolled. K_WARPS: so many warps
+    share the weight's rows and take chunks in turn. upper_row: rows of the weight at `first_places`; the lower rows are
+    half_step further, those of the second tile tile_step. upper_end, lower_end: row numbers are clamped below these."""
     WARPS: tl.constexpr = BLOCK_N // (16 * WARP_TILES)
     TURN: tl.constexpr = WIDTH // 64
     weight_ptr = weight_ptr.to(tl.pointer_type(tl.int32))
@@ -348,7 +352,7 @@ def register_product(
                     is_row, at, end, FORM, GROUP, HAS_ZEROS, WARP_TILES,
                 )  # fmt: skip
     else:
-        # Words are read once, and not to take the place of scales and x in the L1 cache.
+        # Words are read once, and must not displace scales and x from the L1 cache.
         AHEAD: tl.constexpr = "evict_first"
         at = begin + part
         a0, b0, a1, b1 = _asked(

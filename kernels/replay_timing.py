@@ -1,4 +1,4 @@
-"""How long launches take on a GPU where launching costs nothing: by replays of a CUDA graph that holds them all."""
+"""Times launches on a GPU without the cost of launching, by replaying a CUDA graph that holds them all."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from kernels.graph_capture import capture_graph
 
 
 def seconds_by_replay(launches: Sequence[Callable[[], object]], rounds: int) -> float:
-    """Of one launch on the average, all of them in a row, in the median round. Each kernel has been launched before:
-    nothing may be compiled in a capture."""
+    """Average seconds of one launch, all of them in a row, in the median round. Each kernel must have been launched
+    before: nothing may be compiled in a capture."""
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     graph, _ = capture_graph(lambda: [launch() for launch in launches], stream)
     with torch.cuda.stream(stream):
-        graph.replay()  # the first one also brings the graph to the device
+        graph.replay()  # the first one also uploads the graph
         return replay_seconds(graph, rounds) / len(launches)
 
 
 def replay_seconds(graph: torch.cuda.CUDAGraph, rounds: int) -> float:
-    """Of a replay in the median round."""
+    """Seconds of a replay in the median round."""
     seconds = []
     for _ in range(rounds):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -4,15 +4,15 @@
         key_cache[slot // P, slot % P] = key[t];  value_cache likewise
 
 Tensors (T tokens, B blocks, P block size, K kv heads, D head dim):
-    key, value               [T, K, D]     bf16 or fp32; last two dims dense, rows may be strided
-    key_cache, value_cache   [B, P, K, D]  one layer's view of the storage; last three dims dense, blocks strided.
-                                           Written in place; cells of other slots are not touched. Or of eight bits
-                                           with exponents (kernels/fp8_cache.py), both of them
-    slots                                  made once a step by `cache_slots` from
-        slot_mapping         [T]           int64: block_id * P + offset; -1 skips the token (padding). No slot twice.
+    key, value               [T, K, D]     bf16 or fp32; last two dims contiguous, rows may be strided
+    key_cache, value_cache   [B, P, K, D]  one layer's view; last three dims contiguous, blocks strided.
+                                           Written in place; cells of other slots are not touched. Or both fp8
+                                           with exponents (kernels/fp8_cache.py)
+    slots                                  made once per step by `cache_slots` from
+        slot_mapping         [T]           int64: block_id * P + offset; -1 skips the token (padding). All distinct
 
-The values are copied, cast to the cache's dtype, or rounded to elements of eight bits. Offsets are int64: a pool may
-hold more than 2^31 elements. T may be 0. Not differentiable (the cache is storage).
+The values are copied, cast to the cache's dtype, or rounded to fp8 elements. Offsets are int64: a pool may hold more
+than 2^31 elements. T may be 0. Not differentiable (the cache is storage).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kernels.optional_triton import tl, triton
 class CacheSlots:
     """Where a step's tokens go, in every layer.
 
-    `kept` and `cells` are the reference's: they read the slots, for which a GPU would have to be waited for.
+    `kept` and `cells` are for the reference: they read the slots, for which a GPU would have to be waited for.
     """
 
     slot_mapping: Tensor
@@ -60,7 +60,7 @@ class CacheSlots:
 
 
 def cache_slots(slot_mapping: Tensor, block_size: int) -> CacheSlots:
-    """Reads no value of the tensor, which may change before a CUDA graph is replayed."""
+    """Reads no values of the tensor, which may change before a CUDA graph is replayed."""
     assert slot_mapping.dtype == torch.int64
     return CacheSlots(slot_mapping, block_size)
 
@@ -88,7 +88,7 @@ def _write_heads(
     HEAD_DIM: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """Heads of one token from `heads_ptr` to their cell."""
+    """Writes one token's heads, from `heads_ptr`, to their cell."""
     is_element = is_head[:, None] & (dim < HEAD_DIM)[None, :]
     place = head[:, None] * HEAD_DIM + dim[None, :]
     heads = tl.load(heads_ptr + place, mask=is_element, other=0.0)
@@ -176,6 +176,6 @@ def reshape_and_cache_triton(
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Cache, value_cache: Cache, slots: CacheSlots) -> None:
-    if not key.is_cuda:  # without the checks: torch makes its own, and on a CPU they would be a part of the step
+    if not key.is_cuda:  # no checks: torch makes its own, and on a CPU they would take time of the step
         return reshape_and_cache_reference(key, value, key_cache, value_cache, slots)
     return reshape_and_cache_triton(key, value, key_cache, value_cache, slots)

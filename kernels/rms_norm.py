@@ -70,7 +70,7 @@ def _rms_norm_kernel(
 @triton.jit
 @no_type_check
 def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, out_ptr, size, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Program: one row. The sum goes where the residual was."""
+    """Program: one row. The sum overwrites the residual."""
     wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -127,16 +127,16 @@ def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
 
 
 def _config(size: int) -> tuple[int, int]:
-    """(BLOCK, num_warps): 8 elements a thread, one 16-byte load in bf16, where that gives 1 to 16 warps."""
+    """(BLOCK, num_warps): 8 elements per thread (one 16-byte load in bf16), if that makes 1 to 16 warps."""
     block = triton.next_power_of_2(size)
     return block, min(16, max(1, block // 256))
 
 
 def _rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The reference, but in 16 bits without gradient by fewer passes: what costs on a CPU is their number.
+    """The reference; in 16 bits without gradient, an equivalent with fewer passes, because on a CPU their number costs.
 
-    Measured on one core with AVX512-bf16, [rows, 576], microseconds: F.rms_norm / this, 1 row 16.5 / 11, 16 rows
-    21.6 / 15, 512 rows 172 / 138.
+    Measured on one core with AVX512-bf16, [rows, 576], microseconds, F.rms_norm / this: 1 row 16.5 / 11, 16 rows 21.6 /
+    15, 512 rows 172 / 138.
     """
     if x.dtype is torch.float32 or x.requires_grad:
         return rms_norm_reference(x, weight, eps)
@@ -147,7 +147,7 @@ def _rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    if not x.is_cuda:  # without the checks: torch makes its own, and on a CPU they would be a part of the step
+    if not x.is_cuda:  # no checks: torch makes its own, and on a CPU they would take time of the step
         loops = loops_for(x) if x.is_contiguous() and weight.dtype == x.dtype else None
         return _rms_norm_cpu(x, weight, eps) if loops is None else loops.rms_norm(x, weight, eps)
     return rms_norm_triton(x, weight, eps)

@@ -1,4 +1,4 @@
-"""Gradient of an RMS norm with a frozen weight (kernels/rms_norm.py), and the norm itself once more.
+"""Gradient of an RMS norm with a frozen weight (kernels/rms_norm.py), and the norm itself again.
 
     scale = 1 / sqrt(mean(x^2) + eps);  unit = x * scale
     normed = unit * weight
@@ -7,11 +7,11 @@
 Tensors (T any leading sizes, C the normed size):
     grad, x  [T..., C]  bf16 or fp32; last stride 1. The kernel takes one or two leading sizes and C up to 32768
     weight   [C]        like x, contiguous
-    added_to [T..., C]  like x, contiguous, or None: becomes added_to + x_grad in place, and is returned as x_grad
-    returns  (normed, x_grad), each [T..., C], like x, contiguous, new but for added_to
+    added_to [T..., C]  like x, contiguous, or None: x_grad is added to it in place, and it is returned as x_grad
+    returns  (normed, x_grad), each [T..., C], like x, contiguous, new (except added_to)
 
-Training keeps x and computes the norm anew: both are made in one pass, and what reaches x beside the norm, along the
-residual stream, is added in it. Rounding: fp32 inside, each rounded once. T may be 0.
+Training keeps x and recomputes the norm. One pass makes both, and adds the gradient that reaches x along the residual
+stream. Rounding: fp32 inside, each rounded once. T may be 0.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
-"""What stands between the packed QKV projection and attention, in one launch: norm of the query and key heads
-(Qwen3), rotary embedding, write of keys and values into the paged cache.
+"""All operations between the packed QKV projection and attention, in one launch: norm of the query and key heads
+(Qwen3), rotary embedding, and writing keys and values to the paged cache.
 
     heads 0 .. H + K of every token:     head = rms_norm(head, its weight)          if there are weights
                                          head = rotary_embedding(head, cos, sin)    in place
     tokens with slot_mapping[t] >= 0:    reshape_and_cache(key heads, value heads)
 
-Each step is the op of that name (kernels/rms_norm.py, rotary_embedding.py, reshape_and_cache.py); rounding included:
-normed heads are rounded to qkv's dtype before they turn, turned keys before they are cached.
+Each step is the op of that name (kernels/rms_norm.py, rotary_embedding.py, reshape_and_cache.py), including its
+rounding: normed heads are rounded to qkv's dtype before they are rotated, rotated keys before they are cached.
 
 Tensors (T tokens, H query heads, K kv heads, D head dim, R <= D rotated dims, B blocks, P block size):
-    qkv                      [T, H + 2 * K, D]  bf16 or fp32; last two dims dense, rows may be strided. Query, key, then
+    qkv                      [T, H + 2 * K, D]  bf16 or fp32; last two dims contiguous, rows strided. Query, key, then
                                                 value heads. Query and key heads are written in place, for all tokens.
     cos, sin                 [T, R]             fp32, contiguous: (c, c) and (-s, s)
-    key_cache, value_cache   [B, P, K, D]       one layer's view: last three dims dense, blocks strided. Written in
-                                                place; cells of other slots are not touched. Or of eight bits with
-                                                exponents (kernels/fp8_cache.py), both of them
-    slots                                       by `cache_slots` (kernels/reshape_and_cache.py); -1 skips the write
+    key_cache, value_cache   [B, P, K, D]       one layer's view: last three dims contiguous, blocks strided. Written in
+                                                place; cells of other slots are not touched. Or both fp8 with
+                                                exponents (kernels/fp8_cache.py)
+    slots                                       from `cache_slots` (kernels/reshape_and_cache.py); -1 skips the write
     query_weight, key_weight [D]                qkv's dtype, contiguous; both or neither
 
-K is read off the cache, H off qkv. Offsets are int64. T may be 0. Not differentiable (the cache is storage).
+K follows from the cache, H from qkv. Offsets are int64. T may be 0. Not differentiable (the cache is storage).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kernels.reshape_and_cache import CacheSlots, reshape_and_cache_reference
 from kernels.rms_norm import rms_norm_reference
 from kernels.rotary_embedding import rotary_embedding_reference
 
-_HEADS = 8  # heads of one program; with head dim 128, 1024 elements
+_HEADS = 8  # heads per program; 1024 elements with head dim 128
 
 
 def rotary_and_cache_reference(
@@ -88,7 +88,8 @@ def _rotary_and_cache_kernel(
     BLOCK_REST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (token, some heads). A head is read as three parts: both rotated halves, and the dims that stay."""
+    """Program (token, some heads). A head is read in three parts: both rotated halves, and the dims that are not
+    rotated."""
     wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
@@ -150,7 +151,7 @@ def _rotary_and_cache_kernel(
     cell = slot // BLOCK_SIZE * cache_stride_block + slot % BLOCK_SIZE * (NUM_KV_HEADS * HEAD_DIM)
     cache_dtype = key_cache_ptr.dtype.element_ty
     if IS_FP8:
-        # One scale for both parts of a head; keys as they were rounded when they were turned.
+        # One scale for all parts of a head; keys as they were rounded after rotation.
         is_value_head = is_value[:, None]
         first = tl.where(is_value_head, first_raw, turned_first).to(tl.float32)
         second = tl.where(is_value_head, second_raw, turned_second).to(tl.float32)

@@ -1,15 +1,17 @@
 """Rotary position embedding (Su et al. 2021), half-split pairs as in Llama, in place.
 
-    x[i] = x[i] * cos[i] + x[(i + R/2) mod R] * sin[i]      for i < R, every x on the right before the change
+    x[i] = x[i] * cos[i] + x[(i + R/2) mod R] * sin[i]      for i < R, with the old x on the right
 
-where the table holds the cosine of each pair's angle twice and its sine as (-sine, +sine). Dimensions from R on keep
-their values.
+where the tables hold the cosine of each pair's angle twice, and its sine as (-sine, +sine). Dimensions from R on are
+unchanged.
 
 Tensors (T tokens, N heads, D head dim, R <= D rotated dims, even):
-    x    [T, N, D]  bf16 or fp32; strides of heads and tokens free, last stride 1. Written in place. Query and key
-                    heads of a packed projection adjoin, so one call may rotate both.
-    cos  [T, R]     fp32, contiguous: (c, c). The table's rows of each token's position, gathered once a step for
-    sin  [T, R]     fp32, contiguous: (-s, s). all layers; any attention scaling factor is already in them.
+    x    [T, N, D]  bf16 or fp32; any strides of heads and tokens, last stride 1. Written in place. Query and key
+                    heads of a packed projection are adjacent, so one call may rotate both.
+    cos  [T, R]     fp32, contiguous: (c, c)
+    sin  [T, R]     fp32, contiguous: (-s, s)
+cos and sin are the tables' rows at each token's position, gathered once per step for all layers; they include any
+attention scaling factor.
 
 Rounding: fp32 inside, rounded once when written. T may be 0. The reference is differentiable (x must not be a leaf).
 """
@@ -91,6 +93,6 @@ def rotary_embedding_triton(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    if not x.is_cuda:  # without the checks: torch makes its own, and on a CPU they would be a part of the step
+    if not x.is_cuda:  # no checks: torch makes its own, and on a CPU they would take time of the step
         return rotary_embedding_reference(x, cos, sin)
     return rotary_embedding_triton(x, cos, sin)

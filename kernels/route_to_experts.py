@@ -1,17 +1,17 @@
-"""Which experts a token goes to, and with what weights (Shazeer et al. 2017; Fedus et al. 2021).
+"""Which experts each token uses, and with what weights (Shazeer et al. 2017; Fedus et al. 2021).
 
-    p = softmax(logits[t])        experts[t] = the top_k of p, the largest first        weights[t] = p[experts[t]]
+    p = softmax(logits[t])        experts[t] = top_k of p, largest first        weights[t] = p[experts[t]]
 
-divided by their sum if `renormalizes`, which is the softmax over the chosen logits alone.
+divided by their sum if `renormalizes`: then they are the softmax over the chosen logits only.
 
 Tensors (T tokens, E experts):
     logits   [T, E]      bf16, fp16 or fp32, contiguous
     experts  [T, top_k]  int32, contiguous, new
     weights  [T, top_k]  fp32, contiguous, new
 
-fp32 throughout. Of equal logits the kernel takes the one with the lowest number, the reference any. Whatever the logits
-are, NaN included, experts are numbers below E; only of finite ones they differ. T may be 0; 1 <= top_k <= E <= 1024.
-No value is read by the host, and shapes depend on shapes alone: a CUDA graph may hold the launch.
+fp32 throughout. If logits are equal, the kernel takes the lowest expert id, the reference any. For any logits, even
+NaN, expert ids are below E; a token's ids are sure to be distinct only if its logits are finite. T may be 0; 1 <= top_k
+<= E <= 1024. The host reads no values, and shapes depend only on shapes: a CUDA graph may hold the launch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _route_to_experts_kernel(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program: a token."""
+    """Program: one token."""
     wait_for_inputs(PDL)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK_E)
@@ -68,7 +68,7 @@ def _route_to_experts_kernel(
     experts = tl.zeros([BLOCK_K], tl.int32)
     weights = tl.zeros([BLOCK_K], tl.float32)
     for i in tl.static_range(TOP_K):
-        best = tl.argmax(logits, 0)  # 0, which is an expert, where nothing is left
+        best = tl.argmax(logits, 0)  # 0, a valid expert, if nothing is left
         experts = tl.where(slot == i, best, experts)
         weights = tl.where(slot == i, tl.sum(tl.where(expert == best, exponentials, 0), 0), weights)
         logits = tl.where(expert == best, float("-inf"), logits)

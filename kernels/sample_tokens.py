@@ -1,17 +1,18 @@
-"""One id per row of logits: the largest, or a draw from the filtered distribution.
+"""Draws one id per row of logits: the argmax, or a sample from the filtered distribution.
 
 Order, per row:
-    1. the largest logit is not finite (a NaN, +inf, or nothing but -inf in the row): the answer is -1
-    2. temperature 0: argmax of the logits, the lowest id among equals; nothing below applies
+    1. the largest logit is not finite (a NaN, +inf, or only -inf in the row): the result is -1
+    2. temperature 0: argmax of the logits, the lowest id if equal; nothing below applies
     3. x = (logits - largest) / temperature
     4. top-k (top_k > 0): drop every token whose x is smaller than the k-th largest; ties with it stay
     5. min-p (min_p > 0): drop every token that is less than min_p times as probable as the best: x < log(min_p)
-    6. top-p (top_p < 1): of what is left, renormalised, drop a token if the strictly more probable ones already
+    6. top-p (top_p < 1): of the rest, renormalised, drop a token if the strictly more probable ones already
        hold top_p of the mass; the token that crosses top_p stays, and so do ties with it. The best always stays.
-    7. Gumbel-max: argmax of x + g, the lowest id among equals, with g[t] = -log(-log1p(-u[t]))
+    7. Gumbel-max: argmax of x + g, the lowest id if equal, with g[t] = -log(-log1p(-u[t]))
 
 u is stateless: u[t] = uniform(word t % 4 of philox_4x32(counter = (t // 4, position low, position high, 0),
-key = (seed low, seed high))). So a draw is a function of (logits, parameters, seed, position) and never of the batch.
+key = (seed low, seed high))). So a draw depends on (logits, parameters, seed, position) and never on the rest of the
+batch.
 
 Tensors (N rows, V vocabulary):
     logits       [N, V]  bf16 or fp32, last stride 1; read only. -inf forbids a token.
@@ -23,12 +24,12 @@ Tensors (N rows, V vocabulary):
     positions    [N]     int64: index of the new token in its sequence
     returns      [N]     int64, new; -1 for a row that cannot be drawn from
 
-Rounding: fp32 throughout. The Philox words are bit for bit; two backends may differ in the last bit of x, of a
-logarithm or of a sum, so in a draw whose two best scores (or whose mass at the top-p border) agree to one part in 10^6.
-N may be 0. V < 2^31.
+Rounding: fp32 throughout. The Philox words agree bit for bit. Two backends may differ in the last bit of x, of a
+logarithm or of a sum, and so in a draw whose two best scores (or whose mass at the top-p border) agree to one part in
+10^6. N may be 0. V < 2^31.
 
-Four launches: the largest of every group of tokens (group_max.py), where the filters cut (filter_border.py, steps 3 to
-6), the best score of every chunk (gumbel_argmax.py, step 7), and each row's choice.
+Four launches: every group's maximum (group_max.py), the filters' border (filter_border.py, steps 3 to 6), every chunk's
+best score (gumbel_argmax.py, step 7), and each row's choice.
 """
 
 from __future__ import annotations

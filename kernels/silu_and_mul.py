@@ -6,8 +6,8 @@ Tensors (T tokens, I intermediate size):
     x        [T, 2 * I]  bf16 or fp32, contiguous: gate, then up
     returns  [T, I]      like x, contiguous, new
 
-Rounding: kernel and compiled loop compute in fp32 and round once; the reference also rounds silu(gate) to x's dtype, as
-transformers does. T may be 0. The reference is differentiable.
+Rounding: the kernel and a CPU's compiled loop compute in fp32 and round once; the reference also rounds silu(gate) to
+x's dtype, as transformers does. T may be 0. The reference is differentiable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernels.cpu_loops import loops_for
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 
-_BLOCK = 1024  # 4 warps, one 16-byte load of gate and of up a thread in bf16
+_BLOCK = 1024  # 4 warps; in bf16 one 16-byte load of gate and of up per thread
 
 
 def silu_and_mul_reference(x: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def silu_and_mul_triton(x: Tensor) -> Tensor:
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    if not x.is_cuda:  # without the checks: torch makes its own, and on a CPU they would be a part of the step
+    if not x.is_cuda:  # no checks: torch makes its own, and on a CPU they would take time of the step
         loops = loops_for(x)
         return silu_and_mul_reference(x) if loops is None else loops.silu_and_mul(x)
     return silu_and_mul_triton(x)

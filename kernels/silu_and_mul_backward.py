@@ -1,4 +1,4 @@
-"""Gradient of the gated activation of a merged gate-up projection (kernels/silu_and_mul.py), and its value once more.
+"""Gradient of the gated activation of a merged gate-up projection (kernels/silu_and_mul.py), and its value again.
 
     gate, up = x[t, i], x[t, I + i];  s = 1 / (1 + exp(-gate))
     out[t, i] = gate * s * up
@@ -6,11 +6,11 @@
 
 Tensors (T tokens, I intermediate size):
     grad     [T, I]      bf16 or fp32, contiguous
-    x        [T, 2 * I]  like grad: gate, then up. Becomes x_grad in place
+    x        [T, 2 * I]  like grad: gate, then up. Overwritten by x_grad
     returns  out, [T, I] like grad, contiguous, new
 
-Training keeps x and computes the activation anew: both are made in one pass. Rounding: fp32 inside, each rounded once.
-T may be 0.
+Training keeps x and recomputes the activation. One pass makes both. Rounding: fp32 inside, each rounded once. T may be
+0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tiles of the products of few rows: kernels/skinny_linear.py, linear_add_norm.py and norm_linear.py.
+"""Tile configs for products of few rows: kernels/skinny_linear.py, linear_add_norm.py and norm_linear.py.
 
-Configs go by the weight and by whether there are up to FEW_ROWS rows, up to MAX_ROWS or more: so within each of these a
-row's bits are the same. Of quantized weights, up to 8 rows in bf16 are a range of their own: they are multiplied in
-registers (kernels/register_product.py, which says what it takes).
+A config depends on the weight and on the range of the number of rows: up to FEW_ROWS, up to MAX_ROWS, or more. So
+within each range a row's bits are the same. For quantized weights, up to 8 rows in bf16 are a range of their own: they
+are multiplied in registers (kernels/register_product.py, which says what it takes).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _QUANTIZED_BLOCK_K = 128
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """block_n: output features a program, 16 for each warp. block_k: input features a stage (half of it in fp32).
-    num_splits: of K. warp_tiles: of 16 output features that a warp has in registers (kernels/register_product.py), and
-    k_warps of the warps divide a split's part of K among them; 0: the product goes through shared memory. starts_late:
-    the next kernel's programs take their places when this one's products are done (kernels/dependent_launch.py)."""
+    """block_n: output features per program, 16 for each warp. block_k: input features per stage (half of it in fp32).
+    num_splits: of K. warp_tiles: how many tiles of 16 output features a warp has in registers, while k_warps of the
+    warps divide a split's part of K among them (kernels/register_product.py); 0: the product goes through shared
+    memory. starts_late: the next kernel's programs may start only when this one's products are done
+    (kernels/dependent_launch.py)."""
 
     block_n: int
     block_k: int
@@ -34,17 +35,17 @@ class SkinnyConfig:
 
 
 def skinny_config(num_rows: int, num_features: int, size: int) -> SkinnyConfig:
-    """Best of 23 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, TB/s of weights for 1 and 16 rows, beside
-    cuBLAS's: qkv 3.40, 3.30 (3.03, 3.14); output 2.85, 2.82 (2.67, 2.66); gate_up 4.16, 4.06 (4.10, 3.79); down 3.85,
-    3.79 (3.77, 3.66); head 4.44, 4.34 (4.26, 4.17).
+    """The best of 23 configs on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, TB/s of weights for 1 and 16
+    rows, in brackets cuBLAS's: qkv 3.40, 3.30 (3.03, 3.14); output 2.85, 2.82 (2.67, 2.66); gate_up 4.16, 4.06 (4.10,
+    3.79); down 3.85, 3.79 (3.77, 3.66); head 4.44, 4.34 (4.26, 4.17).
 
-    For 64 rows the best of 11, us beside cuBLAS's: qkv 17.0 (16.2), output 11.8 (11.9), gate_up 62.0 (62.9), down 33.1
-    (36.3), head 263 (283). Strips of 128 take 66 for gate_up, of 32 take 26, 26 and 83 for qkv, output and down; more
-    splits cost 3 to 8 us each time.
+    For 64 rows the best of 11, us, in brackets cuBLAS's: qkv 17.0 (16.2), output 11.8 (11.9), gate_up 62.0 (62.9), down
+    33.1 (36.3), head 263 (283). Strips of 128 take 66 for gate_up; strips of 32 take 26, 26 and 83 for qkv, output and
+    down; more splits cost 3 to 8 us each time.
 
-    With 1024 features, as Qwen3-0.6B's output and down have them, there are too few strips: K in 4 parts takes 4.2 and
-    4.9 us, whole 5.3 and 6.9, in 8 parts 6.2 and 7.4 (1 row); for 64 rows 6.0 and 6.8, in 2 parts 6.7 and 8.0, in 8 7.2
-    and 7.7. Parts of a K of 1024 are too short: its qkv takes 5.6 us whole, 6.1 in 2 (64 rows).
+    With 1024 features (Qwen3-0.6B's output and down) there are too few strips. us for 1 row: K in 4 parts 4.2 and 4.9,
+    whole 5.3 and 6.9, in 8 parts 6.2 and 7.4. For 64 rows: in 4 parts 6.0 and 6.8, in 2 parts 6.7 and 8.0, in 8 parts
+    7.2 and 7.7. Parts of a K of 1024 are too short: its qkv takes 5.6 us whole, 6.1 in 2 parts (64 rows).
     """
     if num_rows > FEW_ROWS:
         if num_features <= 2048:
@@ -68,15 +69,15 @@ def skinny_config(num_rows: int, num_features: int, size: int) -> SkinnyConfig:
 
 
 def quantized_config(num_rows: int, weight: QuantizedWeight) -> SkinnyConfig:
-    """Best of 25 to 38 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us for 16 rows of fp8 and of int4:
-    qkv 12.9, 11.5, output 9.4, 10.6, gate_up 39.5, 34.1, down 23.5, 24.0; for 64 rows 19.6, 21.0, 14.9, 17.0, 72.5,
-    60.4, 39.7, 44.0; for 256 49.0, 43.5, 28.4, 35.5, 167, 169, 92.9, 149.
+    """The best of 25 to 38 configs on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us of fp8 and of int4. 16
+    rows: qkv 12.9, 11.5, output 9.4, 10.6, gate_up 39.5, 34.1, down 23.5, 24.0. 64 rows: 19.6, 21.0, 14.9, 17.0, 72.5,
+    60.4, 39.7, 44.0. 256 rows: 49.0, 43.5, 28.4, 35.5, 167, 169, 92.9, 149.
 
-    Bytes must become numbers as fast as memory brings them, by all four schedulers of a multiprocessor. So several
-    programs share it: small ones, of few stages, and K in 4 parts where there are few strips. With 8 stages of 256
-    features one program of two warps filled its memory, and qkv, output, gate_up and down took 16.9, 16.0, 44.2 and
-    47.0 (fp8, 16 rows). Strips of 64 and 128 features take more at 16 rows. A stage has no more than a group's input
-    features. loadtest/bench/products.py times others.
+    Bytes must be widened as fast as memory delivers them, by all four schedulers of a multiprocessor. So several
+    programs share a multiprocessor: small ones with few stages, and K in 4 parts if there are few strips. With 8 stages
+    of 256 features one program of two warps filled its shared memory, and qkv, output, gate_up and down took 16.9,
+    16.0, 44.2 and 47.0 (fp8, 16 rows). Strips of 64 and 128 features take more at 16 rows. A stage has at most one
+    group's input features. loadtest/bench/products.py times others.
     """
     num_features, size = weight.shape
     block_k = weight.chunk if weight.is_int4 else _QUANTIZED_BLOCK_K
@@ -96,14 +97,16 @@ def quantized_config(num_rows: int, weight: QuantizedWeight) -> SkinnyConfig:
 
 
 def register_config(weight: QuantizedWeight) -> SkinnyConfig:
-    """Best of 27 to 170 on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us for 1 row of int4, groups of 128,
-    beside what goes through shared memory: qkv 7.6 (11.0), output 6.5 (9.9), gate_up 23.4 (33.3), down 13.5 (21.9); of
-    fp8 10.4 (12.8), 8.0 (8.9), 34.7 (40.6), 20.0 (22.4). Two warps that take a row's chunks in turn read 128 bytes of
-    it together: alone, gate_up takes 28 and 38. int4's words asked for when they are needed take 8.0, 24.6 and 14.5 for
-    qkv, gate_up and down. With zeros there are no registers to ask ahead for the last two: of their programs one fewer
-    would fit a multiprocessor, and some would come later (all programs with norms are at once on a GPU, as compiled).
-    Dependents that start late gain 3 % of a layer of fp8 (75.0 and 72.7 us with norms and activation by themselves),
-    and of int4 nothing (54.2 and 54.9, fused).
+    """The best of 27 to 170 configs on one H200 (torch 2.11, triton 3.6) at Llama-8B's shapes, us for 1 row, in
+    brackets through shared memory. int4, groups of 128: qkv 7.6 (11.0), output 6.5 (9.9), gate_up 23.4 (33.3), down
+    13.5 (21.9). fp8: 10.4 (12.8), 8.0 (8.9), 34.7 (40.6), 20.0 (22.4).
+
+    Two warps that take a row's chunks in turn read 128 bytes of it together; with one warp gate_up takes 28 (int4) and
+    38 (fp8). If int4's words are loaded only when they are needed, qkv, gate_up and down take 8.0, 24.6 and 14.5. With
+    zeros there are no registers to load ahead for the last two: one program fewer would fit on a multiprocessor, and
+    some would start later (as compiled, all programs with norms are on the GPU at once). Dependents that start late
+    gain 3 % of an fp8 layer (75.0 and 72.7 us with separate norms and activation), and nothing of an int4 layer (54.2
+    and 54.9, fused).
     """
     num_features, size = weight.shape
     is_narrow, is_wide = num_features <= 4608, num_features > 12288

@@ -1,4 +1,4 @@
-"""Linear projection of few tokens: a decode step's GEMM, which is the reading of its weight and little else.
+"""Linear projection of few tokens: a decode step's GEMM, whose time is the reading of the weight.
 
     out[m, n] = sum_k x[m, k] * weight[n, k] + bias[n]
 
@@ -7,22 +7,22 @@ Tensors (M <= 64 rows, N output features, K input features):
     weight    [N, K]  like x, contiguous, as torch keeps it; or a QuantizedWeight for x (kernels/quantized_weight.py),
                       then M <= 256
     bias      [N]     like x, contiguous; None for none
-    arrivals  [A]     of `new_arrivals` for N features or more, for the kernel: how many parts of a strip are done. Zero
+    arrivals  [A]     from `new_arrivals` for at least N features: the kernel's counts of a strip's finished parts. Zero
                       between launches, so for one stream at a time. None: K is not split
     returns   [M, N]  like x, contiguous, new
 
 Rounding: fp32 products (never tf32) and sums, rounded once at the end; elements of quantized weights are not rounded,
-as their scales are the products' factors. A row's result does not depend on the other rows, nor on their number up to
-16, nor from 17 to 64, nor above. Of quantized weights whose rows kernels/register_product.py takes, it does not up to 8
-rows, nor from 9 to 16, and above as of others. Offsets are int64. M may be 0. The reference is differentiable.
+because the products are scaled instead. A row's result does not depend on the other rows, nor on their number within 1
+to 16, 17 to 64, or above; for quantized weights that kernels/register_product.py takes, within 1 to 8, 9 to 16, and
+above as for others. Offsets are int64. M may be 0. The reference is differentiable.
 
-A program computes a strip of output features. Up to 16 rows it takes the whole of K, so nothing has to be merged, and
-all programs of a launch are resident at once where N allows it: then memory sees equal streams from all of them to the
-end. With more rows x is worth reading seldom, so strips are wide. Where there are few strips, K is split; whoever
-finishes a strip's last part merges them. Above 64 rows, as quantized weights may have them, several programs share a
-strip, and its weights come from L2 for all but the first of them.
+A program computes a strip of output features. Up to 16 rows it takes all of K, so nothing has to be merged, and if N
+allows it all programs of a launch are resident at once: then memory serves equal streams from all of them until the
+end. With more rows, x should be read less often, so strips are wide. If there are few strips, K is split, and the
+program that finishes a strip's last part merges them. Above 64 rows (quantized weights only) several programs share a
+strip, and all but the first read its weights from L2.
 
-Projections that do more in their launch are made of the same parts: kernels/linear_add_norm.py, norm_linear.py.
+Projections that do more in their launch are built from the same parts: kernels/linear_add_norm.py, norm_linear.py.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ _MANY_ROWS_TILE = 128
 _PLAIN, _FP8, _INT4 = 0, 1, 2
 _MIN_BLOCK_N = 32
 _MAX_REGISTERS = 255
-"""Told to the compiler, so that it takes what it needs. Left to itself it saves registers: the copies of a loop's turn
-share one for their addresses, and each waits for the one before. Llama-8B's down projection then takes 4 us more."""
+"""Passed to the compiler, so that it uses the registers it needs. By default it saves registers: the copies of one
+iteration share a register for their addresses, and each waits for the one before. Llama-8B's down projection then takes
+4 us more."""
 
 
 def new_arrivals(num_features: int, device: torch.device) -> Tensor:
@@ -71,14 +72,15 @@ def skinny_linear_reference(
 @triton.jit
 @no_type_check
 def tile_ptrs(ptr, row, stride_row, WIDTH: tl.constexpr):
-    """[rows, WIDTH]: the first tile of these rows. Before the wait for inputs, which then hides the arithmetic."""
+    """[rows, WIDTH]: the first tile of these rows. Call it before the wait for inputs, which
+    then hides the arithmetic."""
     return ptr + row.to(tl.int64)[:, None] * stride_row + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit
 @no_type_check
 def scale_ptrs(ptr, row, size, GROUP: tl.constexpr):
-    """[rows]: the first group's scale, or zero, of these rows of a weight."""
+    """[rows]: the first group's scale, or zero, of these weight rows."""
     if GROUP > 0:
         return ptr + row.to(tl.int64) * (size // GROUP)
     return ptr + row
@@ -87,9 +89,9 @@ def scale_ptrs(ptr, row, size, GROUP: tl.constexpr):
 @triton.jit
 @no_type_check
 def int4_numbers(packed, zeros, dtype: tl.constexpr):
-    """packed [rows, K] uint8: the low and the high halves, each less zeros [rows] fp32, in x's dtype, exactly."""
+    """packed [rows, K] uint8: the low and the high halves, each minus zeros [rows] fp32, in x's dtype, exact."""
     if dtype == tl.bfloat16:
-        # 0x4300 is 128, whose last bit counts 1: with an element in its last bits it is 128 more than the element.
+        # 0x4300 is 128 with a last bit worth 1: with an element in its last bits it is the element plus 128.
         low, high = tl.inline_asm_elementwise(
             """
             {
@@ -132,9 +134,9 @@ def skinny_product(
     SPLITS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """[BLOCK_N, BLOCK_M] fp32: these rows of the weight times these of x, over the split's part of K. The weight is the
-    product's left side: it has the full tiles. FORM: 0 plain, 1 fp8, 2 int4. GROUP: of input features that share a
-    scale, which is multiplied by here; 0: `scaled` does it at the end."""
+    """[BLOCK_N, BLOCK_M] fp32: these rows of the weight times these rows of x, over the split's part of K. The weight
+    is the left operand, because it has full tiles. FORM: 0 plain, 1 fp8, 2 int4. GROUP: input features that share a
+    scale, which is multiplied here; 0: `scaled` does it at the end."""
     BLOCK_N: tl.constexpr = weight_ptrs.shape[0]
     BLOCK_M: tl.constexpr = x_ptrs.shape[0]
     WIDTH: tl.constexpr = x_ptrs.shape[1]
@@ -205,15 +207,16 @@ def strip_product(
     WARP_TILES: tl.constexpr,
     K_WARPS: tl.constexpr,
 ):
-    """[BLOCK_N, BLOCK_M] fp32: a strip of the weight's rows times those of x, over the split's part of K, by
-    `skinny_product`, or in registers if WARP_TILES. GATED: the strip has eight rows of num_out gates, eight of ups in
-    turn, else neighbours. Pointers are those of the strip's rows (`tile_ptrs`, `scale_ptrs`) and the tensors'."""
+    """[BLOCK_N, BLOCK_M] fp32: a strip of the weight's rows times the rows of x, over the split's part of K; with
+    `skinny_product`, or in registers if WARP_TILES. GATED: the strip alternates eight rows of num_out gates and eight
+    of ups; otherwise its rows are adjacent. Takes pointers to the strip's rows (`tile_ptrs`, `scale_ptrs`) and to the
+    tensors."""
     BLOCK_N: tl.constexpr = weight_ptrs.shape[0]
     WIDTH: tl.constexpr = x_ptrs.shape[1]
     if WARP_TILES > 0:
         first = first_places(BLOCK_N, WARP_TILES, K_WARPS)
         step: tl.constexpr = BLOCK_N // WARP_TILES
-        if GATED:  # a tile's halves are gates and ups
+        if GATED:  # a tile's upper half is gates, its lower half ups
             acc = register_product(
                 x_ptr, x_stride_row, num_rows, weight_ptr, weight_stride_row, scales_ptr, zeros_ptr,
                 strip * (BLOCK_N // 2) + first // 16 * 8 + first % 8, num_out, num_out, 2 * num_out, step // 2, size,
@@ -238,7 +241,7 @@ def strip_product(
 @triton.jit
 @no_type_check
 def scaled(acc, scales_ptrs, is_feature, FORM: tl.constexpr, GROUP: tl.constexpr):
-    """acc [BLOCK_N, BLOCK_M] by the one scale that each channel has, if it has one."""
+    """acc [BLOCK_N, BLOCK_M] times the one scale of each channel, if there is one."""
     if FORM > 0 and GROUP == 0:
         acc *= tl.load(scales_ptrs, mask=is_feature, other=0.0).to(tl.float32)[:, None]
     return acc
@@ -247,12 +250,13 @@ def scaled(acc, scales_ptrs, is_feature, FORM: tl.constexpr, GROUP: tl.constexpr
 @triton.jit
 @no_type_check
 def is_last_part(part, partial_ptr, arrivals_ptr, weight_row, is_feature, num_features, SPLITS: tl.constexpr):
-    """Keeps the split's part of a strip; whether it was the last to come, so that this program merges them all."""
+    """Stores the split's part of a strip. Returns whether all parts are done now, so that this
+    program must merge them."""
     BLOCK_M: tl.constexpr = part.shape[1]
     strip, split = tl.program_id(0), tl.program_id(1)
     part_ptrs = partial_ptr + (split * num_features + weight_row)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
     tl.store(part_ptrs, part, mask=is_feature[:, None])
-    tl.debug_barrier()  # the count is one thread's: it must come after every thread's stores
+    tl.debug_barrier()  # one thread counts: only after the stores of all threads
     is_last = tl.atomic_add(arrivals_ptr + strip, 1, sem="acq_rel") == SPLITS - 1
     tl.store(arrivals_ptr + strip, 0, mask=is_last)
     return is_last
@@ -269,7 +273,7 @@ def merged_parts(
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """[BLOCK_N, BLOCK_M] fp32: the sum of a strip's parts, for whom `is_last_part` found them all there."""
+    """[BLOCK_N, BLOCK_M] fp32: the sum of a strip's parts, for the program for which `is_last_part` was true."""
     part_ptrs = partial_ptr + weight_row[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for split in tl.static_range(SPLITS):
@@ -311,8 +315,8 @@ def _skinny_linear_kernel(
     IS_BESIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (strip, split): BLOCK_N output features of all rows; or of one of TILES tiles of rows, which follow each
-    other in the first place, where K is not split."""
+    """Program (strip, split): BLOCK_N output features of all rows; if K is not split, of one of TILES tiles of rows,
+    and the tiles of a strip have adjacent program ids."""
     if not LATE:
         start_dependents(PDL)
     feature = tl.program_id(0) // TILES * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -347,10 +351,10 @@ def _skinny_linear_kernel(
 
 @dataclass(frozen=True, slots=True)
 class SkinnyLaunch:
-    """How the kernels around `skinny_product` are launched. grid: strips and splits. weight: elements, scales, zeros,
-    where the last two stand for any tensor if the weight has none. weight_stride: of a row of elements.
-    partial [splits, N, BLOCK_M] fp32: what each split gives; that and `arrivals` stand for any tensor where K is not
-    split. num_tiles: of BLOCK_M rows. constants: the kernel's, num_warps and PDL."""
+    """How the kernels around `skinny_product` are launched. grid: strips and splits. weight: elements, scales, zeros;
+    any tensor stands for scales and zeros that do not exist. weight_stride: of a row of elements. partial [splits, N,
+    BLOCK_M] fp32: each split's products; if K is not split, any tensor stands for it and for `arrivals`. num_tiles: of
+    BLOCK_M rows. constants: the kernel's, num_warps and PDL."""
 
     grid: tuple[int, int]
     weight: tuple[Tensor, Tensor, Tensor]
@@ -363,7 +367,7 @@ class SkinnyLaunch:
 
 
 def skinny_launch(x: Tensor, weight: Weight, arrivals: Tensor | None, config: SkinnyConfig | None) -> SkinnyLaunch:
-    """x [M, K], M above 0, and weight [N, K], both checked; None takes the table's config."""
+    """x [M, K], M > 0, and weight [N, K], both already checked. config None: the table's."""
     num_rows, num_features = x.shape[0], weight.shape[0]
     if isinstance(weight, QuantizedWeight):
         config = config or (register_config(weight) if takes(x, weight) else quantized_config(num_rows, weight))
@@ -408,7 +412,7 @@ def skinny_launch(x: Tensor, weight: Weight, arrivals: Tensor | None, config: Sk
 
 
 def check_skinny(x: Tensor, weight: Weight, bias: Tensor | None, most_rows: int = MAX_ROWS) -> None:
-    """That these tensors are what the contract says."""
+    """Checks that the tensors are as the contract says."""
     num_rows, size = x.shape
     num_features = weight.shape[0]
     assert num_rows <= most_rows and (x.stride(-1) == 1 or not num_rows)
@@ -461,7 +465,7 @@ def skinny_linear(
     *,
     is_beside: bool = False,
 ) -> Tensor:
-    """is_beside: the last kernel before it is a lora_shrink of x, of which it reads nothing: it runs beside that."""
+    """is_beside: the previous kernel is a lora_shrink of x. This one reads none of its output, and runs beside it."""
     if not x.is_cuda:
         return skinny_linear_reference(x, weight, bias, arrivals)
     return skinny_linear_triton(x, weight, bias, arrivals, is_beside=is_beside)

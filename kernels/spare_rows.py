@@ -1,6 +1,6 @@
-"""Rows behind a tensor's own, which hold anything and may be read: a copy engine's tile of rows that are partly outside
-of a tensor takes up to twice as long. Whoever makes few rows leaves room for them, so that whoever multiplies them by
-tiles need not copy."""
+"""Spare rows after a tensor's own: they hold anything and may be read. A TMA tile of rows that are partly outside a
+tensor takes up to twice as long. So tensors of few rows are made with room for spare rows, and a kernel that multiplies
+them by tiles need not copy them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kernels.skinny_config import MAX_ROWS
 
 
 def empty_with_spare_rows(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Contiguous, with MAX_ROWS rows at least in its storage."""
+    """Contiguous, with room for at least MAX_ROWS rows in its storage."""
     num_rows, *sizes = shape
     return torch.empty((max(num_rows, MAX_ROWS), *sizes), dtype=like.dtype, device=like.device)[:num_rows]
 
 
 def with_spare_rows(x: Tensor, num_rows: int) -> Tensor:
-    """x [M, K] as [num_rows, K], of which the first M are x's; a copy where its storage has no room."""
+    """x [M, K] as [num_rows, K], whose first M rows are x's; a copy if x's storage has no room."""
     if num_rows <= len(x):
         return x
     room = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()

@@ -1,21 +1,21 @@
 """Split-KV (Flash-Decoding, Dao et al. 2023): a batch of decodes cut into items of about equal work.
 
-A sequence of n tiles of keys is cut into ceil(n / t) splits of t tiles at most. t is the same for the
-whole batch, so that it makes about `splits_wanted` items of it, and never below `min_tiles`:
+A sequence of n tiles of keys is cut into ceil(n / t) splits of at most t tiles. t is the same for the whole batch,
+chosen so that there are about `splits_wanted` items, and at least `min_tiles`:
 
     t = max(ceil(all tiles of the batch / splits_wanted), min_tiles)
 
-Items are numbered sequence by sequence, those with the longest splits first: the device takes programs in their order,
-and what it takes last should be short (Graham 1969, longest processing time first). Under a sliding window a sequence
-has no more tiles than the window. The list is made by a kernel, from lengths that only the device reads: what the host
-would prepare could be a step too old when a CUDA graph is replayed.
+Items are numbered sequence by sequence, those with the longest splits first: the device runs programs in order, and the
+last ones should be short (Graham 1969, longest processing time first). With a sliding window a sequence has no more
+tiles than the window. A kernel makes the list, from lengths that only the device reads: a list made by the host could
+be one step old when a CUDA graph is replayed.
 
 Tensors (S sequences):
     context_lens  [S]            int32, contiguous; 0 marks a padding row, which has no item
     rows          [S]            int64, contiguous: the sequence's row of the block table
-    returns       [num_items, 8] int32, of each item: row; first and end of its keys; sequence; number of the
-                                 sequence's first item; its number of splits; two unused. Behind the last item all rows
-                                 are -1. First and end are those of tiles, which begin at the window's first key; the
+    returns       [num_items, 8] int32, per item: row; first and end of its keys; sequence; number of the
+                                 sequence's first item; its number of splits; two unused. After the last item all rows
+                                 are -1. Keys begin and end at tiles, which begin at the window's first key; the
                                  last end is the sequence's own.
 """
 
@@ -31,16 +31,16 @@ from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.optional_triton import tl, triton
 
 ITEM_FIELDS = 8
-_MOST_AT_ONE_LOOK = 1024  # sequences whose lengths a program reads together
-_SPLITS_AT_ONCE = 128  # items that a program writes together
+_MOST_AT_ONE_LOOK = 1024  # sequences whose lengths a program reads at once
+_SPLITS_AT_ONCE = 128  # items that a program writes at once
 
 
 class SplitRule(NamedTuple):
-    """How a batch is cut; the letters are those of this file's head."""
+    """How a batch is cut; letters as in this file's contract."""
 
-    block_kv: int  # keys of a tile
-    splits_wanted: int  # about as many items of the whole batch; enough to keep the device busy
-    min_tiles: int  # of a split
+    block_kv: int  # keys per tile
+    splits_wanted: int  # about how many items the batch makes; enough to keep the device busy
+    min_tiles: int  # least tiles of a split
     sliding_window: int | None = None
 
     def most_items(self, num_seqs: int, longest: int) -> int:
@@ -51,7 +51,7 @@ class SplitRule(NamedTuple):
 
 
 def split_items_reference(context_lens: Sequence[int], rows: Sequence[int], rule: SplitRule) -> list[tuple[int, ...]]:
-    """Each item's six values."""
+    """The six values of each item."""
     window = rule.sliding_window
     starts = [0 if window is None else max(length - window, 0) for length in context_lens]
     tiles = [-(-(length - start) // rule.block_kv) for length, start in zip(context_lens, starts, strict=True)]
@@ -80,7 +80,7 @@ def _window_start(lens, SLIDING_WINDOW: tl.constexpr):
 @triton.jit
 @no_type_check
 def _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW: tl.constexpr, BLOCK_KV: tl.constexpr):
-    """Of each sequence; 0 past the last one."""
+    """Tiles of each sequence; 0 past the last one."""
     lens = tl.load(context_lens_ptr + seqs, mask=seqs < num_seqs, other=0)
     return tl.cdiv(lens - _window_start(lens, SLIDING_WINDOW), BLOCK_KV)
 
@@ -88,7 +88,7 @@ def _count_tiles(context_lens_ptr, seqs, num_seqs, SLIDING_WINDOW: tl.constexpr,
 @triton.jit
 @no_type_check
 def _longest_split(tiles, splits):
-    """In tiles; 0 for padding."""
+    """The longest split in tiles; 0 for padding."""
     return tl.cdiv(tiles, tl.maximum(splits, 1))
 
 
@@ -113,8 +113,8 @@ def _split_items_kernel(
     FIELDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program: one sequence, whose items it writes, and its share of those that nobody has. ONE_LOOK: all sequences at
-    once, num_seqs <= BLOCK_SEQS."""
+    """Program: one sequence. It writes that sequence's items, and its share of the unused ones. ONE_LOOK: reads all
+    sequences at once, num_seqs <= BLOCK_SEQS."""
     wait_for_inputs(PDL)
     seq = tl.program_id(0)
     all_tiles = 0
@@ -136,7 +136,7 @@ def _split_items_kernel(
         splits = tl.cdiv(tiles, split_tiles)
         longest = _longest_split(tiles, splits)
         is_before = (longest > longest_split) | ((longest == longest_split) & (others < seq))
-        # One reduction for two sums, of which neither reaches 2^31.
+        # One reduction for two sums; neither reaches 2^31.
         sums = tl.sum((splits.to(tl.int64) << 32) + tl.where(is_before, splits, 0))
         first_item += (sums & 0xFFFFFFFF).to(tl.int32)
         used_items += (sums >> 32).to(tl.int32)

@@ -1,14 +1,14 @@
-"""Whether this GPU's products sum in the one order of kernels/ordered_linear.py. That is a property of matrix units and
-of cuBLAS's kernels, which nobody guarantees: it was found by tests, on one kind of GPU with one version of torch. So
-each start looks at it, with weights of its own.
+"""Checks whether this GPU's products sum in the order of kernels/ordered_linear.py. That is a property of the tensor
+cores and of cuBLAS's kernels, which nobody guarantees: it was found by tests, on one kind of GPU with one version of
+torch. So every start checks it, with the model's own weights.
 
-    few_rows_agree: rows by the kernels of few rows have the bits that tiles give them
-    cublas_agrees:  so have rows by cuBLAS, of some numbers of rows (kernels/unsplit_linear.py)
+    few_rows_agree: the kernels of few rows give rows the same bits as tiles do
+    cublas_agrees:  so does cuBLAS, for some numbers of rows (kernels/unsplit_linear.py)
 
-    weight    [N, K]  that `takes_weight` of kernels/ordered_linear.py takes, with numbers in it
+    weight    [N, K]  one that `takes_weight` of kernels/ordered_linear.py accepts, with its values loaded
     arrivals  [A]     as there
 
-x is random. Another order of a sum shows in the last bit of one element in some hundred or thousand, and tens of
+x is random. Another order of summation shows in the last bit of one element in some hundred or thousand, and tens of
 thousands are compared.
 """
 
@@ -26,9 +26,9 @@ from kernels.unsplit_linear import unsplit_product
 
 _TILES = TileConfig(128, 128, 64, num_warps=8, num_stages=4)
 _ROWS = (65, 72, 128, 200, 256, 384, 512, 768, 1024, 2048)
-"""cuBLAS has other kernels for each."""
+"""cuBLAS uses other kernels for each."""
 _MOST_NUMBERS = 1 << 26
-"""Of a product that is compared."""
+"""Most elements of a product that is compared."""
 
 
 def few_rows_agree(weight: Tensor, arrivals: Tensor) -> bool:
@@ -37,7 +37,7 @@ def few_rows_agree(weight: Tensor, arrivals: Tensor) -> bool:
 
 
 def cublas_agrees(weight: Tensor, most_rows: int) -> bool:
-    """Up to most_rows, as steps have them at most."""
+    """Checked for up to most_rows, the most rows of a step."""
     num_features, size = weight.shape
     parts, most = num_parts(num_features, size), min(most_rows, _MOST_NUMBERS // num_features)
     rows = [num_rows for num_rows in _ROWS if num_rows <= most]
@@ -48,7 +48,7 @@ def cublas_agrees(weight: Tensor, most_rows: int) -> bool:
 
 
 def launch_few_rows(weight: Tensor, arrivals: Tensor) -> None:
-    """Launch what is compared: to have it compiled ahead."""
+    """Launch all that is compared, so that it can be compiled ahead."""
     x = weight.new_empty(MAX_ROWS, weight.shape[1])
     _by_tiles(x, weight)
     for num_rows in (FEW_ROWS, MAX_ROWS):

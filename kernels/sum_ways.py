@@ -1,4 +1,4 @@
-"""Which way ranks sum, by how many they are and of how many bytes."""
+"""How ranks sum, depending on how many ranks and bytes there are."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ WAYS: Final[dict[int, tuple[tuple[int, Way], ...]]] = {
     4: ((1 << 19, Way.ONE_SHOT), (1 << 25, Way.TWO_SHOT)),
     8: ((1 << 17, Way.ONE_SHOT), (1 << 25, Way.TWO_SHOT)),
 }
-"""By ranks: up to so many bytes of a rank's x this way, above the last by NCCL. Of a number of ranks that is not here
-those of the next one, or the last, hold.
+"""Number of ranks -> ((most bytes of a rank's x, how to sum), ...); above the last limit NCCL sums. A number of ranks
+that is missing uses the next larger entry, or the last.
 
-Two ranks move as much either way. On two H200 one-shot with norm takes 3 us for one row and 5, 10, 29 and 104 for 64,
-256, 1024 and 4096 rows of 4096 in bf16, two-shot 2 us more up to 128 rows, and NCCL without the norm 12, 14, 34, 51 and
-148. Of more ranks it is reckoned, not measured: one-shot at 3 us and two-shot at 5, and their bytes at 330 GB/s."""
+With two ranks both ways move the same number of bytes. On two H200 one-shot with the norm takes 3 us for one row, and
+5, 10, 29 and 104 for 64, 256, 1024 and 4096 rows of 4096 in bf16; two-shot takes 2 us more up to 128 rows; NCCL without
+the norm takes 12, 14, 34, 51 and 148. For more ranks the limits are estimated, not measured: one-shot at 3 us and
+two-shot at 5, and their bytes at 330 GB/s.
+"""
 
 CAPACITY_BYTES: Final = 1 << 25
-"""Of half the mail. More rows take several launches."""
+"""Bytes of half the mail buffer. More rows take several launches."""
 
 
 def way_of(num_ranks: int, num_bytes: int) -> Way | None:

@@ -2,16 +2,16 @@
 
     logprob(n, t) = logits[n, t] - log(sum_v exp(logits[n, v]))
     chosen[n] = logprob(n, token_ids[n]);  NaN where token_ids[n] is -1
-    top_ids[n], top[n] = the K most probable tokens, the best first, and their logprobs
+    top_ids[n], top[n] = the K most probable tokens, best first, and their logprobs
 
 Tensors (N rows, V vocabulary, K <= 128 and <= V):
     logits     [N, V]  bf16 or fp32, last stride 1; read only
     token_ids  [N]     int64
     returns    chosen [N] fp32, top_ids [N, K] int64, top [N, K] fp32; all new
 
-Rounding: fp32 throughout. Equal logits stand in any order, and any of those equal to the K-th may be the last ones (the
-kernel takes the lowest ids); a forbidden token (-inf) may be named twice. A row with a NaN, +inf, or nothing but -inf
-gives NaN, and any ids. N and K may be 0.
+Rounding: fp32 throughout. Equal logits may be in any order, and any tokens equal to the K-th may come last (the kernel
+takes the lowest ids). A forbidden token (-inf) may occur twice. A row with a NaN, +inf, or only -inf gives NaN and any
+ids. N and K may be 0.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def token_logprobs_reference(logits: Tensor, token_ids: Tensor, num_top: int) ->
 def _chunk_mass_kernel(
     logits_ptr, maxima_ptr, mass_ptr, stride_row, size, num_groups, num_chunks, GROUP: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Program (row, chunk): the sum of exponentials over the chunk's largest, which the groups know."""
+    """Program (row, chunk): the sum of exponentials relative to the chunk's maximum, which is known from the groups."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     group = chunk * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)
     maxima = tl.load(maxima_ptr + row * num_groups + group, mask=group < num_groups, other=float("-inf"))
-    largest = tl.maximum(tl.max(maxima, 0), -3.4e38)  # a chunk of nothing but -inf has no mass
+    largest = tl.maximum(tl.max(maxima, 0), -3.4e38)  # a chunk of only -inf has no mass
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     logits = tl.load(logits_ptr + row * stride_row + token, mask=token < size, other=float("-inf")).to(tl.float32)
     tl.store(mass_ptr + row * num_chunks + chunk, tl.sum(tl.exp(logits - largest), 0))
@@ -75,7 +75,8 @@ def _token_logprobs_kernel(
     CHUNK: tl.constexpr,
     BLOCK_CHUNKS: tl.constexpr,
 ):
-    """Program: one row. The best are taken one after the other: each time from the group whose best is the largest."""
+    """Program: one row. The best tokens are taken one after another, each from the group with the largest remaining
+    logit."""
     row = tl.program_id(0).to(tl.int64)
     logits_row_ptr = logits_ptr + row * stride_row
     chunk = tl.arange(0, BLOCK_CHUNKS)
@@ -99,7 +100,7 @@ def _token_logprobs_kernel(
         first_group = tl.min(tl.min(tl.where(maxima == best, group, num_groups - 1), 1), 0)
         token = first_group * GROUP + tl.arange(0, GROUP)
         values = tl.load(logits_row_ptr + token, mask=token < size, other=float("-inf")).to(tl.float32)
-        # Taken so far: what comes before (last_value, last_token) by falling value, then by rising id.
+        # Taken so far: all before (last_value, last_token) in the order of descending value, then ascending id.
         is_left = (values < last_value) | ((values == last_value) & (token > last_token))
         taken = tl.min(tl.where(is_left & (values == best) & (token < size), token, size - 1), 0)
         tl.store(top_ids_ptr + row * num_top + rank, taken.to(tl.int64))

@@ -1,7 +1,7 @@
-"""What linears have in common whose loop over K is written in Gluon (kernels/int4_linear.py, fp8_units.py): how a
-launch is cut, parts of K that are merged by whoever is last, and how a tile of sums is stored. A part of kernels.
+"""The common parts of linears whose loop over K is written in Gluon (kernels/int4_linear.py, fp8_units.py): how a
+launch is divided, parts of K that the last program merges, and how a tile of sums is stored. A part of kernels.
 
-Sums are [BLOCK_N, BLOCK_M]: the weight is the product's left side, of which the matrix units want 64 rows.
+Sums are [BLOCK_N, BLOCK_M]: the weight is the left operand, of which the tensor cores need 64 rows.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kernels.optional_gluon import barrier, gl, gluon
 
 @dataclass(frozen=True, slots=True)
 class UnitsConfig:
-    """block_m: rows of x a program, block_n: output features, a multiple of 16 for each warp; num_splits: of K.
-    block_k: input features a stage, where that is not given by the weight's form."""
+    """block_m: rows of x per program. block_n: output features per program, a multiple of 16 for each warp. num_splits:
+    of K. block_k: input features per stage, unless the weight's form determines it."""
 
     block_m: int
     block_n: int
@@ -38,8 +38,9 @@ if gl is not None:
 @gluon.constexpr_function
 @no_type_check
 def words_layout(block_n, num_warps, num_words):
-    """How words of two bytes lie over threads, as the matrix unit has pairs of numbers in its left side: each warp 16
-    rows, of which a thread has two, and of 8 neighbouring words the second 4 further than the first."""
+    """How words of two bytes are distributed over threads to match the pairs of numbers in the left operand of an MMA:
+    each warp has 16 rows, of which a thread has two, and of 8 adjacent words a thread's second one is 4 after its
+    first."""
     registers = [[0, 4], [8, 0], *([0, words] for words in (8, 16) if words < num_words)]
     registers += [[rows, 0] for rows in (16 * num_warps << i for i in range(8)) if rows < block_n]
     warps = [[16 << i, 0] for i in range(num_warps.bit_length() - 1)]
@@ -59,16 +60,16 @@ def part_ptrs_of(partial_ptr, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, LAYO
 @gluon.jit
 @no_type_check
 def _next_part(part_ptrs):
-    """How much further the same program's sums over the next part are."""
+    """The offset from a program's sums over one part to those over the next part."""
     return gl.num_programs(0).to(gl.int64) * (part_ptrs.shape[0] * part_ptrs.shape[1])
 
 
 @gluon.jit
 @no_type_check
 def is_last_part(part, part_ptrs, arrivals_ptr, SPLITS: gl.constexpr):
-    """Keeps the split's part; whether it was the last to come, so that this program merges them all."""
+    """Stores the split's part. Returns whether all parts are done now, so that this program must merge them."""
     gl.store(part_ptrs + gl.program_id(1) * _next_part(part_ptrs), part)
-    barrier()  # the count is one thread's: it must come after every thread's stores
+    barrier()  # one thread counts: only after the stores of all threads
     is_last = gl.atomic_add(arrivals_ptr + gl.program_id(0), 1, sem="acq_rel") == SPLITS - 1
     gl.store(arrivals_ptr + gl.program_id(0), 0, mask=is_last)
     return is_last
@@ -77,7 +78,7 @@ def is_last_part(part, part_ptrs, arrivals_ptr, SPLITS: gl.constexpr):
 @gluon.jit
 @no_type_check
 def merged_parts(part_ptrs, SPLITS: gl.constexpr):
-    """.cg: from L2, where the other programs' stores are."""
+    """The sum of all parts. .cg: read from L2, where other programs' stores are."""
     acc = gl.load(part_ptrs, cache_modifier=".cg")
     for split in gl.static_range(1, SPLITS):
         acc += gl.load(part_ptrs + split * _next_part(part_ptrs), cache_modifier=".cg")
@@ -87,7 +88,7 @@ def merged_parts(part_ptrs, SPLITS: gl.constexpr):
 @gluon.jit
 @no_type_check
 def store_turned(acc, out_ptr, first_row, first_feature, num_rows, num_features, LAYOUT: gl.constexpr):
-    """[BLOCK_N, BLOCK_M], turned around."""
+    """Stores acc [BLOCK_N, BLOCK_M] transposed."""
     feature = gl.expand_dims(first_feature + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, LAYOUT)), 1)
     m = gl.expand_dims(first_row + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, LAYOUT)), 0)
     done = gl.convert_layout(acc.to(gl.bfloat16), LAYOUT)
@@ -97,8 +98,8 @@ def store_turned(acc, out_ptr, first_row, first_feature, num_rows, num_features,
 def units_launch(
     x: Tensor, num_features: int, num_chunks: int, arrivals: Tensor | None, config: UnitsConfig
 ) -> tuple[tuple[int, int], Tensor]:
-    """((programs, splits), partial) of rows x: partial [splits, programs, BLOCK_N, BLOCK_M] fp32 is what each split
-    gives, or stands for any tensor where K is not split: for want of counters, too."""
+    """((programs, splits), partial) for rows x. partial [splits, programs, BLOCK_N, BLOCK_M] fp32: each split's sums; x
+    stands for it if K is not split, which is also the case if there are too few counters."""
     num_programs = -(-num_features // config.block_n) * -(-x.shape[0] // config.block_m)
     num_splits = min(config.num_splits, num_chunks)
     if arrivals is None or num_programs > arrivals.shape[0] or num_splits == 1:

@@ -1,17 +1,17 @@
-"""Linear projection of many rows by cuBLAS, in kernels/ordered_linear.py's order of summation.
+"""Linear projection of many rows by cuBLAS, in the order of summation of kernels/ordered_linear.py.
 
-cuBLAS sums from the first input to the last, as long as it does not split K, so it is told not to. Where that order has
-K in parts, they are multiplied as one batch, and added behind it.
+cuBLAS sums from the first input to the last unless it splits K, so it is told not to. If that order has K in parts,
+they are multiplied as one batch and added afterwards.
 
-    unsplit_linear:    x W^T; of a DeferredNorm divided, plus bias; `gated`, silu(first half) * second half
+    unsplit_linear:    x W^T; for a DeferredNorm divided, plus bias; `gated`, silu(first half) * second half
     unsplit_add_norm:  what kernels/linear_add_norm.py computes, for any number of rows
 
-Tensors are those of kernels/ordered_linear.py. Rounding: the product is rounded to x's dtype first, as cuBLAS leaves
-it, or after its fp32 parts are added; it is divided, or added to, in fp32.
+Tensors are those of kernels/ordered_linear.py. Rounding: the product is first rounded to x's dtype, by cuBLAS or after
+its fp32 parts are added; it is divided, or added to, in fp32.
 
-That a row has the same bits by whichever kernel cuBLAS chooses, and by ours, is no guarantee of NVIDIA's:
-tests/kernels/test_unsplit_linear.py holds it on the GPU. torch's switches that keep it from splitting K are of the
-whole process: while they are set, products of other threads may take other kernels of cuBLAS, too.
+NVIDIA does not guarantee that a row gets the same bits from every kernel that cuBLAS may choose, and from ours:
+tests/kernels/test_unsplit_linear.py checks it on the GPU. torch's switches that keep cuBLAS from splitting K apply to
+the whole process: while they are set, products of other threads may use other cuBLAS kernels too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kernels.optional_triton import tl, triton
 from kernels.ordered_tiles import PART_BORDER, STRIP
 from kernels.pairwise_sum import pairwise_sum
 
-_BLOCK = 1024  # 4 warps, one 16-byte load a thread
+_BLOCK = 1024  # 4 warps, one 16-byte load per thread
 _MAX_SIZE = 32768
 
 
@@ -80,7 +80,7 @@ def _divide_product_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 @no_type_check
 def _add_parts_and_norm_kernel(
-    parts_ptr,  # [PARTS, M, N], fp32 or, where it is one, already rounded
+    parts_ptr,  # [PARTS, M, N], fp32; if there is only one, already rounded
     bias_ptr,
     residual_ptr,
     norm_weight_ptr,
@@ -116,14 +116,14 @@ def _add_parts_and_norm_kernel(
     tl.store(weighted_ptr + cell, (total * norm_weight).to(weighted_ptr.dtype.element_ty), mask=is_feature)
     tl.static_assert(STRIP == 64)
     strips = tl.reshape(total * total, [BLOCK // STRIP, 2, 2, 2, 2, 2, 2])
-    for _ in tl.static_range(5):  # halves, as pairwise_sums adds them: so, nothing goes through shared memory
+    for _ in tl.static_range(5):  # added as pairwise_sums does, but without shared memory
         strips = tl.sum(strips, 2)
     squares = pairwise_sum(tl.reshape(tl.sum(strips, 1), [BLOCK // STRIP, 1]))
     tl.store(squares_ptr + row + tl.arange(0, 1), squares)
 
 
 def takes_parts(weight: Tensor, parts: int) -> bool:
-    """Whether `unsplit_add_norm` multiplies by it: parts of K are of one length."""
+    """Whether `unsplit_add_norm` can multiply by it: parts of K must have the same length."""
     num_features, size = weight.shape
     return (parts == 1 or size % (parts * PART_BORDER) == 0) and num_features <= _MAX_SIZE
 
@@ -134,7 +134,7 @@ def unsplit_linear_triton(
     """On CUDA tensors, or on any in Triton's interpreter; so for every `_triton` here."""
     _check(x.weighted if isinstance(x, DeferredNorm) else x, weight)
     if not isinstance(x, DeferredNorm):
-        assert not gated and bias is None  # what cuBLAS adds a bias by is not known
+        assert not gated and bias is None  # how cuBLAS adds a bias is not known
         with _without_split_k(x):
             return F.linear(x, weight)
     weighted, squares, eps = x
@@ -165,7 +165,7 @@ def unsplit_linear_triton(
 
 
 def unsplit_product(x: Tensor, weight: Tensor, parts: int) -> Tensor:
-    """[M, N] like x: the rounded product alone, its parts of K added from the first to the last."""
+    """[M, N] like x: only the rounded product, its parts of K added from first to last."""
     products = _products_of_parts(x, weight, parts)
     if parts == 1:
         return products[0]
@@ -215,12 +215,12 @@ def unsplit_add_norm_triton(
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
-    """For others cuBLAS would have to take kernels without WGMMA."""
+    """For other tensors cuBLAS would have to use kernels without WGMMA."""
     assert is_copied_by_tiles(x) and is_copied_by_tiles(weight) and x.stride(1) == 1 and weight.is_contiguous()
 
 
 def _products_of_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:
-    """[parts, M, N] fp32: of each part of K by itself. One is rounded."""
+    """[parts, M, N] fp32: the product of each part of K. A single part is already rounded."""
     if parts == 1:
         with _without_split_k(x):
             return F.linear(x, weight)[None]
@@ -234,7 +234,7 @@ def _products_of_parts(x: Tensor, weight: Tensor, parts: int) -> Tensor:
 
 @contextmanager
 def _without_split_k(x: Tensor) -> Iterator[None]:
-    """cuBLASLt can be told so, cuBLAS cannot."""
+    """cuBLASLt can be told not to split K, cuBLAS cannot."""
     if not x.is_cuda:
         yield
         return

@@ -1,21 +1,21 @@
-"""Keys and values of eight bits widened to the query's type, once for all rows of a chunk that attend to them.
+"""FP8 keys and values, widened to the query's dtype once for all rows of a chunk that attend to them.
 
-A tile of prefill attention that reads eight bits makes numbers of them in registers, and so does the next one that
-reads the same: 32 times over for a chunk of 1,024 tokens of Llama-8B. Widened once, what is left takes as long as over
-a plain cache (figures: kernels/attention_config.py).
+A tile of prefill attention over an FP8 cache converts it in registers, and so does every other tile that reads the same
+cells: 32 times over for a chunk of 1,024 tokens of Llama-8B. If the cache is widened once, the rest takes as long as
+over a plain cache (figures: kernels/attention_config.py).
 
-The sequences' blocks one after the other, of as many sequences as find room in `capacity` blocks. Where sequence s has
-W = (context_lens[s] + P - 1) // P blocks, the first of them at firsts[s]:
+The output holds the sequences' blocks one after another, of as many sequences as fit into `capacity` blocks. Sequence s
+has W = (context_lens[s] + P - 1) // P blocks, from firsts[s] on:
 
     keys[firsts[s] + j, p, h] = 2^(key_exponents[B, p, h] - 127) * key_elements[B, p, h]   B = block_table[rows[s], j]
 
 for j < W, and values likewise. Tensors (S sequences, P block size, K kv heads, D head dim):
-    keys, values   Fp8Cache, as of kernels/fp8_cache.py
-    block_table, rows, context_lens   as of kernels/paged_attention_prefill.py
+    keys, values   Fp8Cache, as in kernels/fp8_cache.py
+    block_table, rows, context_lens   as in kernels/paged_attention_prefill.py
     returns        keys, values [capacity, P, K, D] of `dtype`, contiguous, new
 
-Exact in bf16 and fp32. Cells past a context, and blocks past the last sequence's, hold anything. No value of the
-tensors is read on the host: a CUDA graph may hold the launches.
+Exact in bf16 and fp32. Cells past a context, and blocks past the last sequence's, hold anything. The host reads no
+values of the tensors: a CUDA graph may hold the launches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from kernels.fp8_cache import Fp8Cache, from_fp8, scale_of
 from kernels.optional_triton import tl, triton
 
 MOST_BYTES = 128 << 20
-"""Of keys and values. The MLP of 4,096 tokens of Llama-8B takes twice as much, when attention's are free again."""
+"""Bytes of keys and values. The MLP of 4,096 tokens of Llama-8B takes twice as much, after attention's memory is free
+again."""
 
 _PROGRAMS_PER_SM = 8
 _TILE_ROWS = 64
@@ -39,11 +40,11 @@ _TILE_ROWS = 64
 
 @dataclass(frozen=True)
 class WidenedTable:
-    """Where the sequences' blocks lie, made once a step.
+    """Where the sequences' blocks are, made once per step.
 
-    may_have_others: whether there may be sequences without room. firsts [S] int32: of their blocks, the first.
-    block_table [S, M] int32: of those with room. fitting, others [S] int64: the row of that table that a sequence has,
-    or of the cache's own table; -1 for the sequences of the other kind.
+    may_have_others: whether there may be sequences without room. firsts [S] int32: the first block of each. block_table
+    [S, M] int32: for the sequences with room. fitting, others [S] int64: the row of a sequence in that table, or in the
+    cache's own table; -1 for the sequences of the other kind.
     """
 
     capacity: int
@@ -56,7 +57,7 @@ class WidenedTable:
 
 
 def capacity_of(num_seqs: int, num_entries: int, cell_bytes: int, block_size: int) -> int:
-    """Blocks. cell_bytes: of a token's widened keys and values."""
+    """In blocks. cell_bytes: of a token's widened keys and values."""
     return min(num_seqs * num_entries, MOST_BYTES // (cell_bytes * block_size))
 
 

@@ -1,1 +1,2 @@
-"""The kernels as loops compiled for a CPU (numba), bf16. Imported by `kernels.cpu_loops` alone, where they run."""
+"""The kernels as loops compiled for a CPU (numba), in bf16. Imported only by `kernels.cpu_loops`, and only where they
+can run."""

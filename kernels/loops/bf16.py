@@ -1,7 +1,7 @@
-"""What the loops are written with beyond numba's own: bf16, memory by its address, an exponential that vectorises.
+"""Primitives for the loops beyond numba's own: bf16, memory by address, an exponential that vectorises.
 
-A bf16 number is its 16 bits here: the upper half of a float32's. Loops use `WITHOUT_ORDER`: sums may be reordered, as
-vectorising needs; NaN and infinity stay what they are.
+A bf16 number is represented by its 16 bits: the upper half of a float32's. Loops use `WITHOUT_ORDER`: sums may be
+reordered, which vectorising needs; NaN and infinity are preserved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _F32 = ir.FloatType()
 
 
 def instruction(signature: Any, generate: Any) -> Any:
-    """A function of numba's from one that writes its LLVM instructions: generate(builder, arguments)."""
+    """A numba function made from one that emits its LLVM instructions: generate(builder, arguments)."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         result = generate(builder, arguments)
@@ -49,7 +49,8 @@ widen = instruction(types.float32(types.uint16), lambda b, a: b.bitcast(b.shl(b.
 """bf16 -> float32, exact."""
 
 narrow = instruction(types.uint16(types.float32), _narrow)
-"""float32 -> bf16, to the nearest, ties to even. A NaN must not have all of its bits set: arithmetic makes none."""
+"""float32 -> bf16, round to nearest, ties to even. A NaN must not have all of its bits set; arithmetic makes no such
+NaN."""
 
 float_from_bits = instruction(types.float32(types.int32), lambda b, a: b.bitcast(a[0], _F32))
 bits_of_float = instruction(types.int32(types.float32), lambda b, a: b.bitcast(a[0], _I32))
@@ -58,7 +59,7 @@ count_up = instruction(
     types.int64(types.int64),
     lambda b, a: b.atomic_rmw("add", b.inttoptr(a[0], _I64.as_pointer()), _I64(1), "acq_rel"),
 )
-"""Adds one to the int64 at an address, whichever threads do so at once, and returns what was there before."""
+"""Atomically adds one to the int64 at an address and returns the old value."""
 
 _to_bf16 = _pointer_to(types.uint16, _I16)
 _to_float32 = _pointer_to(types.float32, _F32)
@@ -69,7 +70,7 @@ _to_int64 = _pointer_to(types.int64, _I64)
 @njit(inline="always")
 @no_type_check
 def bf16_at(address, size):
-    """Arrays of known, dense layout: numba vectorises no others."""
+    """An array of known, dense layout: numba vectorises no others."""
     return carray(_to_bf16(address), (size,))
 
 
@@ -94,10 +95,10 @@ def int64_at(address, size):
 @njit(error_model="numpy")
 @no_type_check
 def exp(x):
-    """e^x in float32 to some 2e-6 (Cephes' polynomial), NaN for NaN; x is held within -87 and 88.
+    """e^x in float32 to some 2e-6 (Cephes' polynomial), NaN for NaN; x is clamped to -87 .. 88.
 
-    The nearest whole power of two is read off the sum's bits: rounding by adding and subtracting is what
-    `WITHOUT_ORDER` would leave out, and a NaN has no integer.
+    The nearest whole power of two is read from the bits of a sum: `WITHOUT_ORDER` would optimise away rounding by
+    adding and subtracting, and a NaN has no integer.
     """
     if x < np.float32(-87.0):
         x = np.float32(-87.0)

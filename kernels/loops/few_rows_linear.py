@@ -1,26 +1,27 @@
-"""y = x W^T + b for few rows in bf16, as decode multiplies: F.linear is the reference.
+"""y = x W^T + b for few rows in bf16, as in a decode: F.linear is the reference.
 
     y[t, n] = b[n] + sum over g of s[n, g] * (sum over k in g of x[t, k] * w[n, k])
 
-Tensors (T rows, N outputs, K inputs, G groups of K / G neighbouring inputs; N and K multiples of 16):
+Tensors (T rows, N outputs, K inputs, G groups of K / G adjacent inputs; N and K multiples of 16):
     x        [T, K]                  bf16, last stride 1; rows may be strided
-    panels   [N / 16, K / 2, 16, 2]  w [N, K] rearranged: of 16 outputs, two inputs after the other. bf16, or e4m3
-             [N / 16, K / 8, 16, 2]  or four bits (int4, MXFP4) in words of 16, of 16 outputs eight inputs: in a word's
-                                     lowest bits one of the first two, then one of the next two ...
+    panels   [N / 16, K / 2, 16, 2]  w [N, K] rearranged: for 16 outputs, two inputs at a time. bf16 or e4m3;
+             [N / 16, K / 8, 16, 2]  or 4-bit elements (int4, MXFP4) in 16-bit words: for 16 outputs, eight inputs at a
+                                     time. A word has one of the first two inputs in its lowest bits, then one of the
+                                     next two, ...
     scales   [N / 16, G, 16]         fp32, s; a plain weight has none, and G = 1
-    offsets  [N / 16, G, 16]         uint8, of int4 with zeros: 16 less the zero. Without, an element of 8 is 0
+    offsets  [N / 16, G, 16]         uint8, for int4 with zeros: 16 minus the zero. Without zeros, an element of 8 is 0
     bias     [N]                     bf16, or None
     returns  [T, N]                  bf16, contiguous, new
 
 Quantized weights are those of kernels/quantized_weight.py and kernels/mxfp4.py. Rounding: products exact, sums in fp32,
-rounded once, with scales and bias. An element of e4m3 below 2^-6, a 28672nd of the largest there can be, counts as 0.
-T may be 0. Each sum is taken pair by pair from the first input to the last, a group's by itself, so a row's result does
-not depend on the other rows, nor on their number.
+rounded once, after scales and bias. An e4m3 element below 2^-6 (1/28672 of the largest possible one) counts as 0. T may
+be 0. Each sum is taken pair by pair from the first input to the last, group by group, so a row's result does not depend
+on the other rows or on their number.
 
-A panel is read from its first byte to its last, by vectors of 16 outputs and two inputs; some rows meet each of some
-panels while it is in a register (VDPBF16PS; every row's sums of a panel have a register of their own). Four bits
-become bf16 there by a table that a register holds. Memory is asked 2 KB ahead, so loading and multiplying go on at
-once, which oneDNN's product does not manage. Measured beside others: loadtest/log/cpu.md.
+A panel is read from beginning to end, in vectors of 16 outputs and two inputs; some rows are multiplied by each vector
+of some panels while it is in a register (VDPBF16PS; each row's sums of a panel have their own register). 4-bit elements
+become bf16 there, by a table in a register. Memory is prefetched 2 KB ahead, so loading and multiplying overlap, which
+oneDNN's product does not achieve. Measurements: loadtest/log/cpu.md.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from kernels.mxfp4 import NUMBERS as MXFP4_NUMBERS
 from kernels.quantized_weight import Weight, unpack_int4
 
 _AHEAD = 2048  # bytes
-_TAKEN_BY_A_THREAD = 4  # pieces: the last ones even out what the system's other work takes from a thread
-_PIECE_BYTES = 1 << 18  # of panels, which stay in a core's cache while many rows pass
+_TAKEN_BY_A_THREAD = 4  # pieces per thread: the last ones balance time that the system takes from a thread
+_PIECE_BYTES = 1 << 18  # of panels, which stay in a core's cache while many rows are multiplied
 _PANELS_AT_ONCE = {1: 4, 2: 4, 4: 4, 8: 2}
-"""By rows at once. An addition takes four to six cycles, so there must be others meanwhile; and what is read of a row
-serves several panels."""
+"""Rows at once -> panels at once. An addition takes four to six cycles, so others must run meanwhile; and what is read
+of a row serves several panels."""
 _MOST_ROWS_AT_ONCE = max(_PANELS_AT_ONCE)
 _VECTOR_BYTES = 64
 _STEP = 8  # inputs
 
 
 class _Form(IntEnum):
-    """What panels hold."""
+    """The form of the elements in panels."""
 
     BF16 = 0
     FP8 = 1
@@ -62,7 +63,7 @@ class _Form(IntEnum):
 
     @property
     def step_bytes(self) -> int:
-        """Of a panel, for so many inputs as are multiplied in one step."""
+        """Bytes of a panel per step of _STEP inputs."""
         return {_Form.BF16: 4, _Form.FP8: 2}.get(self, 1) * _VECTOR_BYTES
 
 
@@ -71,11 +72,11 @@ _NUMBERS: Mapping[_Form, Sequence[float]] = {
     _Form.INT4: range(-8, 8),
     _Form.INT4_WITH_ZEROS: range(-16, 16),
 }
-"""What elements of four bits stand for; with zeros, an element plus its offset."""
+"""The values of 4-bit elements; with zeros, of an element plus its offset."""
 
 
 class _Panels(NamedTuple):
-    """Where some panels' data begin, one address for each, and how many bytes of elements a panel has."""
+    """The addresses of some panels' data, one per panel, and the bytes of elements per panel."""
 
     num_bytes: Value
     elements: list[Value]
@@ -101,7 +102,7 @@ def _write_multiply_panels(
     rows: Value,
     panels: Value,
 ) -> None:
-    """Rows past `rows` and panels past `panels` are computed from the last one, and not written."""
+    """Rows past `rows` and panels past `panels` are computed from the last one and not written."""
     form, builder = _Form(form_number), code.builder
     row_numbers, panel_numbers = _up_to(builder, num_rows, rows), _up_to(builder, num_panels, panels)
     row_addresses = [builder.add(x, builder.mul(number, x_stride)) for number in row_numbers]
@@ -126,7 +127,7 @@ def _write_multiply_panels(
 
 
 def _up_to(builder: Value, count: int, size: Value) -> list[Value]:
-    """0 .. count - 1, the last of `size` again in place of those that there are not."""
+    """0 .. count - 1; numbers from `size` on are replaced by the last one below it."""
     last = builder.sub(size, I64(1))
     return [builder.select(builder.icmp_signed("<", I64(i), last), I64(i), last) for i in range(count)]
 
@@ -163,7 +164,7 @@ def _add_group(
     group_steps: Value,
     totals: list[Value],
 ) -> list[Value]:
-    """totals: of the first panel all rows', then of the next."""
+    """totals: those of all rows for the first panel, then for the next."""
     builder = code.builder
     has_zeros = form is _Form.INT4_WITH_ZEROS
     offsets = [code.byte_pairs(_of_group(builder, at, group, LANES)) if has_zeros else None for at in panels.offsets]
@@ -199,8 +200,8 @@ def _add_group(
 
 
 def _ahead(builder: Value, panels: _Panels, offset: Value) -> Value:
-    """Of what is to be asked of memory now: behind a panel's end lies one that is read at the same time, so it is the
-    panel behind those that follows."""
+    """The offset to prefetch. After a panel's end lies the next one, which is being read at the same time, so the
+    offset skips to the panel after those."""
     ahead = builder.add(offset, I64(_AHEAD))
     others = builder.mul(panels.num_bytes, I64(len(panels.elements) - 1))
     return builder.select(builder.icmp_signed("<", ahead, panels.num_bytes), ahead, builder.add(ahead, others))
@@ -248,7 +249,7 @@ def _linear(form: int, step_bytes: int, num_rows: int, at_once: int) -> Loop:
 
 @functools.cache
 def _linears(form: _Form) -> Mapping[int, Loop]:
-    """By rows at once; compiled for the forms that there are."""
+    """Rows at once -> loop; compiled for the forms that occur."""
     return {
         num_rows: _linear(int(form), form.step_bytes, num_rows, at_once)
         for num_rows, at_once in _PANELS_AT_ONCE.items()
@@ -256,7 +257,7 @@ def _linears(form: _Form) -> Mapping[int, Loop]:
 
 
 class PanelLinear:
-    """F.linear by one weight, for few rows."""
+    """F.linear with one weight, for few rows."""
 
     __slots__ = ("_bias", "_group_steps", "_linears", "_num_groups", "_offsets", "_panels", "_scales", "num_inputs")
 
@@ -275,7 +276,7 @@ class PanelLinear:
 
     @property
     def num_bytes(self) -> int:
-        """That it holds."""
+        """Bytes that it holds."""
         return self._panels.nbytes + self._scales.nbytes + self._offsets.nbytes + self._bias.nbytes
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -310,7 +311,7 @@ def takes_weight(num_outputs: int, num_inputs: int) -> bool:
 
 
 def few_rows_linear(weight: Weight) -> PanelLinear | None:
-    """weight [N, K] bf16, or quantized; copied. None for sizes that it does not take, and for e4m3 with a NaN."""
+    """weight [N, K] bf16 or quantized; it is copied. None for sizes that are not supported, and for e4m3 with a NaN."""
     if not takes_weight(*weight.shape):
         return None
     if isinstance(weight, Tensor):
@@ -323,7 +324,7 @@ def few_rows_linear(weight: Weight) -> PanelLinear | None:
 
 
 def few_rows_mxfp4(numbers: Tensor, scales: Tensor) -> PanelLinear | None:
-    """A weight [N, K] as kernels/mxfp4.py has it, [N, K / 2] and [N, K / 32]; otherwise as `few_rows_linear`."""
+    """A weight [N, K] as in kernels/mxfp4.py, [N, K / 2] and [N, K / 32]; otherwise like `few_rows_linear`."""
     elements = unpack_int4(numbers, GROUP)
     return (
         PanelLinear(_Form.MXFP4, elements, torch.exp2(scales.float() - 127)) if takes_weight(*elements.shape) else None

@@ -1,5 +1,5 @@
-"""kernels/greedy_tokens.py as a compiled loop. The bits of a bf16 number, with those of negative ones below the sign
-turned over, are an integer that is ordered as the numbers are, and integers' maxima vectorise."""
+"""kernels/greedy_tokens.py as a compiled loop. With the bits below the sign inverted for negative numbers, a bf16
+number's bits are an integer with the same order as the numbers, and integer maxima vectorise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kernels/lora_expand.py as a compiled loop. What the shrink left is not rounded on the way."""
+"""kernels/lora_expand.py as a compiled loop. The shrunk values are not rounded on the way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FEW_TOKENS = 4
 @Loop
 @no_type_check
 def _lora_expand(arguments):
-    """Item: one token. The sums of a part's features gather in the token's row of `sums`."""
+    """Item: one token. The sums of a part's features are collected in the token's row of `sums`."""
     a = int64_at(arguments, 20)
     num_tokens, pool, y_stride, sums_stride, num_parts, max_rank = a[1], a[4], a[11], a[13], a[14], a[15]
     slots = int32_at(a[3], num_tokens)
@@ -59,7 +59,7 @@ def _lora_expand(arguments):
 
 
 def lora_expand(shrunk: Tensor, token_slots: TokenSlots, tables: LoraTables, y: Tensor) -> None:
-    """y bf16. shrunk best fp32, as the loop before this makes it."""
+    """y bf16. shrunk should be fp32, as the loop of lora_shrink makes it."""
     check_lora_tensors(y, token_slots, tables)
     if shrunk.dtype is not torch.float32:
         shrunk = shrunk.float()

@@ -1,4 +1,4 @@
-"""kernels/lora_shrink.py as a compiled loop: a token's own rows of A, wherever they lie, without copies or groups."""
+"""kernels/lora_shrink.py as a compiled loop: reads each token's own rows of A in place, without copies or grouping."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _lora_shrink(arguments):
 
 
 def lora_shrink(x: Tensor, token_slots: TokenSlots, tables: LoraTables) -> Tensor:
-    """x bf16; fp32."""
+    """x bf16; the result is fp32."""
     check_lora_tensors(x, token_slots, tables)
     num_tokens, size = x.shape
     out = torch.empty((num_tokens, tables.num_parts, tables.max_rank), dtype=torch.float32)

@@ -1,8 +1,8 @@
-"""kernels/paged_attention_decode.py as a compiled loop: keys and values are read where they lie, once for all of the
-query heads that share them, and nothing is copied.
+"""kernels/paged_attention_decode.py as a compiled loop: keys and values are read in place, once for all query heads
+that share them, and nothing is copied.
 
-Tensors and letters as there, in bf16. By tiles of cells, with the softmax's sums kept along (Milakov and Gimelshein
-2018). Probabilities stay in fp32.
+Tensors and letters as there, in bf16. Computed by tiles of cells with an online softmax (Milakov and Gimelshein 2018).
+Probabilities stay in fp32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_SUMS = 16  # vectors, of 32 registers
 
 
 def _write_head_product(code: VectorCode, head_dim: int, query: Value, key: Value) -> Value:
-    """The sum of the products of two heads of bf16, float32."""
+    """The dot product of two bf16 heads, float32."""
     total = code.zeros()
     for offset in range(0, 2 * head_dim, 4 * LANES):
         total = code.add_pair_products(total, code.pairs(query, offset), code.pairs(key, offset))
@@ -32,7 +32,7 @@ def _write_head_product(code: VectorCode, head_dim: int, query: Value, key: Valu
 
 
 def _write_fetch_head(code: VectorCode, head_dim: int, head: Value) -> None:
-    """Asks for it ahead of its use."""
+    """Prefetches a head."""
     for offset in range(0, 2 * head_dim, 64):
         code.prefetch(head, offset)
 
@@ -47,9 +47,9 @@ def _write_add_values(
     weights: Value,
     num_cells: Value,
 ) -> None:
-    """Adds to some heads' fp32 sums [num_heads, head_dim] the bf16 values of consecutive cells, by their weights.
+    """Adds the bf16 values of consecutive cells, times their weights, to some heads' fp32 sums [num_heads, head_dim].
 
-    stride: bytes from cell to cell. weights: the first head's of the first cell, fp32; the next head's is _TILE on.
+    stride: bytes from cell to cell. weights: of the first head and first cell, fp32; the next head's are _TILE further.
     """
     builder, vectors = code.builder, range(head_dim // LANES)
     places = [4 * (h * head_dim + v * LANES) for h in range(num_heads) for v in vectors]
@@ -73,7 +73,7 @@ _add_values = vector_function(_write_add_values)
 
 @cache
 def _attend(group: int, head_dim: int) -> Loop:
-    """group: query heads of one kv head."""
+    """group: query heads per kv head."""
     at_once = max(h for h in range(1, group + 1) if group % h == 0 and (h == 1 or h * head_dim <= _MAX_SUMS * LANES))
 
     @no_type_check
@@ -163,7 +163,7 @@ def paged_attention_decode(
     out: Tensor,
     sliding_window: int | None,
 ) -> None:
-    """block_table, context_lens, rows: of `DecodeBatch`."""
+    """block_table, context_lens, rows: as in `DecodeBatch`."""
     num_seqs, num_heads, head_dim = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]
     check_heads(query, key_cache, value_cache, out)

@@ -1,10 +1,10 @@
 """kernels/paged_attention_prefill.py as a compiled loop: bf16 products of tiles (AVX512-bf16) that stay in the caches.
 
-Tensors and letters as there, in bf16. An item is some tokens of one sequence with the query heads of one kv head: its
-rows. Tiles of cells are rearranged once for all rows of an item, so that one instruction multiplies pairs of numbers
-for 16 cells, or for 16 dims; the softmax's sums are kept along (Milakov and Gimelshein 2018). Tiles begin at multiples
-of their size, so a row's result does not depend on how a prompt is cut into chunks. Scores and sums are fp32,
-probabilities are rounded to bf16 before they meet the values.
+Tensors and letters as there, in bf16. An item is some tokens of one sequence with the query heads of one kv head; these
+are its rows. Tiles of cells are rearranged once for all rows of an item, so that one instruction multiplies pairs of
+numbers for 16 cells, or for 16 dims; the softmax is online (Milakov and Gimelshein 2018). Tiles begin at multiples of
+their size, so a row's result does not depend on how a prompt is cut into chunks. Scores and sums are fp32;
+probabilities are rounded to bf16 before they are multiplied by the values.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _TILE = 128  # cells
 _ROWS = 6  # at once: with 4 vectors each their sums take 24 of 32 registers
 _VECTORS = 4
 _CELLS = _VECTORS * LANES
-_ITEM_ROWS = 192  # of some tokens: so many pay for rearranging keys and values
+_ITEM_ROWS = 192  # rows per item: enough to pay for rearranging keys and values
 _ITEMS_A_THREAD = 4
 
-_STATE = 4  # float32 numbers kept of a row: highest score, sum of exponentials, what the last tile's sums decay by
+_STATE = 4  # float32 numbers per row: highest score, sum of exponentials, decay of the last tile's sums
 _HIGHEST, _TOTAL, _DECAY = 0, 4, 8  # bytes
 
 
 def _write_scores(code: VectorCode, head_dim: int, query: Value, keys: Value, scores: Value) -> None:
-    """_ROWS rows of bf16 [head_dim] times _CELLS cells of keys -> fp32 scores; keys and scores by rows of _TILE."""
+    """_ROWS rows of bf16 [head_dim] times _CELLS cells of keys -> fp32 scores; keys and scores have rows of _TILE."""
     builder = code.builder
     rows, vectors = range(_ROWS), range(_VECTORS)
     with code.repeated(I64(head_dim // 2), [code.zeros()] * (_ROWS * _VECTORS)) as pair:
@@ -63,8 +63,8 @@ def _write_soften(
     scale: Value,
     state: Value,
 ) -> None:
-    """One row's scores of a tile -> its bf16 weights by the highest score so far; those outside of cells begin .. end
-    - 1 become 0. scale: where it lies."""
+    """One row's scores of a tile -> its bf16 weights relative to the highest score so far; those outside cells begin ..
+    end - 1 become 0. scale: its address."""
     builder = code.builder
     factor, lowest = code.float_for_all(scale), code.floats_for_all(-np.inf)
     first, stop = code.ints_for_all(begin), code.ints_for_all(end)
@@ -104,9 +104,10 @@ def _write_add_values(
     state: Value,
     sums: Value,
 ) -> None:
-    """_ROWS rows' fp32 sums decay, and the weighted values of some pairs of cells are added, in some vectors of dims.
+    """The fp32 sums of _ROWS rows decay, then the weighted values of some pairs of cells are added, for some vectors of
+    dims.
 
-    weights: by rows of _TILE. values: by pairs, of head_dim pairs.
+    weights: in rows of _TILE. values: in pairs, head_dim pairs per row.
     """
     builder = code.builder
     rows, vectors = range(_ROWS), range(num_vectors)
@@ -136,8 +137,8 @@ _add_values = vector_function(_write_add_values)
 @njit(error_model="numpy")
 @no_type_check
 def _find_item(number, starts, item_tokens):
-    """(sequence, its first token, their number) of an item, counted from the batch's last backwards, as the longest
-    contexts are at the ends of prompts; no tokens beyond the last item."""
+    """(sequence, its first token, number of tokens) of an item. Items are numbered from the batch's end backwards,
+    because the longest contexts are at the ends of prompts. No tokens beyond the last item."""
     for seq in range(len(starts) - 2, -1, -1):
         count = (np.int64(starts[seq + 1]) - starts[seq] + item_tokens - 1) // item_tokens
         if number < count:
@@ -150,7 +151,8 @@ def _find_item(number, starts, item_tokens):
 @njit(error_model="numpy")
 @no_type_check
 def _gather_queries(address, stride, group, num_rows, queries):
-    """Rows of queries [rows, head_dim / 2] from the heads of one group in consecutive tokens; the rest are the last."""
+    """Gathers rows of queries [rows, head_dim / 2] from the heads of one group in consecutive tokens; rows past
+    num_rows repeat the last."""
     half = queries.shape[1]
     for row in range(queries.shape[0]):
         token, head = min(row, num_rows - 1) // group, row % group
@@ -162,8 +164,9 @@ def _gather_queries(address, stride, group, num_rows, queries):
 @njit(error_model="numpy")
 @no_type_check
 def _rearrange(keys, values, places, key_pairs, value_pairs):
-    """One head's keys [cells, head_dim / 2] and values at these places -> key_pairs [head_dim / 2, _TILE], two dims of
-    a cell side by side, and value_pairs [_TILE / 2, head_dim], a dim of two cells; a cell that is missing is 0."""
+    """One head's keys [cells, head_dim / 2] and values at these places -> key_pairs [head_dim / 2, _TILE], with two
+    dims of a cell side by side, and value_pairs [_TILE / 2, head_dim], with one dim of two cells; missing cells are 0.
+    """
     half, head_dim = key_pairs.shape[0], value_pairs.shape[1]
     for i in range(places.size):
         key = int32_at(keys + places[i], half)
@@ -180,7 +183,7 @@ def _rearrange(keys, values, places, key_pairs, value_pairs):
 @njit(error_model="numpy")
 @no_type_check
 def _write_rows(sums, totals, num_rows, group, address, token_stride):
-    """The rows of some tokens' heads of one group, each divided by its total."""
+    """Writes the rows of some tokens' heads of one group, each divided by its total."""
     head_dim = sums.shape[1]
     for row in range(num_rows):
         there = bf16_at(address + row // group * token_stride + 2 * (row % group) * head_dim, head_dim)
@@ -191,7 +194,7 @@ def _write_rows(sums, totals, num_rows, group, address, token_stride):
 
 @cache
 def _attend(group: int, head_dim: int) -> Loop:
-    """group: query heads of one kv head."""
+    """group: query heads per kv head."""
     num_vectors = head_dim // LANES
     at_once = max(v for v in range(1, _VECTORS + 1) if num_vectors % v == 0)
 
@@ -225,7 +228,7 @@ def _attend(group: int, head_dim: int) -> Loop:
                 states[:, 0] = -np.inf
                 states[:, 1] = 0
             table = int32_at(tables + 4 * rows[seq] * table_stride, table_stride)
-            lowest = max(0, position + 1 - window) if window > 0 else 0  # of the cells that any row sees
+            lowest = max(0, position + 1 - window) if window > 0 else 0  # first cell that any row sees
             begin = lowest // _TILE * _TILE
             while begin < cells_end:
                 num_cells = min(_TILE, cells_end - begin)
@@ -270,7 +273,7 @@ def paged_attention_prefill(
     out: Tensor,
     sliding_window: int | None,
 ) -> None:
-    """block_table, rows, query_starts, context_lens, max_query_len: of `PrefillBatch`."""
+    """block_table, rows, query_starts, context_lens, max_query_len: as in `PrefillBatch`."""
     num_tokens, num_heads, head_dim = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]
     num_seqs, group = context_lens.shape[0], num_heads // num_kv_heads

@@ -1,11 +1,11 @@
-"""Loops recorded once, and run again in one parallel region: what a CUDA graph is to a GPU.
+"""Loops recorded once and replayed in one parallel region: what a CUDA graph is to a GPU.
 
-A decode step of a small model is some 200 loops of ten to two hundred microseconds. One by one each costs Python, an
-entrance into OpenMP's region, and a wait for every thread of the team. Recorded they are a list of addresses, and the
-threads walk down it by themselves. A loop is done when all of its items are: a thread that the system holds up between
-two items keeps nobody waiting, and finds the others further down when it comes back.
+A decode step of a small model is some 200 loops of ten to two hundred microseconds. Called one by one, each costs
+Python, an entry into an OpenMP region, and a wait for every thread of the team. A recording is a list of addresses that
+the threads walk through by themselves. A loop is done when all of its items are: a thread that the system suspends
+between two items delays nobody, and catches up with the others when it returns.
 
-Everything lies where it lay when it was recorded, so whoever replays writes new inputs to the old places.
+All tensors stay where they were when recorded, so a replay needs new inputs to be written to the old places.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ _NEW = frozenset((_aten.empty.memory_format, _aten.empty_like.default))
 _ALIGNMENT = 64  # bytes, a cache line
 _Block = np.ndarray[Any, np.dtype[Any]]
 
-_PLACE = 16  # int64 numbers, two cache lines: what is read, and from _ENTERED on what is counted
+_PLACE = 16  # int64 numbers, two cache lines: read-only data, then from _ENTERED on the counters
 _ENTERED, _LEFT = 8, 9
 
 
 @Loop
 @no_type_check
 def _walk(arguments):
-    """Every thread: through all calls. A call: body, its arguments; how many threads have entered it, and left.
+    """Every thread walks through all calls. A call has a body, its arguments, and counts of threads that entered and
+    left it.
 
-    A thread that enters has counted itself before it takes an item. So once no item is left, who has one is among
-    those that have not left.
+    A thread counts itself as entered before it takes an item. So once no item is left, any thread that still works on
+    one has entered and not left.
     """
     a = int64_at(arguments, 4)
     places, num_calls = a[2], a[3]
@@ -61,7 +62,7 @@ def _walk(arguments):
 
 
 class RecordedLoops:
-    """`replay` computes `result` again, with what then lies in the inputs. One replay at a time."""
+    """`replay` computes `result` again from the present contents of the inputs. One replay at a time."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class RecordedLoops:
         for recorded in calls:
             starts.append(len(arguments))
             arguments.extend(recorded.arguments)
-            arguments.extend([0] * (-len(arguments) % 8))  # no two in one cache line
+            arguments.extend([0] * (-len(arguments) % 8))  # no two share a cache line
         self._memory = _aligned(np.concatenate((places.reshape(-1), np.array(arguments, np.int64))))
         begin = self._memory.ctypes.data
         for i, (recorded, start) in enumerate(zip(calls, starts, strict=True)):
@@ -97,14 +98,14 @@ class RecordedLoops:
 
 
 class Recorder:
-    """Its recordings share memory: they are replayed one after the other, and each result is read before the next."""
+    """Its recordings share memory: they are replayed one at a time, and each result is read before the next replay."""
 
     def __init__(self) -> None:
         self._memory = Arena()
 
     def record(self, compute: Callable[[], Tensor]) -> RecordedLoops | None:
-        """Compute, and keep how. None if there is more to it than loops, views of tensors, and rows that are looked
-        up before the first loop: all else is torch's."""
+        """Compute, and record how. None if the computation has anything but loops, views of tensors, and row lookups
+        before the first loop: all else is torch's."""
         calls = list[RecordedCall]()
         seen = _SeenOperations(calls, self._memory)
         token = recorded_calls.set(calls)
@@ -125,7 +126,7 @@ class Arena:
         self._free = list[_Block]()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """As torch.empty; the memory is another tensor's once this one and all its views are gone."""
+        """Like torch.empty; the memory is reused once this tensor and all its views are gone."""
         num_bytes = dtype.itemsize
         for size in shape:
             num_bytes *= size
@@ -142,7 +143,7 @@ class Arena:
 
 
 def _aligned(values: _Block) -> _Block:
-    """A copy that begins a cache line."""
+    """A copy aligned to a cache line."""
     memory = np.empty(values.nbytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     copy = memory[start : start + values.nbytes].view(values.dtype)
@@ -155,7 +156,7 @@ class _OtherOperationError(Exception):
 
 
 class _SeenOperations(TorchDispatchMode):
-    """Each of torch's operations, which loops are not. lookups: those to do again, and where their rows then lie."""
+    """Sees each torch operation; loops are none. lookups: lookups to repeat. looked_up: where their rows go."""
 
     def __init__(self, calls: Sequence[RecordedCall], memory: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types

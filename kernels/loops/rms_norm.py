@@ -72,7 +72,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """bf16, all contiguous. The sum takes the residual's storage."""
+    """bf16, all contiguous. The sum overwrites the residual."""
     assert x.is_contiguous() and residual.is_contiguous() and weight.is_contiguous() and x.shape == residual.shape
     size, out = x.shape[-1], torch.empty_like(x)
     _add_rms_norm(

@@ -1,4 +1,4 @@
-"""kernels/rotary_and_cache.py as a compiled loop: a token's heads are read once, for norm, turning and cache."""
+"""kernels/rotary_and_cache.py as a compiled loop: a token's heads are read once, for norm, rotation and cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def _normalise(head, weight, eps):
 @njit(inline="always")
 @no_type_check
 def _turn(first, second, cos, sin):
-    """Both halves of a head's rotated dims, and its second halves of the tables: (c, c) and (-s, s)."""
+    """first, second: the halves of a head's rotated dims. cos, sin: the second halves of the
+    tables (c, c) and (-s, s)."""
     for i in range(first.size):
         x, y = widen(first[i]), widen(second[i])
         first[i] = narrow(x * cos[i] - y * sin[i])
@@ -83,7 +84,7 @@ def rotary_and_cache(
     key_weight: Tensor | None,
     eps: float,
 ) -> None:
-    """qkv and both caches bf16; slot_mapping of `CacheSlots`, contiguous."""
+    """qkv and both caches bf16; slot_mapping: of `CacheSlots`, contiguous."""
     num_tokens, num_all_heads, head_dim = qkv.shape
     num_kv_heads = key_cache.shape[2]
     assert qkv.stride()[1:] == (head_dim, 1) and cos.is_contiguous() and sin.is_contiguous()

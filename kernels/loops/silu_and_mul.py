@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.loops.bf16 import bf16_at, count_up, exp, int64_at, narrow, widen
 from kernels.loops.team import Loop
 
-_FEW_NUMBERS = 32_000  # some 16 microseconds on one core: no more than another thread may be late by
+_FEW_NUMBERS = 32_000  # some 16 microseconds on one core: no more than another thread's start may take
 
 
 @Loop

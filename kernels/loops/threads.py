@@ -1,4 +1,4 @@
-"""What threads need that walk down a list of loops together: looking at a count, calling by address, waiting."""
+"""Primitives for threads that walk through a list of loops together: reading a count, calling by address, waiting."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ peek = instruction(
     types.int64(types.int64),
     lambda b, a: b.load_atomic(b.inttoptr(a[0], _I64.as_pointer()), "acquire", align=8),
 )
-"""The int64 at an address. What another thread wrote before it counted up to that can be read behind this."""
+"""The int64 at an address. Whatever another thread wrote before it counted up to that value is visible afterwards."""
 
 call = instruction(
     types.void(types.int64, types.int64), lambda b, a: b.call(b.inttoptr(a[0], _BODY.as_pointer()), [a[1]])
 )
-"""A Loop's body, by its address, with the address of its arguments."""
+"""Calls a Loop's body, by its address, with the address of its arguments."""
 
 pause = instruction(types.void(), _pause)
-"""Tells the processor that this thread turns and waits."""
+"""Tells the processor that this thread is spinning."""
 
 yield_core = instruction(types.void(), _yield_core)
-"""Whoever else wants this thread's core has it."""
+"""Yields this thread's core to others."""
 
 
 @njit(inline="always")
 @no_type_check
 def give_way(turns):
-    """One turn of waiting: short at first; after some microseconds the core goes to whoever else wants it."""
+    """One step of waiting: a pause at first; after some microseconds, yield the core."""
     if turns > _PAUSES:
         yield_core()
     else:

@@ -1,6 +1,6 @@
-"""LLVM instructions on vectors of 16 float32 or 32 bf16 numbers (AVX512-bf16), for what numba does not vectorise well.
+"""LLVM instructions on vectors of 16 float32 or 32 bf16 numbers (AVX512-BF16), for what numba vectorises badly.
 
-Addresses are int64 values; offsets count bytes.
+Addresses are int64 values; offsets are in bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Value = Any  # of llvmlite, which has no types
 
 
 class VectorCode:
-    """Writes at the builder's place."""
+    """Emits instructions where the builder stands."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -67,11 +67,11 @@ class VectorCode:
         return ir.Constant(FLOATS, [0.0] * LANES)
 
     def pairs(self, address: Value, offset: int = 0) -> Value:
-        """32 bf16 numbers, as they lie."""
+        """32 bf16 numbers in memory order."""
         return self.builder.load(self.at(address, offset, _PAIRS), align=2)
 
     def fp8_pairs(self, address: Value, offset: int = 0) -> Value:
-        """32 e4m3 numbers, as bf16. Below 2^-6, e4m3's own smallest with all its bits, it is 0; of NaN it makes 480."""
+        """32 e4m3 numbers as bf16. Those below 2^-6, the smallest normal number, become 0; NaN becomes 480."""
         builder = self.builder
         stored = builder.load(self.at(address, offset, _BYTES), align=1)
         # Sign, exponent and mantissa to bf16's places; its exponent counts from 127, e4m3's from 7.
@@ -82,19 +82,22 @@ class VectorCode:
         return builder.bitcast(numbers, _PAIRS)
 
     def words(self, address: Value, offset: int = 0) -> Value:
-        """32 numbers of 16 bits."""
+        """32 words of 16 bits."""
         return self.builder.load(self.at(address, offset, _WORDS), align=2)
 
     def byte_pairs(self, address: Value, offset: int = 0) -> Value:
-        """16 bytes, each as two words."""
+        """16 bytes, each repeated in two 16-bit words."""
         builder = self.builder
         stored = builder.load(self.at(address, offset, ir.VectorType(ir.IntType(8), LANES)), align=1)
         wide = builder.zext(stored, _BITS)
         return builder.bitcast(builder.or_(wide, builder.shl(wide, ir.Constant(_BITS, [16] * LANES))), _WORDS)
 
     def looked_up_pairs(self, words: Value, place: int, numbers: Sequence[float], offsets: Value | None) -> Value:
-        """Of 32 words of four elements of four bits those at one place, as what stands there among 16 numbers of bf16;
-        or among 32, an offset (words) further."""
+        """Look up one 4-bit element of each of 32 words in a table of bf16 numbers.
+
+        A word holds four elements; `place` says which, 0 being the lowest bits. `numbers` has 16 entries; or 32 with
+        `offsets` (words), which are added to the elements.
+        """
         builder = self.builder
         index = builder.lshr(words, _words(4 * place)) if place else words
         if offsets is not None:
@@ -106,7 +109,7 @@ class VectorCode:
         return builder.bitcast(builder.call(look_up, [table, index]), _PAIRS)  # by an index's last five bits
 
     def pair_for_all(self, address: Value, offset: int = 0) -> Value:
-        """The two bf16 numbers there, in all lanes."""
+        """The two bf16 numbers at the address, repeated in all lanes."""
         pair = self.builder.load(self.at(address, offset, I32), align=2)
         return self.builder.bitcast(self._for_all(pair, _BITS), _PAIRS)
 
@@ -139,27 +142,27 @@ class VectorCode:
         self.builder.store(value, self.at(address, offset, F32), align=4)
 
     def for_all(self, value: Value) -> Value:
-        """A float32, in all lanes."""
+        """A float32 repeated in all lanes."""
         return self._for_all(value, FLOATS)
 
     def floats_for_all(self, value: float) -> Value:
         return ir.Constant(FLOATS, [value] * LANES)
 
     def ints_for_all(self, value: Value) -> Value:
-        """An int64 that 32 bits hold, in all lanes."""
+        """An int64 that fits in 32 bits, repeated in all lanes."""
         return self._for_all(self.builder.trunc(value, I32), _BITS)
 
     def lane_numbers(self) -> Value:
         return ir.Constant(_BITS, list(range(LANES)))
 
     def larger(self, x: Value, y: Value) -> Value:
-        """Lane by lane; y where x is NaN."""
+        """The maximum lane by lane; y where x is NaN."""
         return self.builder.select(self.builder.fcmp_ordered(">", x, y), x, y)
 
     def exp(self, x: Value) -> Value:
-        """e^x in each lane to some 2e-7; NaN for NaN, and for infinity."""
+        """e^x in each lane to about 2e-7; NaN for NaN and for +infinity."""
         builder = self.builder
-        x = self.larger(self.floats_for_all(-104.0), x)  # less is 0, and -infinity has no rest
+        x = self.larger(self.floats_for_all(-104.0), x)  # e^x is 0 below it, and -infinity would leave no remainder
         power = self._call("llvm.rint.v16f32", builder.fmul(x, self.floats_for_all(1.4426950408889634)))
         rest = self.add_products(x, power, self.floats_for_all(-0.6931471805599453))
         series = self.floats_for_all(_EXP_SERIES[0])
@@ -172,7 +175,7 @@ class VectorCode:
         return builder.call(function, [series, power, self.zeros(), mask(-1), current])
 
     def largest_of(self, vector: Value) -> Value:
-        """NaN does not count."""
+        """The largest lane, NaN ignored."""
         signature = ir.FunctionType(F32, [FLOATS])
         function = self.builder.module.declare_intrinsic("llvm.vector.reduce.fmax.v16f32", (), signature)
         return self.builder.call(function, [vector])
@@ -186,18 +189,18 @@ class VectorCode:
         self.builder.store(vector, self.at(address, offset, FLOATS), align=4)
 
     def store_narrowed(self, vector: Value, address: Value, offset: int = 0) -> None:
-        """As bf16, to the nearest."""
+        """Store as bf16, rounded to nearest."""
         self.builder.store(self.builder.fptrunc(vector, _BF16S), self.at(address, offset, _BF16S), align=2)
 
     def prefetch(self, address: Value, offset: int) -> None:
         byte = ir.IntType(8)
         signature = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), I32, I32, I32])
         function = self.builder.module.declare_intrinsic("llvm.prefetch.p0", (), signature)
-        self.builder.call(function, [self.at(address, offset, byte), I32(0), I32(3), I32(1)])  # a read, to keep
+        self.builder.call(function, [self.at(address, offset, byte), I32(0), I32(3), I32(1)])  # read, cached
 
     @contextmanager
     def repeated(self, count: Value, initial: Sequence[Value]) -> Iterator[Repetition]:
-        """A loop over 0 .. count - 1, count at least 1. What it carries is `result` behind it."""
+        """A loop over 0 .. count - 1, count at least 1. After it, `result` holds the carried values."""
         builder = self.builder
         before, body, behind = builder.block, builder.append_basic_block(), builder.append_basic_block()
         builder.branch(body)
@@ -214,7 +217,7 @@ class VectorCode:
         builder.position_at_end(behind)
 
     def _call(self, name: str, x: Value) -> Value:
-        """An intrinsic of one vector."""
+        """Call an intrinsic that takes and returns one vector."""
         function = self.builder.module.declare_intrinsic(name, (), ir.FunctionType(FLOATS, [FLOATS]))
         return self.builder.call(function, [x])
 
@@ -225,7 +228,7 @@ class VectorCode:
 
 
 def _bf16_bits(number: float) -> int:
-    """Of one that bf16 has."""
+    """The 16 bits of a number that bf16 represents exactly."""
     bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
     return bits >> 16
 
@@ -235,7 +238,8 @@ def _words(value: int) -> Value:
 
 
 class Repetition:
-    """Inside of `VectorCode.repeated`: the round's number, what is carried, and to be set, the values after it."""
+    """The loop of `VectorCode.repeated`: its index and carried values; set `result` to the values that the next round
+    gets."""
 
     def __init__(self, index: Value, carried: Sequence[Value]) -> None:
         self.index = index
@@ -244,11 +248,11 @@ class Repetition:
 
 
 def vector_function(generate: Callable[..., Value | None], returns: Any = types.void) -> Any:
-    """A function for loops from one that writes it: generate(code, *arguments), of int64.
+    """Make a function that loops can call from generate(code, *arguments), which writes its instructions.
 
-    An argument that is a constant where the loop is written, a size say, comes to `generate` as a Python number. (A
-    function made anew for each size would not do: what numba keeps on disk of a loop is found again by the plain
-    numbers that the loop's function encloses.)
+    Arguments are int64. One that is a constant where the loop is written, such as a size, reaches `generate` as a
+    Python number. (Making a function per size would not work: numba finds a compiled loop on disk by the plain numbers
+    that the loop's function encloses.)
     """
 
     def function(context: Any, *arguments: Any) -> Any:
@@ -262,5 +266,5 @@ def vector_function(generate: Callable[..., Value | None], returns: Any = types.
         passed = (types.int64 if c is None else a for c, a in zip(constants, arguments, strict=True))
         return returns(*passed), codegen
 
-    vars(function)["__signature__"] = inspect.signature(generate)  # numba counts the arguments by it
+    vars(function)["__signature__"] = inspect.signature(generate)  # where numba reads how many arguments there are
     return intrinsic(prefer_literal=True)(function)

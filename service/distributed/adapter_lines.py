@@ -1,10 +1,11 @@
-"""LoRA adapters on their way to the other ranks.
+"""How LoRA adapters reach the other ranks.
 
-Rank 0 reads and checks an adapter, once, and hands the whole of it to each other rank as a file in memory, over a
-socket of their own; of it each keeps its part. Only when all have it does the adapter exist for the engine, so every
-plan that loads it finds it everywhere, and a rank that cannot take it costs one adapter and no plan. What nobody has
-any more is told through the control ring, before the next plan: no plan that comes behind can name it, and those before
-have been launched.
+Rank 0 reads and checks an adapter once. It hands each other rank the whole adapter as a file in memory, over a socket
+of that rank's own, and each rank keeps its part. The engine sees the adapter only after all ranks have it: every plan
+that loads it finds it on every rank, and a rank that cannot take it fails that adapter and no plan.
+
+An adapter that is no longer in use is dropped by a message in the control ring, ahead of the next plan: later plans
+cannot name it, and earlier ones have been launched.
 """
 
 from __future__ import annotations
@@ -25,36 +26,40 @@ from service.errors import ServerError
 
 _ID = struct.Struct("<q")
 _TAKEN = b"\0"
-_MOST_WORDS = 4096  # bytes of what a rank says of its fault
+_MOST_WORDS = 4096  # bytes of a rank's error message
 
 
 class AdapterSharing(Protocol):
-    """Any thread."""
+    """Shares adapters with the other ranks. Any thread."""
 
     def share(self, adapter_id: int, write: Callable[[BinaryIO], None]) -> None:
-        """Have every rank take its part of what `write` writes to a file; returns once all have. Raises ServerError if
-        one has not, with its words; whoever gave the id is to drop it then."""
+        """Have every rank take its part of the file that `write` writes; returns once all have.
+
+        Raises ServerError with a rank's message if it failed; the caller then drops the id.
+        """
         ...
 
     def drop(self, adapter_id: int) -> None:
-        """Nobody has it any more. A finalizer calls it, too."""
+        """The adapter is no longer in use. Finalizers call it, too."""
         ...
 
 
 def adapter_file() -> BinaryIO:
-    """In memory, until it is closed."""
+    """A file in memory, which exists until it is closed."""
     return os.fdopen(os.memfd_create("headrace-adapter"), "wb")
 
 
 def check_taken(faults: Iterable[str]) -> None:
-    """Raises ServerError with the first of what was wrong; "" is nothing."""
+    """Raises ServerError with the first message that is not empty."""
     for fault in filter(None, faults):
         raise ServerError(f"the adapter could not be taken by every rank: {fault}")
 
 
 class AdapterLines:
-    """The ends of who stands for rank 0 on a host: a socket for each other rank there, which keep messages apart.
-    ranks: their numbers; from 1 on if left out."""
+    """Rank 0's ends of the lines to the ranks of one host, or another host's that stands in for rank 0.
+
+    lines: a SOCK_SEQPACKET socket for each of these ranks. ranks: their numbers; None means 1, 2 and so on.
+    """
 
     def __init__(self, lines: Sequence[socket.socket], ranks: Sequence[int] | None = None) -> None:
         self._lines = dict(zip(range(1, 1 + len(lines)) if ranks is None else ranks, lines, strict=True))
@@ -69,7 +74,7 @@ class AdapterLines:
         check_taken(faults)
 
     def share_file(self, adapter_id: int, file: int) -> list[str]:
-        """As `share`, of an open file. Returns what was wrong, of those where something was."""
+        """As `share`, with an open file descriptor. Returns the error messages of the ranks that failed."""
         with self._lock:
             faults = {rank: self._send(rank, adapter_id, file) for rank in self._lines}
             faults |= {rank: self._answer(rank) for rank, fault in faults.items() if not fault}
@@ -79,11 +84,11 @@ class AdapterLines:
         self._dropped.append(adapter_id)
 
     def take_dropped(self) -> tuple[int, ...]:
-        """Those that the other ranks have not been told of yet."""
+        """The dropped ids that the other ranks have not been told yet; each is returned once."""
         return tuple(self._dropped.popleft() for _ in range(len(self._dropped)))
 
     def _send(self, rank: int, adapter_id: int, file: int) -> str:
-        """What was wrong; "" for nothing."""
+        """Returns an error message, or "" on success."""
         try:
             socket.send_fds(self._lines[rank], [_ID.pack(adapter_id)], [file])
         except OSError as fault:
@@ -91,7 +96,8 @@ class AdapterLines:
         return ""
 
     def _answer(self, rank: int) -> str:
-        """Of a rank that is lost, soon: its end of the line is closed then."""
+        """Wait for the rank's answer; an error message, or "" on success. If the rank dies, its socket closes and ends
+        the wait."""
         try:
             words = self._lines[rank].recv(_MOST_WORDS)
         except OSError as fault:
@@ -100,7 +106,7 @@ class AdapterLines:
 
 
 class AdapterTaker:
-    """The end of rank `rank`, >= 1: a thread takes what comes, until rank 0 is gone."""
+    """The end of rank `rank`, >= 1: a thread that takes adapters until rank 0 is gone."""
 
     def __init__(self, rank: int, line: socket.socket, adapters: HoldsAdapters, statuses: RankStatuses) -> None:
         self._rank = rank
@@ -113,7 +119,7 @@ class AdapterTaker:
         threading.Thread(target=self._run, name="adapters", daemon=True).start()
 
     def drop(self, adapter_ids: Sequence[int]) -> None:
-        """The thread that carries out plans, between two of them."""
+        """Called between two plans, on the thread that follows them."""
         with self._lock:
             for adapter_id in adapter_ids:
                 self._adapters.drop(adapter_id)
@@ -131,7 +137,7 @@ class AdapterTaker:
     def _taken(self, adapter_id: int, file: int) -> bytes:
         try:
             self._adapters.take(adapter_id, Path(f"/proc/self/fd/{file}"))
-        except Exception as fault:  # of memory that is short, above all
+        except Exception as fault:  # mostly, memory is short
             return f"{type(fault).__name__}: {fault}".encode()[:_MOST_WORDS]
         finally:
             os.close(file)

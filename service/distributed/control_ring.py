@@ -1,13 +1,13 @@
 """A ring of messages in shared memory: rank 0 writes, every other rank of the host reads each message, in order.
 
-One frame a message: when it was written, its length, its kind, a checksum, its bytes. A message that is too large for
-the ring goes in several frames, each as soon as there is room. The writer overwrites nothing that a reader has not
-taken: it waits for the slowest, up to a limit. A reader spins for a while, then it sleeps until it is woken, which is
-what an idle service does.
+A message is one frame: write time, length, kind, checksum, position, payload. A message that is too large is split into
+several frames, each written when there is room. The writer never overwrites what a reader has not taken: it waits for
+the slowest reader, up to a limit. A reader spins for a while and then sleeps until it is woken, so an idle service uses
+no CPU.
 
-Readers know of a frame by a counter of bytes that stands alone. The checksum is for processors that show another core's
-writes in another order (arm64): a reader that is ahead of them reads again. For the same reason a frame says at which
-byte it stands of all that was ever written, so that one of an earlier round is not taken for it.
+Readers learn of a new frame from a byte counter outside the frames. On processors that may show another core's writes
+out of order (arm64) a reader can see the counter before the frame; the checksum then fails, and it reads again. A frame
+holds its position among all bytes ever written, so a frame of an earlier round is not mistaken for it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from typing import NamedTuple, Protocol
 
 RING_BYTES = 8 << 20
 WRITER_WAITS_S = 5.0
-"""For a reader that takes nothing. A step's host work is milliseconds, and the ring holds hundreds of messages."""
+"""How long the writer waits for a reader that takes nothing. A step's host work is milliseconds, and the ring holds
+hundreds of messages."""
 
 _FRAME = struct.Struct("<qiiqq")  # written_ns, num_bytes, kind (| _CONTINUED), checksum, position
 _CONTINUED = 1 << 16
-_WRAP = -1  # num_bytes of a frame that says: go on at the beginning
+_WRAP = -1  # num_bytes of a frame that says: continue at the ring's start
 _WORD = 8
 _LINE_WORDS = 8  # counters of two processes never share a cache line
 _LOOK_EVERY_S = 0.001
@@ -37,9 +38,14 @@ _REREADS_S = 1.0
 
 
 class MessageKind(IntEnum):
-    """PLAN: carry it out. MASKS, MASKS_FAILED: of the oldest plan that has some and was not told them, once they are
-    computed. ADAPTERS_DROPPED: no later plan names these ids. DRAWN: the ids of the oldest plan that draws and was not
-    told them, for the first of several stages. CAPTURE: later plans find these CUDA graphs."""
+    """What a message says.
+
+    - PLAN: carry out this plan.
+    - MASKS, MASKS_FAILED: the grammar masks, computed or failed, of the oldest plan that still waits for its masks.
+    - ADAPTERS_DROPPED: no later plan names these adapter ids.
+    - DRAWN: the sampled ids of the oldest plan that still waits for its ids; for the first of several stages.
+    - CAPTURE: capture these CUDA graphs; later plans use them.
+    """
 
     PLAN = 1
     MASKS = 2
@@ -50,7 +56,7 @@ class MessageKind(IntEnum):
 
 
 class Message(NamedTuple):
-    """written_ns: by the monotonic clock, which all processes of a host share."""
+    """written_ns: time of writing on the monotonic clock, which all processes of a host share."""
 
     kind: MessageKind
     payload: bytes
@@ -58,24 +64,26 @@ class Message(NamedTuple):
 
 
 class ReaderStalled(Exception):
-    """A reader has not taken anything for WRITER_WAITS_S, or it is dead. who: which."""
+    """The reader `who` took nothing for WRITER_WAITS_S, or is dead."""
 
     def __init__(self, who: str) -> None:
         super().__init__(f"{who} takes no control messages")
 
 
 class MessageWriter(Protocol):
-    """To all other ranks. One thread at a time."""
+    """Writes to all other ranks. One thread at a time."""
 
     def write(self, kind: MessageKind, payload: bytes = b"") -> None:
-        """Raises ReaderStalled; then part of the message may have been written, and nothing may follow."""
+        """Raises ReaderStalled; part of the message may have been written then, and nothing may be written after it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RingPlace:
-    """Where a ring lies, as inherited file descriptors. memory: of the shared pages. wake: of an eventfd for each
-    reader. The memory's first line of words is the writer's counter, the next ones are the readers'."""
+    """The inherited file descriptors of a ring. memory: the shared pages. wake: an eventfd for each reader.
+
+    The memory begins with one cache line for the writer's counter and one for each reader's; the frames follow.
+    """
 
     memory: int
     wake: tuple[int, ...]
@@ -93,7 +101,7 @@ class RingPlace:
         return self.memory, *self.wake
 
     def close(self) -> None:
-        """Whoever has mapped the memory keeps it."""
+        """Processes that have mapped the memory keep it."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
@@ -103,7 +111,7 @@ def _header_bytes(num_readers: int) -> int:
 
 
 class _Mapped:
-    """The shared pages: counters, and the frames behind them."""
+    """The shared pages: the counters, then the frames."""
 
     def __init__(self, place: RingPlace) -> None:
         header = _header_bytes(len(place.wake))
@@ -115,8 +123,8 @@ class _Mapped:
 
 
 class RingWriter:
-    """A MessageWriter. ranks: the readers', in order; 1, 2 and so on if left out. is_alive(rank): whether that reader's
-    process may still read."""
+    """A MessageWriter. ranks: the readers' ranks in order; None means 1, 2 and so on. is_alive(rank): whether that
+    reader's process still runs."""
 
     def __init__(
         self,
@@ -142,7 +150,7 @@ class RingWriter:
         needed = _FRAME.size + -(-len(part) // _WORD) * _WORD
         place = self._written % self._mapped.num_bytes
         to_end = self._mapped.num_bytes - place
-        if to_end < needed:  # no frame is cut in two; where not even a head fits, there is no need to say so
+        if to_end < needed:  # no frame crosses the end; without room for a header readers skip by themselves
             self._wait_for_room(to_end)
             if to_end >= _FRAME.size:
                 _FRAME.pack_into(self._mapped.frames, place, 0, _WRAP, 0, 0, self._written)
@@ -180,7 +188,7 @@ class RingWriter:
 class RingReader:
     """The end of reader `reader`, >= 1. One thread at a time.
 
-    spins_s: so long it looks again and again for the next message, then it sleeps. 0 where cores are scarce.
+    spins_s: how long it polls for the next message before it sleeps; 0 where cores are scarce.
     """
 
     def __init__(self, place: RingPlace, reader: int, spins_s: float = 0.0) -> None:
@@ -192,11 +200,11 @@ class RingReader:
 
     @property
     def has_message(self) -> bool:
-        """Whether `take` would begin at once."""
+        """Whether `take` would return without waiting."""
         return self._mapped.counters[0] > self._taken
 
     def take(self, within_s: float) -> Message | None:
-        """The next message; None if there is none within that time. Other threads run while it sleeps."""
+        """The next message; None if none comes within `within_s`. Other threads run while it sleeps."""
         if not self._wait(within_s):
             return None
         first = self._take_frame()
@@ -224,7 +232,7 @@ class RingReader:
             if left_s <= 0.0:
                 return False
             if select.select([self._wake], [], [], left_s)[0]:
-                os.eventfd_read(self._wake)  # of all that was written so far, and more may be there by now
+                os.eventfd_read(self._wake)  # counts all frames written so far
         return True
 
     def _take_frame(self) -> _Frame:

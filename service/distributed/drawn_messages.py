@@ -1,7 +1,7 @@
-"""The ids that the last stage has drawn, on their way to the first one, which embeds them.
+"""How the ids that the last stage samples reach the first stage, which embeds them.
 
-They go from host to host, as all control does: the engine waits for them anyway before it decides the next iteration of
-those requests, and the message is there before that plan.
+They go through host memory like all control messages. The engine needs them anyway before it schedules the next
+iteration of those requests, so the message arrives before that plan.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from service.core.iteration import Int64Array, IterationPlan
 from service.distributed.integers import IntegerReader, IntegerWriter
 
 NoteDrawn = Callable[[Int64Array, Int64Array], None]
-"""(rows, token_ids): a row that is there several times keeps any of its ids."""
+"""(rows, token_ids): note the ids sampled for these rows. If a row occurs several times, any of its ids may be kept."""
 
 
 def write_drawn(number: int, token_ids: Sequence[int]) -> bytes:
-    """Of plan `number`, the first is 1; none if it has failed."""
+    """The message with the ids of plan `number`, counted from 1; no ids if the plan failed."""
     to = IntegerWriter()
     to.one(number)
     to.many(token_ids)
@@ -33,19 +33,19 @@ class _Drawing(NamedTuple):
 
 
 class HeardDraws:
-    """The first stage's side: which rows draw is known by the plans, in whose order the ids come."""
+    """The first stage's side. The plans tell which rows sample, and the ids come in the plans' order."""
 
     def __init__(self, note: NoteDrawn) -> None:
         self._note = note
         self._drawing: deque[_Drawing] = deque()
 
     def expect(self, number: int, plan: IterationPlan) -> None:
-        """Every plan that draws, in order."""
+        """To be called for every plan that samples, in order."""
         rows = [item.row for item in plan.scheduled for _ in item.samples]
         self._drawing.append(_Drawing(number, np.concatenate((plan.decodes.rows, np.array(rows, np.int64)))))
 
     def hear(self, message: bytes) -> None:
-        """Raises ValueError where a message was lost, or came twice: what is computed from then on would be wrong."""
+        """Raises ValueError if a message is missing or repeated, since all later results would be wrong."""
         source = IntegerReader(message)
         number, token_ids = source.one(), source.column()
         if not self._drawing or self._drawing[0].number != number:

@@ -1,7 +1,7 @@
-"""Messages as rows of integers: what control messages are made of.
+"""Control messages: rows of integers.
 
-A tuple is its length and its members, an absent value a flag, a float its 64 bits. So encoding and decoding take one
-pass, in time that grows with the number of integers, and a message can hold nothing but numbers.
+A tuple is written as its length and its members, an absent value as a flag, a float as its 64 bits. Encoding and
+decoding take one pass, in time proportional to the number of integers, and a message holds nothing but numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class IntegerWriter:
         self._integers.frombytes(np.ascontiguousarray(values, np.int64).tobytes())
 
     def real(self, value: float) -> None:
-        """To the bit."""
+        """Exact to the bit."""
         self._integers.append(_BITS.unpack(_FLOAT.pack(value))[0])
 
     def message(self) -> bytes:
@@ -46,7 +46,7 @@ class IntegerWriter:
 
 
 class IntegerReader:
-    """Gives back what a writer was given. Raises ValueError where the message ends too early."""
+    """Returns what was written, in the same order. Raises ValueError if the message ends too early."""
 
     def __init__(self, message: bytes) -> None:
         self._integers = array(_ITEM)
@@ -64,7 +64,7 @@ class IntegerReader:
         return tuple(self._integers[self._take()])
 
     def column(self) -> Int64Array:
-        """A copy of its own, which may be kept."""
+        """A copy that the caller may keep."""
         return np.array(self._integers[self._take()], np.int64)
 
     def real(self) -> float:

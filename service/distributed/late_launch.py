@@ -1,4 +1,4 @@
-"""Several iterations in flight where `launch` itself computes, as it does on a CPU."""
+"""Pipelining for a device whose `launch` computes at once, as a CPU's does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from service.engine.ports import Executor, PendingIteration
 
 
 class LateLaunch:
-    """An Executor that begins a plan when its result is waited for, by which the stages before it have been told of it
-    and of those behind it. What a GPU's stream does for a GPU."""
+    """An Executor that runs a plan when its result is waited for.
+
+    By then the stages before it know of this plan and of later ones, so they compute at the same time. On a GPU the
+    stream gives the same effect.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

@@ -1,7 +1,7 @@
-"""Masks of grammars on their way to the other ranks: a message of their own, behind that of their plan.
+"""How grammar masks reach the other ranks: in a message of their own, after their plan's.
 
-They are computed beside the forward pass, on rank 0 alone, which tells them when it needs them itself. A plan with
-masks is followed by exactly one such message, whatever becomes of it; other plans may stand between them.
+Rank 0 alone computes them, beside the forward pass, and sends them when it needs them itself. Every plan with masks is
+followed by exactly one such message, even if the plan fails; messages of other plans may come between.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SHAPE = struct.Struct("<qq")
 
 
 class ToldMasks:
-    """Rank 0's masks of a plan: the first wait for them tells the others, too."""
+    """Rank 0's masks of a plan; the first `wait` also sends them to the other ranks."""
 
     def __init__(self, masks: TokenMasks, writer: MessageWriter) -> None:
         self._masks = masks
@@ -35,7 +35,8 @@ class ToldMasks:
         return bits
 
     def settle(self) -> None:
-        """The plan is computed, or has failed: if nobody has waited for them, the others need not either."""
+        """The plan is computed or has failed. If nobody has waited for the masks, tell the other ranks that none will
+        come."""
         if not self._is_told:
             self._is_told = True
             self._writer.write(MessageKind.MASKS_FAILED)
@@ -48,7 +49,7 @@ def _packed(bits: memoryview) -> bytes:
 
 
 class HeardMasks:
-    """The same masks on another rank. read: have the next message read, which may be theirs."""
+    """The same masks on another rank. read: reads the next message, which may be these masks'."""
 
     def __init__(self, rows: tuple[int, ...], read: Callable[[], None]) -> None:
         self.rows = rows
@@ -57,11 +58,11 @@ class HeardMasks:
         self._bits: memoryview | None = None
 
     def hear(self, message: Message) -> None:
-        """Their own."""
+        """message: the one with these masks."""
         self._message = message
 
     def wait(self) -> memoryview:
-        """Raises RuntimeError where rank 0 has none: it fails with its plan, and so must this rank."""
+        """Raises RuntimeError if rank 0 has no masks: its plan fails, and so must this rank's."""
         while self._message is None:
             self._read()
         if self._message.kind is not MessageKind.MASKS:

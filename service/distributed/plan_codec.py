@@ -1,10 +1,10 @@
-"""An IterationPlan as one control message and back (ORCA, section 4.1: control messages apart from tensors).
+"""An IterationPlan as one control message, and back (ORCA, section 4.1: control messages travel apart from tensors).
 
-What a plan repeats is not sent again. Decodes that go on as in a plan before are one number, and a sequence that keeps
-its sampling parameters does not bring them again. So both sides remember what was sent, alike: each message is to be
-decoded once, in order, by a decoder that has seen all before it. What they remember is bounded by the number of rows.
+What a plan repeats is not sent again: decodes that continue as in an earlier plan are one number, and sampling
+parameters that a sequence keeps are left out. So both sides remember the same of what was sent: a decoder must decode
+every message exactly once, in order. What they remember is bounded by the number of rows.
 
-Masks of grammars are not here but for their rows: they are still being computed, and follow in a message of their own.
+Of grammar masks only the rows are here. The masks are still being computed, and follow in a message of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from service.distributed.integers import IntegerReader, IntegerWriter
 from service.distributed.sampling_codec import read_sampling, write_sampling
 
 BATCHES_REMEMBERED = 8
-"""Versions of decodes: as many as batches may be in flight, which take turns."""
+"""How many versions of decodes are remembered: as many batches may be in flight, taking turns."""
 
 (
     _SAME_DECODES,
@@ -47,8 +47,10 @@ _HAS_PAST, _HAS_TARGETS = 1 << 2, 1 << 3
 
 @dataclass(slots=True)
 class _Batch:
-    """Decodes of one version, as they were last sent. next_tokens: num_computed_tokens of the next plan that has
-    them, unless that one says otherwise."""
+    """The decodes of one version as last sent.
+
+    next_tokens: num_computed_tokens of the next plan with this version, unless that plan sends its own.
+    """
 
     sequence_ids: Int64Array
     rows: Int64Array
@@ -58,14 +60,14 @@ class _Batch:
 
 
 class _Memory:
-    """What a side remembers of the messages so far: sampling parameters by row, decodes by version."""
+    """What one side remembers of the messages so far: sampling parameters by row, decodes by version."""
 
     def __init__(self) -> None:
         self.sampling: dict[int, SamplingParams] = {}
         self.batches: dict[int, _Batch] = {}
 
     def keep(self, version: int, batch: _Batch) -> None:
-        """The oldest goes where there are too many."""
+        """If there are too many, the oldest is forgotten."""
         self.batches.pop(version, None)
         self.batches[version] = batch
         if len(self.batches) > BATCHES_REMEMBERED:
@@ -192,21 +194,21 @@ class PlanEncoder:
                 to.one(item.num_pooled)
 
     def _how_sampling(self, item: ScheduledSequence, last: SamplingParams | None) -> int:
-        """By identity: it is a request's one object, and to compare it may take as long as to send it."""
+        """By identity: a request has one object, and comparing values may take as long as sending them."""
         if self._memory.sampling.get(item.row) is item.sampling:
             return _SAMPLING_OF_ROW
         return _SAMPLING_OF_LAST if last is item.sampling else _SAMPLING_NEW
 
 
 class PlanDecoder:
-    """masks_of: from the masks' rows to what a plan has; whoever reads the messages knows where the masks come from."""
+    """masks_of: makes a plan's masks from their rows; the caller knows how the masks themselves arrive."""
 
     def __init__(self, masks_of: Callable[[tuple[int, ...]], TokenMasks]) -> None:
         self._memory = _Memory()
         self._masks_of = masks_of
 
     def decode(self, message: bytes) -> IterationPlan:
-        """Raises ValueError if it is no message of an encoder that has sent all that this decoder has seen."""
+        """Raises ValueError for a message that does not continue what this decoder has seen."""
         source = IntegerReader(message)
         flags = source.one()
         decodes = self._read_decodes(source, flags) if flags & _HAS_DECODES else NO_DECODES

@@ -1,4 +1,4 @@
-"""What every rank but the first does all the time: takes rank 0's plans, in order, and carries its part of them out."""
+"""The loop of every rank but rank 0: take rank 0's plans in order and carry out this rank's part."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ logger = logging.getLogger(__name__)
 
 IDLE_LOOK_S = 1.0
 _BUSY_LOOK_S = 0.0002
-"""Between two looks whether the device has computed what was launched."""
+"""How often it looks whether the device has finished launched plans."""
 
 
 class RankUseless(Exception):
-    """Raised by an iteration that leaves this rank behind the others: it cannot go on."""
+    """Raised by an iteration that leaves this rank's state different from the others'; the rank cannot continue."""
 
 
 class PlanFollower:
-    """It decides nothing, and waits for no result: what its device has computed is noted when it is there.
+    """Carries out plans. It decides nothing and waits for no result; it notes a plan as done when the device has
+    computed it.
 
-    executor: this rank's part. on_idle: called at most once in IDLE_LOOK_S, where no message came for as long.
-    drop_adapters: told of those that no later plan names. note_drawn: told what the last stage draws; None: it is of no
-    use here. capture: told which CUDA graphs later plans find.
+    executor: this rank's part. on_idle: called at most once in IDLE_LOOK_S while no message comes. drop_adapters: gets
+    the ids that no later plan names. note_drawn: gets the ids that the last stage samples; None if this rank does not
+    need them. capture: captures the CUDA graphs that later plans use.
     """
 
     def __init__(
@@ -58,21 +59,24 @@ class PlanFollower:
         self._decoder = PlanDecoder(self._await_masks)
         self._draws = None if note_drawn is None else HeardDraws(note_drawn)
         self._awaiting_masks: deque[HeardMasks] = deque()
-        self._ahead: deque[Message] = deque()  # read while masks were waited for
+        self._ahead: deque[Message] = deque()  # read while waiting for masks
         self._launched: deque[PendingIteration] = deque()
         self._num_launched = self._num_done = 0
 
     def follow(self) -> None:
-        """Until the process ends. Raises what makes it useless: a damaged message, a graph that is not captured, of a
-        plan's faults RankUseless."""
+        """Until the process ends.
+
+        Raises what this rank cannot recover from: a damaged message, a CUDA graph that could not be captured,
+        RankUseless.
+        """
         while True:
             self.follow_one()
 
     def follow_one(self) -> None:
-        """Take the next message and do what it says."""
+        """Take the next message and act on it."""
         if not self._ahead:
             self._read()
-        if not self._ahead:  # masks, which their plan has now
+        if not self._ahead:  # it was masks, which their plan has now
             return
         message = self._ahead.popleft()
         if message.kind is MessageKind.PLAN:
@@ -92,7 +96,7 @@ class PlanFollower:
         return masks
 
     def _read(self) -> None:
-        """The next message: masks go to their plan, all others are looked at in their turn."""
+        """Read the next message. Masks go to their plan; other messages queue."""
         message = self._take()
         if message.kind in (MessageKind.MASKS, MessageKind.MASKS_FAILED):
             self._awaiting_masks.popleft().hear(message)
@@ -111,14 +115,14 @@ class PlanFollower:
         self.note_done()
 
     def _take(self) -> Message:
-        """The next message. Meanwhile what has been computed is noted."""
+        """The next message. While it waits, it notes finished plans."""
         started_ns = time.monotonic_ns()
         while (message := self._reader.take(_BUSY_LOOK_S if self._launched else IDLE_LOOK_S)) is None:
             self.note_done()
             if not self._launched:
                 self._on_idle()
         now_ns = time.monotonic_ns()
-        # Without the time in which this rank was busy and did not look.
+        # The latency leaves out the time in which this rank was busy and did not look.
         self._note_message(now_ns - max(started_ns, message.written_ns))
         self._statuses.add(self._rank, Fact.WAITING_NS, now_ns - started_ns)
         return message
@@ -130,7 +134,7 @@ class PlanFollower:
             self._statuses.set(self._rank, Fact.MAX_LATENCY_NS, latency_ns)
 
     def note_done(self) -> None:
-        """Plans are done in the order of their launches."""
+        """Note finished plans, in launch order."""
         while self._launched and self._launched[0].is_done():
             self._num_done += 1
             try:

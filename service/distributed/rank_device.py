@@ -1,4 +1,4 @@
-"""Which device a rank computes on, and which cores are near it."""
+"""Which device a rank computes on, and which CPU cores it runs on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ _PCI = Path("/sys/bus/pci/devices")
 
 
 def rank_device(requested: Literal["auto", "cpu", "cuda"], seat: int, num_local: int) -> torch.device:
-    """A GPU of its own, in the order of CUDA_VISIBLE_DEVICES, which is the calling thread's device from now on; or the
-    CPU that all share. seat: the rank's place among the `num_local` ranks of its host. Raises ConfigError where that
-    has fewer GPUs."""
+    """The rank's device: on CUDA the GPU number `seat` of CUDA_VISIBLE_DEVICES, which becomes the thread's current
+    device; otherwise the CPU, which all ranks share.
+
+    seat: the rank's index among the `num_local` ranks of its host. Raises ConfigError if the host has too few GPUs.
+    """
     device = choose_device(requested)
     if device.type != "cuda":
         return device
@@ -33,9 +35,11 @@ def rank_device(requested: Literal["auto", "cpu", "cuda"], seat: int, num_local:
 
 
 def stay_near(device: torch.device, num_local: int = 1, pci: Path = _PCI) -> None:
-    """Have this process run on the cores of the GPU's own NUMA node, as far as it may: what it launches and copies goes
-    the shortest way. Nothing happens where the system does not tell them, or where they are less than its share among
-    `num_local` ranks of the host: compiling, and waiting for messages, would keep each other off so few."""
+    """Pin this process to the cores of the GPU's NUMA node, so that launches and copies stay on that node.
+
+    Does nothing if the system does not tell these cores, or if they are fewer than a rank's share of the host: on so
+    few cores, compiling and polling for messages would slow each other down.
+    """
     if device.type != "cuda":
         return
     facts: Any = torch.cuda.get_device_properties(device)
@@ -48,7 +52,7 @@ def stay_near(device: torch.device, num_local: int = 1, pci: Path = _PCI) -> Non
 
 
 def cores_of(listed: str) -> set[int]:
-    """ "0-3,8" -> {0, 1, 2, 3, 8}, as the kernel lists cores."""
+    """ "0-3,8" -> {0, 1, 2, 3, 8}: parse the kernel's list of cores."""
     cores = set[int]()
     for part in listed.strip().split(","):
         first, _, last = part.partition("-")
@@ -57,5 +61,5 @@ def cores_of(listed: str) -> set[int]:
 
 
 def reserved_bytes(device: torch.device) -> int:
-    """What this process's allocator has taken of a GPU; 0 on a CPU. Any thread."""
+    """GPU memory that this process's caching allocator has reserved; 0 on a CPU. Any thread."""
     return int(torch.cuda.memory_reserved(device)) if device.type == "cuda" else 0

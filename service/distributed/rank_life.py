@@ -1,4 +1,4 @@
-"""How a rank's process lives: it ends with rank 0, whatever that ends by, and for no other reason of others."""
+"""A rank's process ends when rank 0 does, in whatever way; signals and other ranks' faults do not end it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """From now on the kernel kills this process with its parent."""
+    """Have the kernel kill this process when its parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # which has ended before
+    if os.getppid() != parent:  # it had already ended
         os._exit(0)
 
 
 def leave_signals_to_parent() -> None:
-    """A terminal, or a service manager, sends them to every process: rank 0 drains, and then ends this one."""
+    """Ignore signals that a terminal or a service manager sends to every process: rank 0 drains, and then ends this
+    one."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 class LifeSigns:
-    """A thread: signs of life for rank 0, until the lifeline is closed; then it ends the process, whatever the
-    others do, as soon as `last_words` has returned."""
+    """A thread that counts a heartbeat until the lifeline closes. Then it calls `last_words` and ends the process,
+    whatever the other threads do."""
 
     def __init__(
         self, rank: int, lifeline: Connection, statuses: RankStatuses, last_words: Callable[[], None] = lambda: None
@@ -50,7 +51,7 @@ class LifeSigns:
         os._exit(0)
 
     def _is_released(self) -> bool:
-        """After a while; rank 0 says nothing more."""
+        """Wait _SIGN_EVERY_S. Rank 0 sends nothing more, so anything to read means that the lifeline is closed."""
         try:
             return self._lifeline.poll(_SIGN_EVERY_S)
         except OSError:

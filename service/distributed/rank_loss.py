@@ -1,4 +1,4 @@
-"""That a rank is lost: from then on nothing can be computed, and the service ends."""
+"""The loss of a rank: nothing can be computed from then on, and the service ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class RankLoss:
-    """Any thread. on_loss(reason): called once, on the thread that found out first."""
+    """Any thread. on_loss(reason): called once, on the thread that noticed the loss first."""
 
     def __init__(self, on_loss: Callable[[str], None]) -> None:
         self._on_loss = on_loss
@@ -20,7 +20,7 @@ class RankLoss:
         self.reason: str | None = None
 
     def declare(self, reason: str) -> None:
-        """Only the first reason counts: what comes behind it follows from it."""
+        """Only the first reason counts; later ones are its consequences."""
         with self._lock:
             if self.reason is not None:
                 return

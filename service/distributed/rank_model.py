@@ -1,4 +1,4 @@
-"""A rank's part of the model, loaded as every rank loads its own: the same code in the same order, on all of them."""
+"""Loads a rank's part of the model. All ranks run the same code in the same order."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ logger = logging.getLogger("headrace")
 
 
 def load_rank(inherited: Inherited, task: RankTask) -> RankModel:
-    """Raises ConfigError or ModelLoadError as `load_executor` does, and what torch raises where another rank is
-    gone."""
+    """Raises ConfigError or ModelLoadError as `load_executor` does, and torch's errors if another rank is gone."""
     rank = inherited.rank
     device = rank_device(task.source.device, inherited.seat, inherited.num_local)
     stay_near(device, inherited.num_local)

@@ -1,8 +1,8 @@
-"""The processes of a host's ranks, all but the first of all, as rank 0 starts, tells and ends them; on another host
-than rank 0's, who stands there for it.
+"""Starts, instructs and ends the processes of a host's ranks (all but rank 0), from rank 0's process. On another host
+the process that stands in for rank 0 does it.
 
-None outlives who started it, however that ends. Each has asked the kernel to be killed with its parent, and sees its
-lifeline, a socket that only the parent holds, come to its end. To end them in order is to close it.
+No rank outlives its parent, however that ends: the kernel kills a rank with its parent, and each rank holds a lifeline,
+a socket whose other end only the parent has. Closing it asks the rank to end.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from service.distributed.rank_task import Inherited, RankFault, RankReady, RankT
 
 WORKER = ("-m", "service.distributed.worker")
 ENDS_WITHIN_S = 3.0
-"""Then it is killed."""
+"""Then the process is killed."""
 
 _LOOK_EVERY_S = 0.01
 
 
 class RankProcesses:
-    """num_ranks: of all hosts, rank 0 among them. local: this host's, in order; all if left out. worker: the
-    interpreter's arguments for a rank's process; the descriptor of its lifeline comes behind them. environment: what it
-    has besides this process's.
+    """num_ranks: of all hosts, with rank 0. local: the ranks of this host, in order; None means all. worker: the
+    interpreter's arguments for a rank's process; the lifeline's descriptor is appended. environment: variables added to
+    this process's.
 
-    To be started on the main thread: the kernel kills a child with the thread that made it.
+    To be created on the main thread: the kernel kills a child when the thread that created it ends.
     """
 
     def __init__(
@@ -100,26 +100,26 @@ class RankProcesses:
 
     @property
     def meeting_point(self) -> str:
-        """The path, in this process, of a file in memory that all ranks share."""
+        """The path, valid in this process, of a file in memory that all ranks share."""
         return f"/proc/self/fd/{self._meeting_point}"
 
     def pid(self, rank: int) -> int:
         return self._processes[self.ranks.index(rank)].pid
 
     def exit_status(self, rank: int) -> int | None:
-        """None while it runs; minus the signal that ended it."""
+        """None while it runs; negative: the signal that ended it."""
         return self._processes[self.ranks.index(rank)].poll()
 
     def is_alive(self, rank: int) -> bool:
         return self.exit_status(rank) is None
 
     def tell(self, task: RankTask) -> None:
-        """Raises OSError if one is gone."""
+        """Raises OSError if a rank is gone."""
         for lifeline in self._lifelines:
             lifeline.send(task)
 
     def heard(self, rank: int, within_s: float = 0.0) -> RankReady | RankFault | None:
-        """What the rank has said next, each word once; None if it says nothing for so long, or is gone."""
+        """The rank's next message; None if none comes within `within_s` or the rank is gone."""
         lifeline = self._lifelines[self.ranks.index(rank)]
         with contextlib.suppress(OSError, EOFError):
             if lifeline.poll(within_s):
@@ -128,13 +128,14 @@ class RankProcesses:
         return None
 
     def kill(self) -> None:
-        """All of them, now."""
+        """Kill all of them at once."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)
 
     def close(self, within_s: float = ENDS_WITHIN_S) -> None:
-        """Returns once all have ended: in order, or killed after that time. May be called again."""
+        """Ask all ranks to end, and kill those that have not ended within `within_s`. Returns once all have ended; may
+        be called again."""
         for lifeline in self._lifelines:
             lifeline.close()
         for line in self._adapter_lines:

@@ -1,4 +1,4 @@
-"""What each rank tells of itself, in shared memory: numbers that one process writes and rank 0 reads, at any time."""
+"""What each rank reports about itself: counters in shared memory, which rank 0 reads at any time."""
 
 from __future__ import annotations
 
@@ -7,21 +7,29 @@ import os
 from enum import IntEnum, auto
 
 _WORD = 8
-_WORDS = 32  # of a rank
+_WORDS = 32  # per rank
 ROW_BYTES = _WORDS * _WORD
 
 
 class Fact(IntEnum):
-    """HEARTBEAT: grows as long as the process runs. PLANS_DONE: plans that were carried out, or failed. PLANS_FAILED:
-    of these; LAST_FAILED: the number of the latest of them, the first plan is 1. TRANSFERS_FINISHED: the highest
-    transfer_id so far, plus 1. MESSAGES, LATENCY_NS, MAX_LATENCY_NS: control messages taken; from written to taken, of
-    them all and the longest. BUSY_NS: from taking plans to having launched them. WAITING_NS: for messages.
-    MEMORY_BYTES: of the device, that this process's allocator has taken. KV_BYTES: of its part of the KV blocks.
-    COMPUTE_NS: of the device for plans, where there are stages, without those in which the stage before was waited for.
-    TRAINING_NS: likewise of its layer steps of trainings. TRAINING_FAULTS: trainings that failed on this rank, and
-    are to end; OUT_OF_MEMORY: of these, for want of memory.
-    ADAPTERS: of which the rank holds its part in the host's memory. EXCHANGES, EXCHANGE_NS: with other ranks, that
-    were timed. Rank 0 has KV_BYTES, COMPUTE_NS, EXCHANGES and EXCHANGE_NS alone."""
+    """A rank's counters. Times are nanoseconds.
+
+    - HEARTBEAT: grows as long as the process runs.
+    - PLANS_DONE: plans that were carried out or failed. PLANS_FAILED: those that failed.
+    - LAST_FAILED: number of the latest plan that failed; the first plan is 1.
+    - TRANSFERS_FINISHED: the highest transfer_id that has finished, plus 1.
+    - MESSAGES: control messages taken. LATENCY_NS, MAX_LATENCY_NS: sum and maximum of their times from write to take.
+    - BUSY_NS: from taking plans to having launched them. WAITING_NS: waiting for messages.
+    - MEMORY_BYTES: device memory that this process's allocator has reserved.
+    - KV_BYTES: size of this rank's part of the KV blocks.
+    - ADAPTERS: adapters of which the rank holds its part in host memory.
+    - EXCHANGES, EXCHANGE_NS: timed exchanges with other ranks.
+    - COMPUTE_NS: device time of plans, without waiting for the previous stage; only with stages.
+    - TRAINING_NS: the same for layer steps of trainings.
+    - TRAINING_FAULTS: trainings that failed on this rank and must end. OUT_OF_MEMORY: those that ran out of memory.
+
+    Rank 0 sets PLANS_DONE, LAST_FAILED, KV_BYTES, COMPUTE_NS, EXCHANGES and EXCHANGE_NS only.
+    """
 
     HEARTBEAT = 0
     PLANS_DONE = auto()
@@ -45,7 +53,7 @@ class Fact(IntEnum):
 
 
 class RankStatuses:
-    """memory: descriptor of the shared pages. Each fact has one writer; a reader may be a moment late."""
+    """memory: descriptor of the shared pages. Each counter has one writer; a reader may see a slightly old value."""
 
     def __init__(self, memory: int, num_ranks: int) -> None:
         self._pages = mmap.mmap(memory, num_ranks * _WORDS * _WORD)
@@ -65,11 +73,11 @@ class RankStatuses:
         self._words[rank * _WORDS + fact] = value
 
     def row(self, rank: int) -> bytes:
-        """All its facts, for a reader on another host."""
+        """All counters of a rank, for a reader on another host."""
         return self._words[rank * _WORDS : (rank + 1) * _WORDS].tobytes()
 
     def put_row(self, rank: int, row: bytes) -> None:
-        """What the rank's own host told. Raises ValueError where that is no row."""
+        """Store the counters that the rank's own host sent. Raises ValueError if `row` has the wrong length."""
         if len(row) != ROW_BYTES:
             raise ValueError(f"a rank's facts are {ROW_BYTES} bytes, not {len(row)}")
         self._words[rank * _WORDS : (rank + 1) * _WORDS] = memoryview(row).cast("q")
@@ -79,19 +87,19 @@ class RankStatuses:
         self.add(rank, Fact.EXCHANGE_NS, nanoseconds)
 
     def note_computed(self, rank: int, compute_s: float | None) -> None:
-        """Of a plan's result; None: not timed."""
+        """compute_s: of a plan's result; None if it was not timed."""
         if compute_s is not None:
             self.add(rank, Fact.COMPUTE_NS, int(compute_s * 1e9))
 
     def note_training(self, rank: int, seconds: float, fault: Exception | None) -> None:
-        """Of a plan's layer steps. fault: that ends their training and nothing else."""
+        """Note a plan's layer steps. fault: one that ends their training and nothing else."""
         self.add(rank, Fact.TRAINING_NS, int(seconds * 1e9))
         if fault is not None:
-            # Torch's, which is not imported here, has a name alone.
+            # torch's class is known by its name only: torch is not imported here.
             is_memory = isinstance(fault, MemoryError) or type(fault).__name__ == "OutOfMemoryError"
             self.add(rank, Fact.OUT_OF_MEMORY, int(is_memory))
             self.add(rank, Fact.TRAINING_FAULTS, 1)
 
     def add(self, rank: int, fact: Fact, amount: int) -> None:
-        """By the one who writes this rank's facts."""
+        """Only for the process that writes this counter."""
         self._words[rank * _WORDS + fact] += amount

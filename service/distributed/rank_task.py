@@ -1,4 +1,4 @@
-"""What rank 0 and another rank tell each other at start, and what the other one has made of it. Values only."""
+"""What rank 0 and another rank send each other at start, and the model that the rank has loaded. Plain values only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from service.process.log_format import LogFormat
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What a rank's process inherits: descriptors of the control ring, the ranks' facts, the file in which they meet,
-    and the socket over which adapters come. parent: the process id of who started it. seat: its place among the
-    `num_local` ranks of its host, from 0. reader: of the ring. The first word over its lifeline; the next one is its
-    task."""
+    """What a rank's process inherits; the first message over its lifeline. Its task is the next one.
+
+    seat: the rank's index among the `num_local` ranks of its host. reader: the rank's reader number in the control
+    ring. parent: the process id of its parent. The rest are file descriptors: ring: of the control ring. statuses: of
+    the ranks' counters. meeting_point: of the file in which ranks of one host meet. adapters: of the socket for
+    adapters.
+    """
 
     rank: int
     num_ranks: int
@@ -36,8 +39,11 @@ class Inherited:
 
 @dataclass(frozen=True, slots=True)
 class MeetingPlace:
-    """Of ranks on several hosts. port: of this host's loopback interface, where a TCPStore answers. interface: of the
-    network by which the hosts reach each other; None: the libraries choose."""
+    """Where ranks of several hosts meet.
+
+    port: of a TCPStore on this host's loopback interface. interface: the network interface that reaches the other
+    hosts; None lets gloo and NCCL choose.
+    """
 
     port: int
     interface: str | None
@@ -45,9 +51,10 @@ class MeetingPlace:
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """As the arguments of `load_executor` (service/runner/load.py), how its log is written, and who computes what.
+    """The arguments of `load_executor` (service/runner/load.py), how to log, and how ranks divide the model.
 
-    meeting: where ranks of several hosts meet; None: in the file that those of one host inherit."""
+    meeting: where ranks of several hosts meet; None on one host, whose ranks meet in the file that they inherit.
+    """
 
     source: ModelSource
     folder: Path
@@ -70,18 +77,18 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True)
 class RankFault:
-    """The rank could not be started. message: for people."""
+    """The rank could not start, or has failed. message: for people."""
 
     message: str
 
 
 class HoldsAdapters(Protocol):
-    """A rank's parts of adapters (service/lora/adapter_store.py), which rank 0 has read. Any thread."""
+    """A rank's parts of adapters that rank 0 has read (service/lora/adapter_store.py). Any thread."""
 
     def take(self, adapter_id: int, file: Path) -> None: ...
 
     def drop(self, adapter_id: int) -> None:
-        """Whether it has it or not."""
+        """Does nothing if the rank does not have it."""
         ...
 
     @property
@@ -90,9 +97,12 @@ class HoldsAdapters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankModel:
-    """executor: of this rank's part. kv_bytes: its part of all KV blocks. memory_bytes: what this process's allocator
-    has of the device by now; any thread. is_gpu: a device of its own computes. adapters: None where none are served.
-    note_drawn: where the last stage's draws are embedded; None elsewhere. capture: has CUDA graphs from now on."""
+    """A rank's loaded part of the model.
+
+    executor: runs it. kv_bytes: its part of the KV blocks. memory_bytes: device memory that this process's allocator
+    has reserved now; any thread. is_gpu: whether it computes on a GPU. adapters: None if none are served. note_drawn:
+    takes the ids that the last stage samples; None if this rank does not embed them. capture: captures CUDA graphs.
+    """
 
     executor: Executor
     kv_bytes: int

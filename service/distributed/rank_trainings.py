@@ -1,7 +1,8 @@
-"""Trainings on a model that ranks divide: rank 0 prepares one and hands it to the others, which carry on their part of
-it by the shares of its plans. Where they are stages, it asks them for what its own state lacks by such a share, too.
+"""Trainings of a model that ranks divide.
 
-They come and go as adapters do (adapter_lines.py), by negative ids.
+Rank 0 prepares a training and sends it to the other ranks, as adapters are sent (adapter_lines.py) but with negative
+ids. Each rank then computes its part of the training's layer steps, which arrive as shares in plans. With stages, a
+share of 0 layer steps fetches from the other stages what rank 0's training state lacks.
 """
 
 from __future__ import annotations
@@ -26,21 +27,22 @@ logger = logging.getLogger("headrace")
 
 
 class SharedTrainings:
-    """Rank 0's end."""
+    """Rank 0's side."""
 
     def __init__(self, lines: AdapterSharing) -> None:
         self._lines = lines
 
     def share(self, training: Training, task: TrainingTask) -> None:
-        """Have every rank prepare it; it is theirs as long as somebody has it here. In any thread. Raises ServerError
-        where a rank cannot."""
-        # As soon as nobody has it, be it that a rank could not take it.
+        """Have every rank prepare the training. They keep it as long as rank 0 does. Any thread. Raises ServerError if
+        a rank cannot take it."""
+        # Dropped when rank 0's object is gone, also if a rank could not take it.
         weakref.finalize(training, self._lines.drop, -task.training_id).atexit = False
         self._lines.share(-task.training_id, partial(write_training, task=task))
 
 
 class StagedTrainings:
-    """Rank 0's TrainingExecutor of a model in stages. local: of its own part. executor: of plans, on all ranks."""
+    """Rank 0's TrainingExecutor of a model in stages. local: for its own part. executor: carries out plans on all
+    ranks."""
 
     def __init__(self, local: TrainingExecutor, executor: Executor) -> None:
         self._local = local
@@ -53,7 +55,7 @@ class StagedTrainings:
         self._local.remove_training(training_id)
 
     def training_state(self, training_id: int) -> object:
-        """No plan is under way."""
+        """Only while no plan is under way."""
         outcome = self._executor.launch(IterationPlan((), training=TrainingShare(training_id, 0))).wait().training
         if outcome is not None and outcome.fault is not None:
             raise outcome.fault
@@ -61,17 +63,18 @@ class StagedTrainings:
 
 
 Note = Callable[[float, Exception | None], None]
-"""(seconds, fault) of layer steps."""
+"""(seconds, fault): note a plan's layer steps."""
 
 
 class RankTrainings:
-    """Another rank's end: a HoldsAdapters, and an Executor around its own. read: makes a training of a file. note: told
-    of layer steps. is_stage: this rank is a stage of its own, so no other waits within a layer step for what it does
-    not compute.
+    """Another rank's side: a HoldsAdapters, and an Executor that wraps the rank's own.
 
-    What a training must not be given is refused on every rank alike, before anything is exchanged, and ends it. Any
-    other fault is this rank's own. That of a stage ends the training; where other ranks of its stage would wait for it,
-    it is raised, and the rank ends.
+    read: makes a training from a file. note: told of layer steps. is_stage: this rank is a whole stage, so within a
+    layer step no other rank waits for it.
+
+    Invalid training data is refused on every rank alike, before any exchange, and ends the training. Any other fault is
+    this rank's own. If the rank is a whole stage, such a fault ends the training; otherwise the stage's other ranks
+    would wait for this one, so it is raised as RankUseless and ends the rank.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class RankTrainings:
         self._trainings = trainings
         self._read = read
         self._lock = threading.Lock()
-        self._waiting: dict[int, Training] = {}  # for their first share
+        self._waiting: dict[int, Training] = {}  # until their first share
 
     def take(self, adapter_id: int, file: Path) -> None:
         if adapter_id >= 0:
@@ -124,7 +127,7 @@ class RankTrainings:
 
 
 class _Share:
-    """The PendingIteration of layer steps."""
+    """The PendingIteration of a plan with layer steps."""
 
     def __init__(self, pending: PendingIteration, note: Note, *, is_stage: bool) -> None:
         self._pending = pending
@@ -142,7 +145,7 @@ class _Share:
         fault = outcome.fault
         if isinstance(fault, InvalidRequest):
             logger.warning("a training is refused: %s", fault)
-            fault = None  # rank 0 has it, too
+            fault = None  # rank 0 refuses it, too
         elif fault is not None and self._is_stage:
             logger.error("a training failed here", exc_info=fault)
         elif fault is not None:

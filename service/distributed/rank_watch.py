@@ -1,5 +1,4 @@
-"""Looks after a host's ranks but the first of all: one that has ended, hangs or computes something else is everybody's
-loss."""
+"""Watches a host's ranks other than rank 0: if one ends, hangs or deviates, all ranks are lost."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from service.distributed.rank_task import RankFault, RankReady
 
 LOOK_EVERY_S = 0.1
 HANGS_AFTER_LOOKS = 50
-"""Of a rank that gives no sign of life, or has not ended an iteration that rank 0 has: 5 s. In looks, so that processes
-that are stopped all together and go on together do not count."""
+"""For a rank without heartbeat, or one that has not finished an iteration that rank 0 has finished: 5 s. Counted in
+looks, so that time in which all processes were stopped together does not count."""
 DIFFERS_AFTER_LOOKS = 10
-"""Of an iteration that failed on one rank: whether it fails on rank 0, too, is known by then."""
+"""For an iteration that failed on one rank: by then it has failed on rank 0, too, or it will not."""
 
 
 class RankWatch:
-    """A thread of its own, from `start` to `stop`. Whether a rank hangs is asked once it is ready."""
+    """A thread, from `start` to `stop`. Checks for hangs begin for a rank when it is ready."""
 
     def __init__(self, processes: RankProcesses, loss: RankLoss) -> None:
         self._processes = processes
@@ -34,12 +33,12 @@ class RankWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """It looks no more. Any thread but its own."""
+        """Stop watching. Any thread but its own."""
         self._stopping.set()
         self._thread.join()
 
     def wait_until_ready(self) -> None:
-        """For all of them. Raises ServerError if one is lost."""
+        """Wait until all these ranks are ready. Raises ServerError if one is lost."""
         with self._ready:
             self._ready.wait_for(lambda: self._loss.reason is not None or all(each.is_ready for each in self._others))
         self._loss.check()
@@ -81,7 +80,7 @@ class RankWatch:
 
 
 class _Looks:
-    """In how many looks in a row something was so."""
+    """Counts in how many consecutive looks a condition held."""
 
     def __init__(self) -> None:
         self._num = 0

@@ -1,4 +1,4 @@
-"""Sampling parameters as integers: a mask of the fields that are not at their defaults, and these fields."""
+"""Sampling parameters as integers: a bit mask of the fields that differ from their defaults, then these fields."""
 
 from __future__ import annotations
 
@@ -71,8 +71,7 @@ BY_NAME = {
 }
 
 FIELDS = {field.name: BY_NAME.get(field.name) or _BY_TYPE[str(field.type)] for field in fields(SamplingParams)}
-"""Every field of SamplingParams, numbers by their type, in an order that both sides share. None is a default, so it
-needs no sign."""
+"""Every field of SamplingParams, in the same order on both sides. None is always the default, so it is never sent."""
 
 _DEFAULTS = SamplingParams(max_tokens=0)
 

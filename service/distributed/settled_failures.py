@@ -1,4 +1,4 @@
-"""A plan that fails on a GPU, where several ranks compute: what it had launched until then must come to its end."""
+"""Failed launches on a GPU with several ranks: what was launched before the failure must finish first."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from service.distributed.plan_follower import RankUseless
 from service.engine.ports import Executor, PendingIteration
 
 SETTLES_WITHIN_S = 4.0
-"""The iterations before, and what was launched of this one: seconds at most."""
+"""Earlier iterations, and what this one has launched, take a few seconds at most."""
 
 _LOOK_EVERY_S = 0.001
 
 
 class SettledFailures:
-    """An Executor: another's, of this rank's own part, on the current device's current stream.
+    """An Executor around this rank's own, for the current device's current stream.
 
-    `launch` fails as the other's does, but not before the device has done all. Ranks that fail at different places have
-    launched different numbers of exchanges. Then a device is left waiting for one that the other rank will not begin,
-    and would take the next plan's for it: so it raises RankUseless where the device is not done in SETTLES_WITHIN_S.
+    If the inner `launch` fails, this one raises the same error after the device has finished everything launched.
+
+    Ranks that fail at different places have launched different numbers of exchanges. One device then waits for an
+    exchange that the other rank will not start, and would match it with one of the next plan. So if the device has not
+    finished within SETTLES_WITHIN_S, RankUseless is raised.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -40,7 +42,7 @@ class SettledFailures:
 
 
 def _settles() -> bool:
-    """Whether the device does all that was launched."""
+    """Whether the device finishes all launched work within SETTLES_WITHIN_S."""
     done = torch.cuda.Event()
     done.record()
     deadline_s = time.monotonic() + SETTLES_WITHIN_S

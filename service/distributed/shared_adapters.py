@@ -1,4 +1,4 @@
-"""Adapters that every rank has: what serves their names reads them by it, and knows nothing of ranks."""
+"""Adapters shared with all ranks; the code that reads adapters by name does not know of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.lora.weights_file import write_weights
 
 
 class SharedAdapters:
-    """An AdapterReader. store: rank 0's own."""
+    """An AdapterReader. store: rank 0's own store."""
 
     def __init__(self, store: AdapterStore, lines: AdapterSharing) -> None:
         self._store = store
@@ -21,7 +21,7 @@ class SharedAdapters:
     def read(self, name: str, folder: Path) -> HostAdapter:
         weights = self._store.read_weights(folder)
         adapter = self._store.keep(name, weights)
-        # As soon as nobody has it, be it that a rank could not take it.
+        # Dropped when rank 0's object is gone, also if a rank could not take it.
         weakref.finalize(adapter, self._lines.drop, adapter.adapter_id).atexit = False
         self._lines.share(adapter.adapter_id, partial(write_weights, weights=weights))
         return adapter

@@ -1,4 +1,4 @@
-"""Layer steps of a model in stages, as rank 0 answers for them: it computes some itself, others are other stages'."""
+"""The outcome of layer steps of a model in stages: rank 0 combines its own with those of the other stages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ _LOOK_EVERY_S = 0.0002
 
 
 class StageShares:
-    """ranks: the first ones of the other stages, each of which tells for its stage. None of theirs: there are no other
-    stages.
+    """ranks: the first rank of each other stage, which reports for that stage; empty without other stages.
 
-    A share is done once it is on every stage, so that those who wait for the device know when it is theirs, and the
-    next share is told no earlier (`TrainingTurns`). Its seconds are all stages' together, of which one computes at a
-    time. What fails on one of them ends the training, and nothing else.
+    A share is done when it is done on every stage. So callers know when the devices are free, and the next share is
+    sent no earlier (`TrainingTurns`). Its seconds are the sum over stages, of which one computes at a time. A fault on
+    any stage ends the training, and nothing else.
     """
 
     def __init__(self, ranks: Sequence[int], statuses: RankStatuses, loss: RankLoss) -> None:
@@ -29,8 +28,10 @@ class StageShares:
         self._seen = self._told()
 
     def completed(self, number: int, outcome: TrainingOutcome) -> TrainingOutcome:
-        """outcome: rank 0's, of plan `number`. Returns that of all stages; waits for them. Raises where ranks are
-        lost."""
+        """The outcome of all stages for plan `number`; waits for them.
+
+        outcome: rank 0's. Raises if ranks are lost.
+        """
         if not self._ranks:
             return outcome
         while any(self._statuses.get(rank, Fact.PLANS_DONE) < number for rank in self._ranks):

@@ -1,7 +1,7 @@
-"""CUDA graphs that are captured after the start, where several ranks compute: each has them from the same plan on.
+"""CUDA graphs that are captured after start with several ranks: all ranks have each graph from the same plan on.
 
-A step that has a graph is padded to its size, and so are the sums over the ranks. So rank 0 decides when each graph is
-captured, between two plans, and the others capture it between the same two.
+A step with a graph is padded to the graph's size, and so are its all-reduces. So rank 0 decides when to capture each
+graph, between two plans, and the other ranks capture it between the same two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.runner.graph_sizes import GraphSize
 
 
 class Capture(NamedTuple):
-    """As the arguments of `Replays.capture` (service/runner/replays.py)."""
+    """The arguments of `Replays.capture` (service/runner/replays.py)."""
 
     sizes: Sequence[GraphSize]
     adapters: bool
@@ -32,7 +32,7 @@ class Capture(NamedTuple):
 
     @staticmethod
     def from_bytes(message: bytes) -> Capture:
-        """Raises ValueError where the message ends too early."""
+        """Raises ValueError if the message ends too early."""
         reader = IntegerReader(message)
         numbers = reader.many()
         sizes = [GraphSize(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
@@ -40,8 +40,11 @@ class Capture(NamedTuple):
 
 
 class ToldCaptures:
-    """Rank 0's: `with captures(sizes, ...)` has the others capture what is captured within it. Engine thread only. What
-    fails here may have worked there, so it is the end of all."""
+    """Rank 0's side: inside `with captures(sizes, ...)` rank 0 captures, and the other ranks are told to. Engine thread
+    only.
+
+    If rank 0's capture fails, the others' may have succeeded, so the ranks are declared lost.
+    """
 
     def __init__(self, writer: MessageWriter, loss: RankLoss) -> None:
         self._writer = writer

@@ -1,4 +1,4 @@
-"""The engine's executor where several ranks compute: it tells them each plan, does its own part, answers for all."""
+"""The engine's executor with several ranks: sends each plan to the others and runs rank 0's part."""
 
 from __future__ import annotations
 
@@ -22,24 +22,28 @@ from service.engine.ports import Executor, PendingIteration
 logger = logging.getLogger(__name__)
 
 AGREES_WITHIN_S = 5.0
-"""A plan that fails on rank 0 fails on the others at the same place, about then: once their devices have done what was
-launched before (settled_failures.py)."""
+"""A plan that fails on rank 0 fails on the others at the same place and about the same time: when their devices have
+done what was launched before (settled_failures.py)."""
 
 _LOOK_EVERY_S = 0.0005
 
 
 class ToldExecutor:
-    """An Executor. local: rank 0's own part. take_dropped: ids of adapters that nobody has any more, each once. Engine
-    thread only.
+    """An Executor. Engine thread only.
 
-    A plan is told before rank 0 begins it: so the others have it while their devices still compute the one before.
-    Nobody waits for their results but rank 0's own. It waits for them in three cases only: a transfer has finished once
-    every rank's has, layer steps of a training are done once every stage's are (stage_shares.py), and a plan that fails
-    must fail on all ranks of its stage, or their states differ from then on: then the ranks are lost. Rank 0 is of the
-    last stage. What fails there has been handed over by those before it, so for them it is a plan as any other; what
-    fails on one of these alone is the end of all.
+    local: rank 0's own part. take_dropped: ids of adapters that are no longer in use, each once. num_peers: the number
+    of ranks in rank 0's stage, which are the first ones; None: all ranks.
 
-    num_peers: ranks of rank 0's stage, which are the first ones; None: all are.
+    A plan is sent before rank 0 starts it, so the others have it while their devices still compute the one before. Rank
+    0 waits for its own results only, except in three cases:
+
+    - A transfer is finished when every rank has finished it.
+    - Layer steps of a training are done when every stage has done them (stage_shares.py).
+    - A plan that fails on rank 0 must fail on all ranks of its stage. Otherwise their states differ and the ranks are
+      lost.
+
+    Rank 0 is in the last stage. If a plan fails there, the earlier stages have already handed it on, and it counts as
+    done for them. What fails on an earlier stage alone means that the ranks are lost.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class ToldExecutor:
     def completed(
         self, number: int, plan: IterationPlan, masks: ToldMasks | None, result: IterationResult
     ) -> IterationResult:
-        """The plan, number `number`, is computed. Its result, with the transfers that have finished on every rank."""
+        """Plan `number` is computed. Returns its result, with the transfers that have finished on every rank."""
         self._settle(masks)
         self._tell_drawn(number, plan, result.token_ids)
         if result.training is not None:
@@ -106,7 +110,7 @@ class ToldExecutor:
         return replace(result, finished_transfers=finished)
 
     def failed(self, number: int, plan: IterationPlan, masks: ToldMasks | None) -> None:
-        """The plan, number `number`, has failed here. Returns once it has on all ranks of this stage, or the ranks are
+        """Plan `number` has failed on rank 0. Returns when it has failed on all ranks of this stage, or the ranks are
         lost."""
         self._settle(masks)
         self._tell_drawn(number, plan, ())
@@ -146,7 +150,8 @@ class ToldExecutor:
             self._loss.declare(str(fault))
 
     def _check(self) -> None:
-        """Raises if the ranks are lost; or another failed where rank 0 did not, for then they are."""
+        """Raises ServerError if the ranks are lost; a plan that failed on another rank but not on rank 0 makes them
+        lost."""
         self._loss.check()
         for rank in self._others:
             failed = self._statuses.get(rank, Fact.LAST_FAILED)
@@ -155,7 +160,7 @@ class ToldExecutor:
                 self._loss.check()
 
     def _take_finished(self) -> tuple[FinishedTransfer, ...]:
-        """Their ids grow, and each rank finishes them in order."""
+        """Transfers that all ranks have finished. Ids grow, and each rank finishes transfers in order."""
         finished_by_all = min(self._statuses.get(rank, Fact.TRANSFERS_FINISHED) for rank in self._others)
         done = [transfer_id for transfer_id in self._held if transfer_id < finished_by_all]
         return tuple(self._held.pop(transfer_id) for transfer_id in done)

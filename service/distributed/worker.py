@@ -1,7 +1,7 @@
-"""The process of every rank but the first: `python -m service.distributed.worker`, which rank 0 starts.
+"""The process of every rank but rank 0: `python -m service.distributed.worker`, which rank 0 starts.
 
-It knows nothing of HTTP, and decides nothing. What it computes by comes from rank 0: at start by its lifeline and by
-what the ranks agree on while they load (`TensorParallel.of_first`, `least`), then by plans through the control ring.
+It has no HTTP and decides nothing. Its input comes from rank 0: the task over the lifeline, what the ranks agree on
+while they load (`TensorParallel.of_first`, `least`), and then plans through the control ring.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from service.process.log_writer import LogWriter
 logger = logging.getLogger("headrace")
 
 SPINS_S = 0.02
-"""Longer than from one message to the next while there is work. On a CPU the cores that would spin compute."""
+"""Longer than the gap between messages under load. On a CPU it does not spin, since the cores compute."""
 
 Load = Callable[[Inherited, RankTask], RankModel]
 
 
 def main(lifeline: Connection, prepare: Callable[[], Load]) -> int:
-    """Returns where it cannot go on; otherwise the process ends with its parent.
+    """Returns an exit status if the rank cannot start or continue; otherwise the process ends with its parent.
 
-    prepare: imports what loads the model, while rank 0 finds out what there is to load.
+    prepare: imports the code that loads the model, while rank 0 still works out the task.
     """
     inherited: Inherited = lifeline.recv()
     end_with_parent(inherited.parent)
@@ -42,7 +42,7 @@ def main(lifeline: Connection, prepare: Callable[[], Load]) -> int:
     load = prepare()
     try:
         task: RankTask = lifeline.recv()
-    except EOFError:  # rank 0 has ended before
+    except EOFError:  # rank 0 has ended
         return 0
     with _log_of(task, inherited.rank) as log:
         return _serve(lifeline, inherited, task, load, log)
@@ -76,7 +76,7 @@ def _serve(lifeline: Connection, inherited: Inherited, task: RankTask, load: Loa
 
 
 def _take_adapters(inherited: Inherited, loaded: RankModel, statuses: RankStatuses) -> Callable[[Sequence[int]], None]:
-    """Adapters are taken from now on; returns what is told of those that nobody has any more."""
+    """Start taking adapters. Returns the function that drops the ids of adapters no longer in use."""
     if loaded.adapters is None:
         return lambda adapter_ids: None
     taker = AdapterTaker(inherited.rank, socket.socket(fileno=inherited.adapters), loaded.adapters, statuses)
@@ -85,7 +85,7 @@ def _take_adapters(inherited: Inherited, loaded: RankModel, statuses: RankStatus
 
 
 def _log_of(task: RankTask, rank: int) -> LogWriter:
-    """By a thread, to standard error, as rank 0's: nobody waits for its reader. Each line says whose it is."""
+    """Log to standard error from a thread, so that no one waits for its reader. Each line names the rank."""
 
     def name_rank(record: logging.LogRecord) -> bool:
         record.name = f"rank {rank}, {record.name}"

@@ -1,9 +1,9 @@
-"""LoRA adapters on their way to other hosts, whose ranks take them as those of rank 0's host do (service/distributed/
+"""How LoRA adapters reach other hosts, whose ranks take them as those of rank 0's host do (service/distributed/
 adapter_lines.py).
 
-They go over the line of plans, in pieces of which the next one is sent when the one before has been answered: so a plan
-waits for no more than a piece. A host writes them to a file in memory, and answers the last one once all its ranks have
-taken their parts.
+An adapter goes over the same connection as plans, in pieces. The next piece is sent when the previous one has been
+answered, so a plan waits for at most one piece. A host writes the pieces to a file in memory, and answers the last one
+when all its ranks have taken their parts.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from typing import BinaryIO, Protocol
 from service.distributed.adapter_lines import AdapterLines, adapter_file, check_taken
 
 PIECE_BYTES = 1 << 18
-"""2 ms of a network of 1 Gbit/s."""
+"""2 ms on a network of 1 Gbit/s."""
 
-_PIECE = struct.Struct("!qQ")  # adapter id, bytes of the whole; the piece's own bytes behind it
+_PIECE = struct.Struct("!qQ")  # adapter id, bytes of the whole adapter; the piece's bytes follow
 _MOST_WORDS = 4096
 
 
 class AdapterHost(Protocol):
-    """Another host, as the head sees it. adapter_answers: what it has said of pieces, in their order: what was wrong,
-    or "" for nothing; of a host that is lost once more."""
+    """Another host, as the head sees it.
+
+    adapter_answers: its answers to pieces, in order: an error message, or "" for success; one more error if it is lost.
+    """
 
     adapter_answers: queue.SimpleQueue[str]
 
     def send_piece(self, payload: bytes) -> str:
-        """What was wrong; "" for nothing."""
+        """Returns an error message, or "" on success."""
         ...
 
 
 class AdaptersOfHosts:
-    """An AdapterSharing with the ranks of all hosts. local: of this one's."""
+    """An AdapterSharing with the ranks of all hosts. local: the lines to the ranks of this host."""
 
     def __init__(self, local: AdapterLines, hosts: Sequence[AdapterHost]) -> None:
         self._local = local
@@ -51,7 +53,7 @@ class AdaptersOfHosts:
         check_taken(faults)
 
     def drop(self, adapter_id: int) -> None:
-        """The control messages that tell of it are every host's."""
+        """One control message tells all hosts."""
         self._local.drop(adapter_id)
 
     def _hand_out(self, adapter_id: int, file: int, size: int) -> list[str]:
@@ -69,9 +71,9 @@ class AdaptersOfHosts:
 
 
 class AdapterAssembly:
-    """On another host: what comes is put together. lines: to its ranks. answer: tells the head of a piece.
+    """Another host's side: joins the pieces and hands the adapter to its ranks.
 
-    `take` is for one thread, which waits for no rank.
+    lines: to its ranks. answer: sends an answer to the head. `take` is for one thread, and does not wait for ranks.
     """
 
     def __init__(self, lines: AdapterLines, answer: Callable[[bytes], None]) -> None:
@@ -80,7 +82,7 @@ class AdapterAssembly:
         self._file: BinaryIO | None = None
 
     def take(self, payload: bytes) -> None:
-        """A piece. Raises ValueError where it is none."""
+        """Take a piece. Raises ValueError if it is malformed."""
         if len(payload) < _PIECE.size:
             raise ValueError("a piece of an adapter is too short")
         adapter_id, size = _PIECE.unpack_from(payload)

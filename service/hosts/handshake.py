@@ -1,8 +1,8 @@
 """Two hosts prove to each other that they know the same secret, before either reads anything else.
 
-Each proves it of a number that the other one has drawn just now (HMAC-SHA256), so nothing that was overheard is of use
-again. What follows is neither signed nor encrypted, as the hidden states beside it are not: the network between the
-hosts is to be the operator's own.
+Each proves it with an HMAC-SHA256 over a nonce that the other has just drawn, so a recorded handshake cannot be
+replayed. Later traffic, hidden states included, is neither signed nor encrypted: the network between the hosts must be
+the operator's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CLAIM = struct.Struct("!BH")  # purpose, node rank
 
 
 class Purpose(IntEnum):
-    """Of a connection. CONTROL: frames (host_line.py). STORE: bytes of the store in which ranks meet."""
+    """What a connection is for. CONTROL: frames (host_line.py). STORE: bytes of the store in which ranks meet."""
 
     CONTROL = 1
     STORE = 2
@@ -35,15 +35,15 @@ class Claim(NamedTuple):
 
 
 class NotAdmitted(Exception):
-    """The other side is not there any more, or says nothing; or it is a Stranger."""
+    """The other side is gone or silent; or it is a Stranger."""
 
 
 class Stranger(NotAdmitted):
-    """It does not know the secret, or is no Headrace of this version: another attempt ends as this one did."""
+    """The other side does not know the secret or does not run this version of Headrace; trying again will not help."""
 
 
 def admit(connection: socket.socket, secret: str) -> Claim:
-    """The head's side. Raises NotAdmitted; takes ADMITTED_WITHIN_S at most, and reads 67 bytes."""
+    """The head's side. Raises NotAdmitted. Takes at most ADMITTED_WITHIN_S and reads 67 bytes."""
     deadline_s = time.monotonic() + ADMITTED_WITHIN_S
     nonce = secrets.token_bytes(_NONCE_BYTES)
     try:
@@ -61,7 +61,7 @@ def admit(connection: socket.socket, secret: str) -> Claim:
 
 
 def introduce(connection: socket.socket, secret: str, claim: Claim) -> None:
-    """Another host's side. Raises NotAdmitted; takes as long at most."""
+    """The other host's side. Raises NotAdmitted. Takes at most ADMITTED_WITHIN_S."""
     deadline_s = time.monotonic() + ADMITTED_WITHIN_S
     nonce = secrets.token_bytes(_NONCE_BYTES)
     try:
@@ -86,7 +86,8 @@ def _proof(secret: str, side: bytes, head_nonce: bytes, member_nonce: bytes, cla
 
 
 def _read(connection: socket.socket, num_bytes: int, deadline_s: float) -> bytes:
-    """Raises TimeoutError at the deadline however few bytes come until then; ConnectionError where none come more."""
+    """Raises TimeoutError at the deadline, even if bytes still trickle in; ConnectionError if the other side has
+    closed."""
     parts = b""
     while len(parts) < num_bytes:
         left_s = deadline_s - time.monotonic()

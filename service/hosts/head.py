@@ -1,4 +1,4 @@
-"""The head's side of several hosts: who may join, what they are told, and that one of them is lost."""
+"""The head's side of several hosts: admits hosts, sends them messages, and notices when one is lost."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from service.hosts.store_tunnel import join
 logger = logging.getLogger("headrace")
 
 HOSTS_COME_WITHIN_S = 600.0
-"""As long as pods are scheduled, images pulled and models downloaded. It is said every TELL_EVERY_S who is missing."""
+"""Time to schedule pods, pull images and download models. Every TELL_EVERY_S the log says which hosts are missing."""
 TELL_EVERY_S = 10.0
 ENDS_WITHIN_S = 5.0
-"""Of another host, whose ranks have 3 s (rank_processes.py)."""
+"""For another host, whose ranks have 3 s (rank_processes.py)."""
 LOST_ENDS_WITHIN_S = 1.0
-"""Where one is lost: it may be the one that does not hear."""
+"""The same after a loss: the lost host may be the one that does not answer."""
 
 TOLD_NUMBERS = "max_num_seqs", "max_num_batched_tokens", "enforce_eager"
-"""What the head decides of a task, by its fields' names."""
+"""The fields of a task that the head decides."""
 
 MOST_STRANGERS = 8
-"""Connections that have not proved yet who they are; each has 5 s for it. More are closed at once."""
-_MOST_HEARD = 1 << 16  # bytes of a frame from another host: its facts are the largest
+"""Limit on connections that have not proved their identity yet, for which each has 5 s. More are closed at once."""
+_MOST_HEARD = 1 << 16  # limit on a frame from another host; its counters are the largest
 
 
 class _Member:
-    """A host that has joined: an AdapterHost. hello: its facts, once they are told."""
+    """A host that has joined; an AdapterHost. hello: its facts, None until it has sent them."""
 
     def __init__(self, node: int, line: HostLine) -> None:
         self.node = node
@@ -62,7 +62,8 @@ class _Member:
 
 
 class HeadHosts:
-    """All hosts but the head. From `listen` to `close`; a host that has joined by `gather` is lost with its line.
+    """All hosts but the head, from `listen` to `close`. After `gather`, losing a host's connection means that the ranks
+    are lost.
 
     on_leave(reason): another host was asked to end; called once, from any thread.
     """
@@ -78,7 +79,7 @@ class HeadHosts:
         self._store_port: int | None = None
 
     def listen(self, statuses: RankStatuses, loss: RankLoss, on_leave: Callable[[str], None]) -> None:
-        """Raises ConfigError where it cannot."""
+        """Raises ConfigError if it cannot listen."""
         self._statuses, self._loss, self._on_leave = statuses, loss, on_leave
         config = self._config
         try:
@@ -92,8 +93,11 @@ class HeadHosts:
         threading.Thread(target=self._give_signs, name="signs for hosts", daemon=True).start()
 
     def meet(self, task: RankTask, open_store: Callable[[], int]) -> MeetingPlace:
-        """Have all come, and load as this host does; returns where ranks meet. open_store: makes the store, returns its
-        port of the loopback interface. Raises ModelLoadError, ServerError, LineLost."""
+        """Wait until all hosts have come, and have them load as this host does; returns where the ranks meet.
+
+        open_store: makes the store and returns its port on the loopback interface. Raises ModelLoadError, ServerError,
+        LineLost.
+        """
         self.gather(facts_of(task))
         port = open_store()
         numbers = task.max_num_seqs, task.max_num_batched_tokens, int(task.enforce_eager)
@@ -101,8 +105,11 @@ class HeadHosts:
         return MeetingPlace(port, interface_of(self.own_address))
 
     def gather(self, facts: Mapping[str, str], within_s: float = HOSTS_COME_WITHIN_S) -> None:
-        """Returns once all have come whose facts are these; one that has others is refused, and may come again. Raises
-        ModelLoadError where they do not, ServerError where a rank is lost."""
+        """Wait until all hosts have come with the same facts.
+
+        A host with different facts is refused, and may come again. Raises ModelLoadError if a host does not come in
+        time, ServerError if a rank is lost.
+        """
         deadline_s, tell_s = time.monotonic() + within_s, time.monotonic() + TELL_EVERY_S
         with self._changed:
             while missing := self._missing(facts):
@@ -117,18 +124,18 @@ class HeadHosts:
             self._has_gathered = True
 
     def go(self, numbers: Mapping[str, int], store_port: int) -> None:
-        """Have them load. store_port: of this host's loopback interface. Raises LineLost."""
+        """Have the other hosts load. store_port: on this host's loopback interface. Raises LineLost."""
         self._store_port = store_port
         for member in self._members.values():
             member.line.send(Word.GO, json.dumps(dict(numbers)).encode())
 
     @property
     def own_address(self) -> str:
-        """By which the others reach this host. After `gather`."""
+        """This host's address as the others reach it. After `gather`."""
         return next(iter(self._members.values())).line.own_address
 
     def wait_until_ready(self) -> None:
-        """For all of them; from then on silence is a loss. Raises ServerError where one is lost."""
+        """Wait until all hosts are ready; from then on silence is a loss. Raises ServerError if one is lost."""
         with self._changed:
             while not all(each.is_ready for each in self._members.values()):
                 self._loss.check()
@@ -138,15 +145,15 @@ class HeadHosts:
             member.line.send(Word.READY)
 
     def writer(self, local: MessageWriter) -> MessageWriter:
-        """To the ranks of all hosts; local: to those of this one."""
+        """Writes to the ranks of all hosts. local: writes to this host's ranks."""
         return _ToldHosts(local, list(self._members.values()))
 
     def adapters(self, local: AdapterLines) -> AdapterSharing:
-        """With the ranks of all hosts; local: with those of this one. Once all are ready."""
+        """Shares adapters with the ranks of all hosts; after all are ready. local: the lines to this host's ranks."""
         return AdaptersOfHosts(local, list(self._members.values()))
 
     def lose(self, reason: str) -> None:
-        """Tell them, as far as they hear, that nothing can go on."""
+        """Tell the hosts that can still be reached that a rank is lost."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -156,8 +163,8 @@ class HeadHosts:
             member.line.finish()
 
     def close(self) -> None:
-        """They are told to end in order, unless they were told of a loss; returns once they have, or after
-        ENDS_WITHIN_S. May be called again."""
+        """Ask the hosts to end, unless they were told of a loss. Returns when they have ended, or after ENDS_WITHIN_S.
+        May be called again."""
         with self._changed:
             tells, self._is_closing = not self._is_closing, True
         self._listening.close()
@@ -171,7 +178,7 @@ class HeadHosts:
                 member.line.close()
 
     def _missing(self, facts: Mapping[str, str]) -> str:
-        """Refuses who differs. Under the lock."""
+        """Names the missing hosts, and refuses those with different facts. Under the lock."""
         for member in list(self._members.values()):
             differing = "" if member.hello is None else differences(member.hello, facts)
             if differing:
@@ -189,7 +196,7 @@ class HeadHosts:
             except OSError:
                 if self._is_closing:
                     return
-                time.sleep(SIGN_EVERY_S)  # of descriptors, perhaps, there is none
+                time.sleep(SIGN_EVERY_S)  # perhaps out of file descriptors
                 continue
             if not self._strangers.acquire(blocking=False):
                 connection.close()
@@ -213,7 +220,7 @@ class HeadHosts:
                 self._hear(node, HostLine(connection, f"host {node} ({address})"))
 
     def _tell_stranger(self, address: str, fault: NotAdmitted) -> None:
-        """Not of each: they cost no more than a line in TELL_EVERY_S."""
+        """At most one line in TELL_EVERY_S, so that strangers cannot fill the log."""
         now_s = time.monotonic()
         if now_s > self._tell_strangers_s:
             self._tell_strangers_s = now_s + TELL_EVERY_S
@@ -231,7 +238,7 @@ class HeadHosts:
         line.finish()
 
     def _hear(self, node: int, line: HostLine) -> None:
-        """Until its line ends."""
+        """Read frames until the connection ends."""
         member = _Member(node, line)
         with self._changed:
             other = self._members.get(node)
@@ -251,7 +258,7 @@ class HeadHosts:
 
     def _forget(self, member: _Member, why: str) -> None:
         with self._changed:
-            if self._members.get(member.node) is not member:  # it was refused
+            if self._members.get(member.node) is not member:  # it was refused before
                 return
             is_loss = self._has_gathered and not self._is_closing
             if not is_loss:
@@ -266,7 +273,7 @@ class HeadHosts:
             logger.warning("%s, before all hosts had come", why)
 
     def _do(self, member: _Member, said: Said) -> None:
-        """Raises ValueError where that makes no sense."""
+        """Raises ValueError for a malformed message."""
         match said.word:
             case Word.FACTS:
                 self._put_rows(member.node, said.payload)
@@ -297,7 +304,7 @@ class HeadHosts:
     def _give_signs(self) -> None:
         while not self._is_closing:
             for member in self._joined():
-                with contextlib.suppress(LineLost):  # who hears it ends says so
+                with contextlib.suppress(LineLost):  # the receiving thread reports the loss
                     member.line.send(Word.FACTS, self._statuses.row(0))
             time.sleep(SIGN_EVERY_S)
 
@@ -308,14 +315,14 @@ class HeadHosts:
 
 
 class _ToldHosts:
-    """A MessageWriter."""
+    """A MessageWriter to other hosts and this one."""
 
     def __init__(self, local: MessageWriter, members: list[_Member]) -> None:
         self._local = local
         self._members = members
 
     def write(self, kind: MessageKind, payload: bytes = b"") -> None:
-        for member in self._members:  # who are farther away
+        for member in self._members:  # first, since they are farther away
             try:
                 member.line.send(Word.CONTROL, bytes([kind]) + payload)
             except LineLost as fault:

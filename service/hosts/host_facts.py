@@ -1,4 +1,4 @@
-"""What must be the same on all hosts that serve a model together: as facts by name, which the head compares."""
+"""What must be the same on all hosts of a model: named facts, which the head compares."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ _WEIGHTS = "*.safetensors", "*.bin", "*.pt", "*.pth"
 
 
 def facts_of(task: RankTask) -> dict[str, str]:
-    """Everything that ranks do not agree on by themselves while they load. Values are for people, too; of files they
-    are digests: of the configuration's bytes, and of each file of weights its name, its size and samples of 4 KiB."""
+    """The settings that all hosts must share and that ranks do not agree on while they load.
+
+    Values are for people. Files are digests: of the bytes of config.json, and of each weight file's name, size and
+    samples of 4 KiB.
+    """
     source, parallel = task.source, task.parallel
     facts: Mapping[str, object] = {
         "version": distribution_version(),
@@ -46,7 +49,7 @@ def facts_of(task: RankTask) -> dict[str, str]:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    """Of another host's facts from the head's, for people; empty where there is none."""
+    """How another host's facts differ from the head's, for people; empty if they do not."""
     return "; ".join(
         f"{name} is {theirs.get(name, 'not told')}, on the head {ours[name]}"
         for name in ours
@@ -55,7 +58,7 @@ def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
 
 
 def _torch_version() -> str:
-    """Without loading it."""
+    """Without importing torch."""
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -75,7 +78,7 @@ def _bytes_of(file: Path) -> Iterator[bytes]:
 
 
 def _samples(folder: Path) -> Iterator[bytes]:
-    """Of weights that were trained further the size is the same: so of their numbers, too."""
+    """Weights that were trained further have the same sizes, so some of their bytes are compared, too."""
     for path in sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)}):
         size = path.stat().st_size
         yield f"{path.name} {size}".encode()

@@ -1,4 +1,4 @@
-"""The line between the head and another host: frames over TCP, both ways, each a word and its bytes."""
+"""The connection between the head and another host: frames over TCP in both directions, each a word and its payload."""
 
 from __future__ import annotations
 
@@ -11,21 +11,37 @@ from typing import NamedTuple
 
 SIGN_EVERY_S = 0.1
 SILENT_AFTER_S = 5.0
-"""Without a word: then the other host hangs, or cannot be reached."""
+"""After this silence the other host counts as hung or unreachable."""
 SILENT_WHILE_LOADING_S = 60.0
 
 MOST_BYTES = 64 << 20
-"""Of a frame: a plan of very many long tables, or the masks of very many grammars, are a few MiB."""
+"""Limit on a frame. A plan with very many long block tables, or very many grammar masks, takes a few MiB."""
 
 _FRAME = struct.Struct("!IB")  # num_bytes, word
 
 
 class Word(IntEnum):
-    """From the head: GO (as JSON: what a task says besides what each host knows), CONTROL (a message's kind and bytes),
-    END (in order), REFUSED (why, and nothing follows). From another host: HELLO (as JSON: its facts), LEAVES (it was
-    asked to end: the head is to drain). From both: READY (all ranks there are; the head says so once all hosts are),
-    ten times a second FACTS (rows of ranks' facts, the head's own one or those of that host's ranks in order), ADAPTER
-    (a piece of one, and its answer: what was wrong), and LOST (why: nothing can go on)."""
+    """What a frame says.
+
+    From the head:
+
+    - GO: load; JSON of the settings that the head decides.
+    - CONTROL: a control message: its kind, then its bytes.
+    - END: end in order.
+    - REFUSED: the host may not join, and why; nothing follows.
+
+    From another host:
+
+    - HELLO: its facts as JSON.
+    - LEAVES: it was asked to end, so the head is to drain.
+
+    From both:
+
+    - READY: all ranks of that host are ready; from the head: all hosts are.
+    - FACTS: ten times a second, rows of ranks' counters: rank 0's from the head, or that host's ranks' in order.
+    - ADAPTER: a piece of an adapter; the answer is an error message, empty on success.
+    - LOST: why the ranks are lost.
+    """
 
     HELLO = auto()
     GO = auto()
@@ -49,11 +65,11 @@ class Said(NamedTuple):
 
 
 class LineLost(Exception):
-    """Nothing more can be heard, or said. Its words say whose line it was."""
+    """The connection is lost. The message names the other side."""
 
 
 class HostLine:
-    """One side's end of a connection that was admitted. who: is at the other end, for people.
+    """One end of an admitted connection. who: the other side, for people.
 
     `send` is for any thread, `receive` for one.
     """
@@ -70,11 +86,11 @@ class HostLine:
         return str(self._connection.getsockname()[0])
 
     def expect_signs(self) -> None:
-        """All are ready: from now on silence is noticed in SILENT_AFTER_S."""
+        """All hosts are ready: from now on silence is noticed within SILENT_AFTER_S."""
         self._connection.settimeout(SILENT_AFTER_S)
 
     def send(self, word: Word, payload: bytes = b"") -> None:
-        """Raises LineLost where the other side takes nothing, or is gone."""
+        """Raises LineLost if the other side does not read, or is gone."""
         with self._sending:
             try:
                 self._connection.sendall(_FRAME.pack(len(payload), word) + payload)
@@ -82,19 +98,19 @@ class HostLine:
                 raise LineLost(f"{self.who} takes nothing: {fault}") from fault
 
     def receive(self, most_bytes: int = MOST_BYTES) -> Said:
-        """The next frame. Raises LineLost where none comes in time, or one that is too large or unknown."""
+        """The next frame. Raises LineLost if none comes in time, or if it is too large or unknown."""
         num_bytes, word = _FRAME.unpack(self._read(_FRAME.size))
         if num_bytes > most_bytes or word not in list(Word):
             raise LineLost(f"{self.who} does not speak as this host does")
         return Said(Word(word), self._read(num_bytes))
 
     def finish(self) -> None:
-        """Nothing more is said; what was is still delivered."""
+        """Close for sending; what was sent is still delivered."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Whoever waits in `receive` is told. May be called again."""
+        """Ends a waiting `receive`, too. May be called again."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
@@ -110,7 +126,7 @@ class HostLine:
                 raise LineLost(f"{self.who} gives no sign of life for {seconds:.0f} s") from None
             except ConnectionError:
                 raise LineLost(f"{self.who} has ended") from None
-            except OSError as fault:  # of its network
+            except OSError as fault:  # a network error
                 raise LineLost(f"{self.who} cannot be reached: {fault}") from fault
             if not more:
                 raise LineLost(f"{self.who} has ended")

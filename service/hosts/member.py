@@ -1,4 +1,4 @@
-"""A host that is not the head: one process that stands there for rank 0, between the head and this host's ranks."""
+"""A host that is not the head: its process stands in for rank 0, between the head and this host's ranks."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from service.hosts.store_tunnel import StoreTunnel
 
 logger = logging.getLogger("headrace")
 
-_LOOK_EVERY_S = 0.005  # at facts; the head waits for none but a swap's end
+_LOOK_EVERY_S = 0.005  # for changed counters; the head waits only for the end of swaps
 _TRIES_EVERY_S = 0.5
 _LAST_WORDS_S = 1.0
 
 
 class _Event(NamedTuple):
-    """ended: by the head, in order. lost: why. signal: its name."""
+    """ended: the head ended in order. lost: ranks are lost; text is why. signal: text is its name."""
 
     kind: Literal["ended", "lost", "signal"]
     text: str = ""
 
 
 class Member:
-    """Of one run. task: as this host's settings have it; what the head decides is filled in. worker: as RankProcesses
-    takes it."""
+    """For one run. task: from this host's settings; the fields that the head decides are filled in later. worker: as
+    for RankProcesses."""
 
     def __init__(self, config: NodeConfig, task: RankTask, worker: Sequence[str] = WORKER) -> None:
         self._config = config
@@ -59,8 +59,10 @@ class Member:
         self._is_ending = threading.Event()
 
     def run(self) -> int:
-        """On the main thread, until the head says so, or nothing can go on; returns the exit status. Raises
-        ConfigError, ModelLoadError where this host does not come to serve."""
+        """On the main thread, until the head ends it or ranks are lost; returns the exit status.
+
+        Raises ConfigError, ModelLoadError if this host cannot join.
+        """
         try:
             line = self._join()
             self._start(line, self._awaited_go(line))
@@ -71,7 +73,7 @@ class Member:
             self._processes.close()
 
     def _join(self) -> HostLine:
-        """The head may come later than this host. Raises ConfigError, ModelLoadError."""
+        """The head may start after this host. Raises ConfigError, ModelLoadError."""
         deadline_s, tell_s = time.monotonic() + HOSTS_COME_WITHIN_S, 0.0
         while True:
             try:
@@ -146,7 +148,7 @@ class Member:
                     with contextlib.suppress(LineLost):
                         line.send(Word.LOST, event.text.encode())
                     line.finish()
-                    self._is_ending.wait(_LAST_WORDS_S)  # the head takes them, and closes
+                    self._is_ending.wait(_LAST_WORDS_S)  # until the head has read it and closes
                     return 1
                 case "signal" if is_leaving:
                     logger.warning("%s again: ending at once", event.text)
@@ -183,7 +185,7 @@ class Member:
             line.send(Word.ADAPTER, words)
 
     def _do(self, line: HostLine, said: Said, adapters: AdapterAssembly) -> bool:
-        """Whether there is more to hear."""
+        """Returns whether more messages may follow."""
         match said.word:
             case Word.CONTROL:
                 self._processes.writer.write(MessageKind(said.payload[0]), said.payload[1:])
@@ -204,12 +206,12 @@ class Member:
         return True
 
     def _tell_ready(self, line: HostLine) -> None:
-        with contextlib.suppress(ServerError, LineLost):  # which is told as a loss
+        with contextlib.suppress(ServerError, LineLost):  # reported as a loss
             self._watch.wait_until_ready()
             line.send(Word.READY)
 
     def _tell_facts(self, line: HostLine) -> None:
-        """When they have changed, but for signs of life, which are as often as these need to be."""
+        """Send the counters when they have changed, and at least every SIGN_EVERY_S as a sign of life."""
         told, told_s = b"", 0.0
         row = self._processes.statuses.row
         while not self._is_ending.wait(_LOOK_EVERY_S):

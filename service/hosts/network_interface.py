@@ -1,4 +1,4 @@
-"""Which of this host's network interfaces has an address: what gloo and NCCL are told where hosts reach each other."""
+"""Finds the network interface with an address, for gloo and NCCL when hosts reach each other over it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _IPV6 = Path("/proc/net/if_inet6")
 
 
 def interface_of(address: str) -> str | None:
-    """None where none has it as its first one: the libraries choose then."""
+    """None if no interface has it as its first address; gloo and NCCL choose then."""
     told = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(told, ipaddress.IPv6Address) and told.ipv4_mapped is not None:
         told = told.ipv4_mapped
@@ -28,7 +28,7 @@ def _first_ipv4(name: str) -> ipaddress.IPv4Address | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError:  # it has none
+        except OSError:  # it has no IPv4 address
             return None
     return ipaddress.IPv4Address(answer[20:24])
 

@@ -1,4 +1,4 @@
-"""The one host of a model whose ranks are all on it: nobody else is told anything."""
+"""The other hosts of a model whose ranks are all on this one: there are none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.distributed.rank_task import MeetingPlace, RankTask
 
 
 class OtherHosts(Protocol):
-    """As rank 0 sees them: service/hosts/head.py tells what each method promises."""
+    """The other hosts, as rank 0 sees them; service/hosts/head.py says what each method promises."""
 
     def listen(self, statuses: RankStatuses, loss: RankLoss, on_leave: Callable[[str], None]) -> None: ...
 
@@ -35,7 +35,7 @@ class OneHost:
         pass
 
     def meet(self, task: RankTask, open_store: Callable[[], int]) -> None:
-        """None: in the file that its ranks inherit."""
+        """None: the ranks meet in the file that they inherit."""
 
     def wait_until_ready(self) -> None:
         pass

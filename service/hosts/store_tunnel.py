@@ -1,7 +1,7 @@
 """How ranks of another host reach the store in which all ranks meet: through a connection that the head has admitted.
 
-The store is torch.distributed's, which anybody may write who reaches it: so it answers on the head's loopback interface
-alone, and on every other host's there is a port that leads to it.
+torch.distributed's store lets anyone write who can connect. So it listens on the head's loopback interface only, and
+every other host has a port on its own loopback interface that leads to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PART_BYTES = 1 << 16
 
 
 def join(one: socket.socket, other: socket.socket) -> None:
-    """What comes from one goes to the other, both ways, until one ends; then both are closed. Returns at once."""
+    """Forward bytes both ways until one side ends, then close both. Returns at once."""
     for source, sink in ((one, other), (other, one)):
         source.settimeout(None)
         threading.Thread(target=_pump, args=(source, sink), name="store tunnel", daemon=True).start()
@@ -35,13 +35,14 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 
 class StoreTunnel:
-    """On another host. connect: a new connection to the store, through the head. From `open` to the process's end."""
+    """Another host's side, from `open` to the end of the process. connect: opens a connection to the store through the
+    head."""
 
     def __init__(self, connect: Callable[[], socket.socket]) -> None:
         self._connect = connect
 
     def open(self) -> int:
-        """The port of the loopback interface."""
+        """Returns the port on the loopback interface."""
         listening = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._run, args=(listening,), name="store tunnels", daemon=True).start()
         port: int = listening.getsockname()[1]
@@ -52,6 +53,6 @@ class StoreTunnel:
             local, _ = listening.accept()
             try:
                 join(local, self._connect())
-            except Exception as fault:  # the rank that wanted it says so, too
+            except Exception as fault:  # the rank that connected reports it, too
                 logger.error("the head's store cannot be reached: %s", fault)
                 local.close()

@@ -1,2 +1,2 @@
-"""Thin modules over the kernels: what a Transformer is built from. `service.models` builds with them, in the loading
-thread; the runner, on the engine's, tells them by `AttentionInputs` what a batch is."""
+"""Thin modules over the kernels: what a Transformer is built from. `service.models` builds with them on the loading
+thread; the runner describes each batch to them with `AttentionInputs`, on the engine thread."""

@@ -1,8 +1,8 @@
-"""Names of activations. Without torch, as every model's config is."""
+"""Names of activations. Imports no torch, like every model's config."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-"""gelu_tanh is GELU by its approximation with tanh, as GPT-2 has it; gelu the exact one."""
+"""gelu: exact. gelu_tanh: GELU's approximation with tanh, as in GPT-2."""

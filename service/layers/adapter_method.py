@@ -1,7 +1,7 @@
-"""How a projection multiplies for requests with adapters: as it does for others, and each row's own adapter is added.
+"""How a projection multiplies for requests with adapters: the base's product for all rows, plus each row's own adapter.
 
 Low-rank adapters (Hu et al. 2021), many in one batch (Punica, Chen et al. 2023; S-LoRA, Sheng et al. 2023): rows of all
-adapters and of none share the product with the base's weight.
+adapters and of none share the product with the base weight.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from service.layers.linear_method import Activated, AddedAndNormed, LinearChoice
 
 
 class AdapterInputs(NamedTuple):
-    """Whose adapter each row has. tokens: of all tokens of a step. read: of the rows whose output is computed, in their
-    order (`AttentionInputs.rows`), where the last layer has fewer; else the same."""
+    """The adapter of each row. tokens: for all tokens of a step. read: for the rows whose output is computed, in their
+    order (`AttentionInputs.rows`), if the last layer has fewer rows; else equal to `tokens`."""
 
     tokens: TokenSlots
     read: TokenSlots
@@ -28,20 +28,20 @@ class AdapterInputs(NamedTuple):
 
 @dataclass(slots=True)
 class AdapterStep:
-    """What all of a model's linears are told of the step that is being launched. inputs: None: no row has an adapter.
-    Engine thread."""
+    """The adapters of the step that is being launched, shared by all linears of a model. inputs: None: no row has an
+    adapter. Engine thread."""
 
     inputs: AdapterInputs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterMethod:
-    """A LinearMethod. While a step has adapters no epilogue is fused with the base's product: an adapter comes between.
-    On a GPU the activation is fused with what the adapter adds.
+    """A LinearMethod. In a step with adapters no epilogue is fused with the base's product, because the adapter's part
+    must be added first. On a GPU the activation is fused with that addition instead.
 
-    base: computes the base's product. tables: of this linear. reads_rows: x is of `AdapterInputs.read`. is_ordered: the
-    base sums in one order, and so do the adapters; then nothing is fused in any step, as a row without adapter is to
-    have the same bits beside others that have one.
+    base: computes the base's product. tables: of this linear. reads_rows: x has the rows of `AdapterInputs.read`.
+    is_ordered: base and adapters sum in one order. Then nothing is fused in any step, so that a row without an adapter
+    gets the same bits whether or not others have one.
     """
 
     base: LinearMethod
@@ -78,13 +78,13 @@ class AdapterMethod:
             return self.base.silu_and_mul(x)
         if isinstance(x, Tensor) and not x.is_cuda:
             return None
-        if len(self.tables.out_features) != 2:  # Phi's gate and up are one place, with one A and B
+        if len(self.tables.out_features) != 2:  # Phi's gate and up are one part, with one A and B
             return None
         shrunk = self._shrunk(x, token_slots)
         return lora_gated_expand(shrunk, token_slots, self.tables, self.base.multiply(x, is_beside=True))
 
     def takes_fp8(self, num_rows: int) -> bool:
-        """An adapter multiplies the rows themselves."""
+        """Not in a step with adapters: they multiply the unrounded rows."""
         return self.step.inputs is None and self.base.takes_fp8(num_rows)
 
     @property
@@ -98,7 +98,7 @@ class AdapterMethod:
 
     @property
     def _token_slots(self) -> TokenSlots | None:
-        """Of the rows of x; None if no row of the step has an adapter."""
+        """The slots of x's rows; None if no row of the step has an adapter."""
         inputs = self.step.inputs
         if inputs is None:
             return None

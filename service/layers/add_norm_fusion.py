@@ -1,10 +1,12 @@
-"""Where a branch (attention or MLP) is added to the residual stream: its last product, the norm of the sum, and the
-next branch's first product.
+"""Where a branch (attention or MLP) joins the residual stream: its last product, the norm of the sum, and the next
+branch's first product.
 
-Unfused these are a kernel each, and one more if an activation follows. For few rows on a GPU two are enough. An RMS
-norm divides a row by a number that is not known before the whole row is, but the row's product with the next weight can
-be divided instead. So the first kernel multiplies, adds, and sums the squares (kernels/linear_add_norm.py); the second
-multiplies, then divides (kernels/norm_linear.py).
+Unfused, each of these is a kernel, and so is an activation that follows. For few rows on a GPU, two kernels are enough:
+
+  1. multiply, add to the residual, sum the squares of each row    (kernels/linear_add_norm.py)
+  2. multiply by the next weight, then divide by the row's norm    (kernels/norm_linear.py)
+
+The division can come last, because a row's norm is one number: dividing the row, or its product, gives the same.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from service.layers.rms_norm import ResidualRMSNorm
 class AddNormFusion:
     """A place where add and norm may be fused with the products around them.
 
-    product: the branch's last. next_product: the next branch's first, and its activation if it has one.
+    product: the branch's last one. next_product: the next branch's first one, with its activation if it has one.
     """
 
     product: Linear

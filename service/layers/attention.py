@@ -1,4 +1,4 @@
-"""Self-attention of one layer over the paged KV cache, and the facts about the batch that it needs.
+"""Self-attention of one layer over the paged KV cache, and the batch's facts that it needs.
 
 All that is not a dense operation per token happens here (ORCA, section 3: selective batching): each sequence of the
 flat batch attends to its own blocks.
@@ -23,7 +23,7 @@ from kernels.spare_rows import empty_with_spare_rows
 
 class LayerCache(NamedTuple):
     """One layer's keys and values, views of the storage: [num_blocks, block_size, num_kv_heads, head_dim]. Both plain
-    or both of eight bits."""
+    or both fp8."""
 
     keys: Cache
     values: Cache
@@ -31,14 +31,14 @@ class LayerCache(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """The borders of a flat batch of T tokens, made once a step for all layers.
+    """The borders of a flat batch of T tokens, made once per step for all layers.
 
-    slots: where each token's key and value go. decode: of the first rows, sequences of one token each. prefill: of the
-    rows that its `query_starts` name. None where there are no such rows. Rows of `decode` that are padding may be
-    rows of `prefill`: those of `decode` are written first.
-    rows: [N] int64, the only tokens whose output is computed, and the rows of `decode` and `prefill`; None: all T.
-    last: for the last layer, if it differs. others: where layers have several groups, whose keys and values lie in
-    blocks of their own, the same of the other groups. group_of: then of each layer; 0 is this one's.
+    slots: where each token's key and value go. decode: for the first rows, sequences of one token each. prefill: for
+    the rows between its `query_starts`. None if there are no such rows. Padding rows of `decode` may be rows of
+    `prefill` too: `decode`'s output is written first, then overwritten. rows: [N] int64, the only tokens whose output
+    is computed; `decode` and `prefill` are then over these N rows. None: all T. last: for the last layer, if it
+    differs. others: the inputs of the other groups, if layers have several groups, each with blocks of its own.
+    group_of: then the group of each layer; 0 is this one's.
     """
 
     slots: CacheSlots
@@ -57,8 +57,8 @@ class AttentionInputs:
         slots: Sequence[Tensor],
         make: Callable[[Tensor, Tensor], AttentionInputs],
     ) -> AttentionInputs:
-        """block_table: of all groups, side by side in each row. slots: of each group. make: from a group's block table
-        and slots."""
+        """Build the inputs of all groups. block_table: of all groups, side by side in each row. slots: per group. make:
+        builds a group's inputs from its block table and slots."""
         if len(slots) == 1:
             return make(block_table, slots[0])
         width = block_table.shape[1] // len(slots)
@@ -68,22 +68,22 @@ class AttentionInputs:
     def read_at(
         self, rows: Tensor, decode: DecodeBatch | None = None, prefill: PrefillBatch | None = None
     ) -> AttentionInputs:
-        """For a step of whose last layer nothing is read but these rows, [N] int64, N > 0. decode, or prefill: each of
-        them as the last token of its context.
+        """The inputs for a step that reads only these rows of the last layer: [N] int64, N > 0. decode or prefill: each
+        of these rows as the last token of its context.
 
-        All tokens' keys and values are kept, but a prompt's last token alone goes through the rest of that layer: of
-        32 layers it saves 3 % of the products of a prompt. llama.cpp does the same.
+        Keys and values of all tokens are cached, but only a prompt's last token goes through the rest of that layer.
+        With 32 layers it saves 3 % of a prompt's products. llama.cpp does the same.
         """
         return replace(self, last=AttentionInputs(self.slots, decode, prefill, rows))
 
     def by_layer(self, num_layers: int) -> Iterator[AttentionInputs]:
-        """Of each layer, the first one's first."""
+        """The inputs of each layer, first to last."""
         *before, end = self.of_all_tokens(num_layers)
         yield from before
         yield end.last or end
 
     def of_all_tokens(self, num_layers: int) -> Iterator[AttentionInputs]:
-        """As `by_layer`, for a last layer that computes all its tokens."""
+        """Like `by_layer`, for a last layer that computes all tokens."""
         if not self.group_of:
             return repeat(self, num_layers)
         assert len(self.group_of) == num_layers
@@ -91,7 +91,7 @@ class AttentionInputs:
         return (groups[group] for group in self.group_of)
 
     def narrow(self, x: Tensor) -> Tensor:
-        """x [T, ...] -> [N, ...]: of the rows whose output is computed."""
+        """x [T, ...] -> [N, ...]: the rows whose output is computed."""
         return x if self.rows is None else x.index_select(0, self.rows)
 
     def keeping_l1(self) -> AttentionInputs:
@@ -101,8 +101,8 @@ class AttentionInputs:
         return replace(self, decode=decode, last=last, others=tuple(other.keeping_l1() for other in self.others))
 
     def afresh(self) -> AttentionInputs:
-        """The same tensors, but nothing is kept of what was worked out from their values: the next step finds other
-        lengths and slots in them."""
+        """The same tensors, without anything cached from their values: the next step finds other lengths and slots in
+        them."""
         slots = replace(self.slots)
         last = None if self.last is None else self.last._afresh_over(slots, None)
         afresh = self._afresh_over(slots, last)
@@ -115,7 +115,7 @@ class AttentionInputs:
 
 
 def _together(groups: Sequence[AttentionInputs], group_of: tuple[int, ...]) -> AttentionInputs:
-    """Of groups whose sequences are the same: their decodes are cut alike."""
+    """Combine groups of the same sequences: all of them use the first one's splits for decodes."""
     first, *others = groups
     if not others:
         return first
@@ -141,12 +141,12 @@ def paged_attention(
     *,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """query [T, num_heads, head_dim], keys and values already in the cache -> [N, num_heads * head_dim].
+    """query [T, num_heads, head_dim], with keys and values already in the cache -> [N, num_heads * head_dim].
 
-    sliding_window: how many tokens a query sees, its own included; None: all. Blocks of this layer's group that no
-    query sees any more have gone to others. logit_softcap: of the scores (Gemma 2). sinks [num_heads]: a score of
-    each head that takes its share of the softmax and has no value (gpt-oss). Decodes and prompts are two launches:
-    their best kernels differ.
+    sliding_window: how many tokens a query sees, itself included; None: all. Blocks of this layer's group that no query
+    sees any more may belong to other sequences. logit_softcap: of the scores (Gemma 2). sinks [num_heads]: an extra
+    score per head that takes its share of the softmax and has no value (gpt-oss). Decodes and prompts are two launches,
+    because their best kernels differ.
     """
     query = inputs.narrow(query)
     out = empty_with_spare_rows(query.shape, query) if query.is_cuda else torch.empty(query.shape, dtype=query.dtype)

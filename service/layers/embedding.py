@@ -1,4 +1,4 @@
-"""Token embedding and output head, whose weights may be one; learned positions."""
+"""Token embedding and output head, which may share one weight; learned positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.layers.weight_storage import Destination
 
 HEAD_NAME = "lm_head"
 _HEAD_WEIGHT, _HEAD_BIAS = f"{HEAD_NAME}.weight", f"{HEAD_NAME}.bias"
-"""The names that a head with a weight of its own has in the checkpoints of every family."""
+"""The checkpoint names of an untied head, in all families."""
 
 
 class HoldsWeight(Protocol):
@@ -30,8 +30,8 @@ class HoldsWeight(Protocol):
 class TokenEmbedding(Layer):
     """token_ids [T] int64 -> [T, hidden_size]. weight [vocab_size, hidden_size].
 
-    ids: whose rows this rank has, the others being zeros that it adds to the ranks' sum; rows behind them are padding,
-    which holds anything and is never read.
+    ids: the vocabulary rows of this rank. For other ids it adds zeros to the ranks' sum. Weight rows after these are
+    padding: they may hold anything and are never read.
     """
 
     weight: nn.Parameter
@@ -83,10 +83,10 @@ class PositionEmbedding(Layer):
 class OutputHead(Projection):
     """hidden [N, hidden_size] -> logits [N, vocab_size], in hidden's dtype.
 
-    Tied to `embedding`, or with a weight of its own (embedding None). The embedding is not a submodule here, so
-    its weight appears once among a model's parameters. It keeps its plain weight when the head's is packed.
+    Tied to `embedding`, or with its own weight (embedding None). The embedding is not a submodule here, so that its
+    weight appears once among a model's parameters. It keeps its plain weight when the head's is packed.
 
-    ids: whose logits this rank computes, the first ones of each row; those behind them are padding and hold anything.
+    ids: whose logits this rank computes; they come first in each row, followed by padding that may hold anything.
     """
 
     weight: nn.Parameter | None
@@ -132,7 +132,7 @@ class OutputHead(Projection):
             self.bias = nn.Parameter(self.bias.new_empty(share), requires_grad=False)
 
     def ignored_checkpoint_names(self) -> frozenset[str]:
-        """A tied head that was saved all the same."""
+        """A tied head may have been saved all the same."""
         return frozenset({_HEAD_WEIGHT} if self.is_tied else ())
 
     @property
@@ -150,6 +150,7 @@ class OutputHead(Projection):
 
 
 def _vocab_weight(whole: Tensor, vocab_size: int, parallel: TensorParallel) -> nn.Parameter:
-    """Of the same number of rows on every rank: kernels are chosen by a weight's shape, and for all ranks at once."""
+    """With the same number of rows on every rank, because kernels are chosen by a weight's shape, once for all
+    ranks."""
     size = vocab_share_size(vocab_size, parallel.size)
     return nn.Parameter(whole.new_empty(size, whole.shape[1]), requires_grad=False)

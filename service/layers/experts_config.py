@@ -1,4 +1,4 @@
-"""What config.json says of a model's mixtures of experts. Without torch, as every model's config is."""
+"""What config.json says about a model's mixtures of experts. Imports no torch, like every model's config."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class ExpertsConfig:
     """A model's mixtures of experts. Sizes in elements.
 
-    layers: one a layer, whether it has experts or an MLP. top_k: experts of a token. intermediate_size: of an expert.
-    renormalizes: a token's weights are divided by their sum. shared_size: intermediate size of an expert that all
-    tokens go to, with a gate of its own; None: there is none. clamp_limit, clamp_alpha: of the activation
-    (kernels/experts_gate_up.py), which is SiLU's without.
-    has_bias: of the router and all experts. is_mxfp4: the checkpoint's experts are.
+    layers: per layer, whether it has experts instead of an MLP. top_k: experts per token. intermediate_size: of one
+    expert. renormalizes: a token's weights are divided by their sum. shared_size: intermediate size of an expert that
+    all tokens use, with its own gate; None: there is none. clamp_limit, clamp_alpha: of the clamped activation
+    (kernels/experts_gate_up.py); without a limit it is SiLU. has_bias: router and all experts have one. is_mxfp4: the
+    checkpoint's experts are MXFP4.
     """
 
     layers: tuple[bool, ...]

@@ -1,4 +1,5 @@
-"""The gated feed-forward block of Llama (SwiGLU) and its kin: gate and up in one matrix, act(gate) * up, down."""
+"""The gated feed-forward block of Llama (SwiGLU) and similar models: gate and up in one matrix, act(gate) * up,
+down."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 
 class GatedMlp(Layer):
-    """x [T, hidden_size] -> [T, hidden_size]. Any activation but relu, which no model gates with.
+    """x [T, hidden_size] -> [T, hidden_size]. Any activation except relu, which no gated model uses.
 
     is_merged: gate and up are one tensor in a checkpoint.
     """
@@ -59,12 +60,12 @@ class GatedMlp(Layer):
         self.down.shard_inputs(kept, parallel)
 
     def is_row_invariant(self, like: Tensor) -> bool:
-        """Whether a row's activation has the bits that it has alone: by our loops and kernels, not by torch's. like has
-        the weights' dtype and device."""
+        """Whether each row of the activation gets the same bits as it would alone: true of our loops and kernels, not
+        of torch's. like: has the weights' dtype and device."""
         return self.is_silu or like.is_cuda
 
     def gate(self, x: Normed) -> Activated:
-        """[T, intermediate_size]: all before `down`."""
+        """[T, intermediate_size]: everything before `down`."""
         fused = self.gate_up.method.silu_and_mul(x) if self.is_silu else None
         if fused is not None:
             return fused

@@ -1,5 +1,5 @@
-"""Pipeline stages over process groups of torch.distributed, which somebody else has made: NCCL's send and receive
-between GPUs, gloo's on CPUs."""
+"""Pipeline stages over existing process groups of torch.distributed: NCCL's send and receive between GPUs, gloo's on
+CPUs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.distributed import ProcessGroup, Work
 
 
 class GroupStage:
-    """A PipelineStage. group: of all ranks. before, behind: the neighbours' ranks in it. column: for what is exchanged
-    on the host, of the ranks of this number within each stage, the last stage's first."""
+    """A PipelineStage. group: all ranks. before, behind: the neighbours' ranks in it. column: for exchanges on the
+    host: the ranks with this number within each stage, the last stage's first."""
 
     def __init__(
         self, index: int, size: int, before: int, behind: int, group: ProcessGroup, column: ProcessGroup
@@ -24,7 +24,7 @@ class GroupStage:
         self._behind = behind
         self._group = group
         self._column = column
-        self._sending: deque[tuple[Work, Tensor]] = deque()  # the tensors must outlive it
+        self._sending: deque[tuple[Work, Tensor]] = deque()  # the tensors must live until they are sent
 
     def receive(self, into: Tensor) -> None:
         dist.recv(into, self._before, group=self._group)

@@ -10,9 +10,9 @@ from service.layers.layer import Layer
 
 
 class ResidualLayerNorm(Layer):
-    """Norm of the residual stream after x joined it: (norm(x + residual), x + residual). weight, bias [size].
+    """Adds x to the residual stream and norms it: (norm(x + residual), x + residual). weight, bias [size].
 
-    `residual` None means that x is the stream's beginning. A residual handed in may be overwritten.
+    residual None: x is the stream's beginning. A residual that is passed in may be overwritten.
     """
 
     weight: nn.Parameter

@@ -1,4 +1,4 @@
-"""Linear projections, several of which may be merged into one matrix."""
+"""Linear projections; several may be merged into one matrix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.layers.weight_storage import Destination
 
 
 class Product(NamedTuple):
-    """linear(x), [T, size], still to be computed: whoever takes it may ask for it together with what comes next."""
+    """linear(x), [T, size], before it is computed; the consumer may fuse it with the next operation."""
 
     linear: Linear
     x: Activated
@@ -26,7 +26,8 @@ class Product(NamedTuple):
 
 
 class Linear(Projection):
-    """y = x W^T + b for x [T, in_features]; several output parts side by side when merged (q, k, v or gate, up).
+    """y = x W^T + b for x [T, in_features]; merged linears have several output parts side by side (q, k, v or gate,
+    up).
 
     weight  [sum(out_features), in_features], none if it is quantized; bias [sum(out_features)] or None.
     """
@@ -43,7 +44,7 @@ class Linear(Projection):
         self._bias_shards: tuple[Shard, ...] = ()
 
     def shard_outputs(self, *kept: range) -> None:
-        """Have these of the merged matrix's outputs alone, of each part some. Before there is memory."""
+        """Keep only these outputs of the merged matrix, some of each part. Called before there is memory."""
         firsts = _starts(self.out_features)
         parts = [local(kept, first, size) for first, size in zip(firsts, self.out_features, strict=True)]
         self._weight_shards = tuple(Shard(0, size, part) for size, part in zip(self.out_features, parts, strict=True))
@@ -52,8 +53,8 @@ class Linear(Projection):
         self._become(sum(self.out_features), self.in_features)
 
     def shard_inputs(self, kept: range, parallel: TensorParallel) -> None:
-        """Have these of the inputs alone, and sum the products over the ranks. The first one adds the bias. Before
-        there is memory."""
+        """Keep only these inputs, and sum the products over the ranks. Rank 0 adds the bias. Called before there is
+        memory."""
         self._weight_shards = tuple(Shard(1, self.in_features, (kept,)) for _ in self.out_features)
         if self.bias is not None and parallel.rank > 0:
             self._bias_shards = tuple(Shard(0, size, ()) for size in self.out_features)
@@ -90,11 +91,11 @@ class Linear(Projection):
 
     @property
     def weight_shards(self) -> Sequence[Shard | None]:
-        """Of each part's weight, what this rank has; None: all."""
+        """For each part's weight, the shard that this rank has; None: all of it."""
         return self._weight_shards or (None,) * len(self.out_features)
 
     def checkpoint_shards(self, *names: str) -> dict[str, Shard]:
-        """Of those of `checkpoint_tensors` that are parts of stored ones, which part."""
+        """For each of `checkpoint_tensors` that is a part of a stored tensor, which part."""
         biases = {f"{name}.bias": shard for name, shard in zip(names, self._bias_shards, strict=False)}
         if self.storage is not None and self._weight_shards:
             return biases | self.storage.checkpoint_shards(names, self._weight_shards)
@@ -108,10 +109,10 @@ class Linear(Projection):
 
 
 class NamedLinear(NamedTuple):
-    """A linear of a block, as checkpoints and adapters know it.
+    """A linear of a block, as checkpoints and adapters name it.
 
     names: of its output parts, in their order. reads_rows: it gets only the rows whose output is computed
-    (`AttentionInputs.rows`): all linears behind a block's attention.
+    (`AttentionInputs.rows`): all linears after a block's attention.
     """
 
     names: tuple[str, ...]
@@ -119,7 +120,7 @@ class NamedLinear(NamedTuple):
     reads_rows: bool = True
 
     def below(self, prefix: str) -> NamedLinear:
-        """The same by longer names."""
+        """The same with `prefix` before each name."""
         return self._replace(names=tuple(prefix + name for name in self.names))
 
 
@@ -131,5 +132,5 @@ def _starts(sizes: Iterable[int]) -> Iterator[int]:
 
 
 def linear_tensors(linears: Iterable[NamedLinear]) -> dict[str, Destination]:
-    """`checkpoint_tensors` of them all."""
+    """`checkpoint_tensors` of all of them."""
     return {name: part for names, linear, _ in linears for name, part in linear.checkpoint_tensors(*names).items()}

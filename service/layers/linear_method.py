@@ -1,8 +1,8 @@
-"""How a projection multiplies by its weight: plainly, by kernels for few rows, or packed for a CPU.
+"""How a projection multiplies by its weight: with torch, with kernels for few rows, or with a packed weight on a CPU.
 
-A method may have a fused epilogue: residual add and RMS norm, or SiLU and the product of gate and up. Where it has none
-it declines (None), and whoever asked for it computes one after the other. So norms and MLPs know no weights, and a new
-form of weights is a new method.
+A method may have a fused epilogue: residual add and RMS norm, or SiLU and the product of gate and up. Otherwise it
+returns None, and the caller computes one after the other. So norms and MLPs know nothing of weights, and a new form of
+weights is a new method.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from service.layers.overlapped_sum import ArrivingNorm
 from service.layers.packed_weight import PackedWeight, WeightForm
 
 Normed = Tensor | DeferredNorm | Fp8Rows | ArrivingNorm
-"""The output of a norm, [T, in_features] of the next product: to which it may have left its division, or which is
-rounded to fp8 already if that product `takes_fp8`, or whose rows arrive in parts if it `takes_parts`."""
+"""The output of a norm, [T, in_features] of the next product. Depending on that product, the norm may have left its
+division to it (DeferredNorm), may have rounded to fp8 (if it `takes_fp8`), or may deliver its rows in parts
+(ArrivingNorm, if it `takes_parts`)."""
 
 Activated = Tensor | Fp8Rows
-"""The same of an activation."""
+"""The output of an activation; it may be rounded to fp8 likewise."""
 
 AddedAndNormed = tuple[Normed, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Numbers of rows from `first` to `last`, both included; none if last < first."""
+    """Numbers of rows from `first` to `last`, both included; empty if last < first."""
 
     first: int = 1
     last: int = 0
@@ -53,8 +54,11 @@ class RowRange:
 
 
 class OrderedBy(StrEnum):
-    """By what a GPU multiplies where sums are to have one order (`LinearMethod.ordered`): by nothing, since the kernels
-    that would do it sum otherwise there; by these; or of many rows also by cuBLAS, which sums as they do."""
+    """What a GPU multiplies with where sums need one order (`LinearMethod.ordered`).
+
+    NOTHING: the kernels that would do it sum in different orders here. TILES: those kernels. CUBLAS: for many rows also
+    cuBLAS, which sums here as they do.
+    """
 
     NOTHING = "nothing"
     TILES = "tiles"
@@ -63,11 +67,11 @@ class OrderedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KernelRows:
-    """For which numbers of rows a kernel of ours takes cuBLAS's place.
+    """For which numbers of rows one of our kernels replaces cuBLAS.
 
-    skinny: up to so many go through skinny_linear. add_norm: these have residual add and norm as a fused epilogue,
-    which leaves the norm's division to the next product. gated: these go through gated_linear, which knows plain
-    weights only. ordered: what was seen of sums in one order. Raises ValueError for more rows than a kernel takes.
+    skinny: up to this many rows use skinny_linear. add_norm: these have residual add and norm as a fused epilogue,
+    which leaves the norm's division to the next product. gated: these use gated_linear, which takes plain weights only.
+    ordered: the result of comparing sums in one order. Raises ValueError for more rows than a kernel takes.
     """
 
     skinny: int = 0
@@ -84,7 +88,7 @@ class KernelRows:
             raise ValueError(f"gated reaches to {MOST_GATED_ROWS} rows at most")
 
     def fits(self, weight: Weight) -> bool:
-        """Whether the kernels take so many rows of it."""
+        """Whether the kernels take this many rows of the weight."""
         if isinstance(weight, QuantizedWeight):
             return self.gated.first > self.gated.last
         return self.skinny <= MOST_SKINNY_ROWS
@@ -95,46 +99,46 @@ class KernelRows:
 
 
 LinearChoice = KernelRows | WeightForm
-"""On a GPU, or on a CPU: what was chosen for a weight. The same weight and choice make the same method."""
+"""What was chosen for a weight, on a GPU or on a CPU. Equal weights and choices make equal methods."""
 
 
 class LinearMethod(Protocol):
-    """x W^T + b for a weight [out_features, in_features], plain or quantized, and a bias [out_features] or None, which
-    the method holds."""
+    """x W^T + b for a weight [out_features, in_features], plain or quantized, and a bias [out_features] or None. The
+    method holds both."""
 
     @property
     def choice(self) -> LinearChoice:
-        """What the method was made by."""
+        """The choice that the method was made from."""
         ...
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
-        """[T, out_features]. is_beside: a lora_shrink of x has just been launched, and may still run."""
+        """[T, out_features]. is_beside: a lora_shrink of x was launched just before and may still run."""
         ...
 
     def add_and_norm(
         self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
     ) -> AddedAndNormed | None:
-        """(norm(multiply(x) + residual), multiply(x) + residual), or None; then nothing was computed. in_parts: the
-        norm's rows may arrive in parts, since a product that `takes_parts` is all that reads them."""
+        """(norm(multiply(x) + residual), multiply(x) + residual); or None, and nothing was computed. in_parts: the
+        norm's rows may arrive in parts, because only a product that `takes_parts` reads them."""
         ...
 
     def silu_and_mul(self, x: Normed) -> Tensor | None:
-        """silu(gate) * up of the product's halves, [T, out_features / 2], or None; then nothing was computed."""
+        """silu(gate) * up of the product's halves, [T, out_features / 2]; or None, and nothing was computed."""
         ...
 
     def takes_fp8(self, num_rows: int) -> bool:
-        """Whether `multiply` rounds so many rows to fp8. Then it takes Fp8Rows, too, which whoever computes x may have
-        made in the same launch."""
+        """Whether `multiply` rounds this many rows to fp8. Then it also takes Fp8Rows, which the kernel that computes x
+        can make in the same launch."""
         ...
 
     @property
     def takes_parts(self) -> bool:
-        """Whether rows may be multiplied in parts: `multiply` takes an ArrivingNorm, too."""
+        """Whether rows may be multiplied in parts: `multiply` then also takes an ArrivingNorm."""
         ...
 
     def ordered(self) -> LinearMethod | None:
-        """A method of the same weight that sums in one order: a row's bits depend on nothing but the row, whatever
-        others there are and however many. None: there is none, or it is not known."""
+        """A method of the same weight that sums in one order, so that a row's bits depend on that row only, whatever
+        other rows there are. None: there is none, or it is not known."""
         ...
 
 
@@ -156,7 +160,7 @@ class _Unfused:
 
 
 class PlainMethod(_Unfused):
-    """torch's: the twin of the others."""
+    """torch's product: the plain twin of the others."""
 
     choice = WeightForm.PLAIN
 
@@ -175,10 +179,10 @@ class PlainMethod(_Unfused):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelMethod:
-    """On a GPU: cuBLAS, and kernels of ours where they are faster (service/runner/choices/kernel_rows.py). Of quantized
-    weights it is kernels/quantized_linear.py that takes cuBLAS's place.
+    """On a GPU: cuBLAS, and our kernels where they are faster (service/runner/choices/kernel_rows.py). For quantized
+    weights kernels/quantized_linear.py takes cuBLAS's place.
 
-    arrivals: counters that all weights of a device share (kernels/skinny_linear.py).
+    arrivals: counters shared by all weights of a device (kernels/skinny_linear.py).
     """
 
     weight: Weight
@@ -237,8 +241,8 @@ class KernelMethod:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderedMethod:
-    """On a GPU, in one order of summation: what `KernelMethod.ordered` is. arrivals: as there. by_cublas: cuBLAS
-    may multiply many rows. What is fused is fused for any number of rows."""
+    """What `KernelMethod.ordered` returns: on a GPU, sums in one order. arrivals: as there. by_cublas: cuBLAS may
+    multiply many rows. Its fusions hold for any number of rows."""
 
     weight: Tensor
     bias: Tensor | None
@@ -269,7 +273,7 @@ class OrderedMethod:
 
     @property
     def _has_gate(self) -> bool:
-        """Whether both halves' rows are copied by tiles."""
+        """Whether the rows of both halves can be copied by tiles."""
         return self.weight.shape[0] % 16 == 0
 
     def ordered(self) -> OrderedMethod:
@@ -277,7 +281,7 @@ class OrderedMethod:
 
 
 class PackedMethod(_Unfused):
-    """On a CPU: the weight in forms of its own (service/layers/packed_weight.py)."""
+    """On a CPU: the weight in packed forms (service/layers/packed_weight.py)."""
 
     def __init__(self, packed: PackedWeight, bias: Tensor | None) -> None:
         self.packed = packed
@@ -293,7 +297,7 @@ class PackedMethod(_Unfused):
         return self.packed(divided(x), self._bias)
 
     def ordered(self) -> PackedMethod | None:
-        """By the loops alone."""
+        """By the loops only: they sum in one order."""
         if self.packed.form is WeightForm.ONEDNN:
             return None
         return PackedMethod(self.packed.by_form(WeightForm.LOOPS), self._bias)

@@ -1,11 +1,12 @@
 """A mixture of experts in the place of a block's MLP: a router sends each token to a few of many gated MLPs, and their
 outputs are weighted and summed (Shazeer et al. 2017; Jiang et al. 2024).
 
-Rows sorted by expert, in blocks, make two grouped products of it (kernels/experts_gate_up.py, experts_down.py). Routes
-and blocks are made on the device and shapes depend on the number of rows alone, so CUDA graphs hold them.
+Rows are sorted by expert, in blocks, so that it takes two grouped products (kernels/experts_gate_up.py,
+experts_down.py). Routes and blocks are made on the device, and shapes depend only on the number of rows, so CUDA graphs
+can hold them.
 
-Each expert's weights divide at its intermediate size, as those of a dense MLP do: a shard of a layer has the router,
-some of every expert's gates and ups and the same part of every down's inputs, and gives a partial sum.
+Each expert is divided along its intermediate size, like a dense MLP: a rank has the whole router, some of every
+expert's gates and ups, and the same part of every down's inputs. It computes a partial sum.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from service.layers.weight_storage import Destination, QuantizedRows, WeightStor
 
 
 class ExpertNames(NamedTuple):
-    """Of a block's tensors in a checkpoint: router and experts, and below an expert its three weights. is_stacked: all
-    experts' in one, and their biases."""
+    """Names of a block's tensors in a checkpoint: router, experts, and below an expert its three weights. is_stacked:
+    the weights of all experts are one tensor, and so are their biases."""
 
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
@@ -49,12 +50,12 @@ class ExpertNames(NamedTuple):
 
 
 USUAL_NAMES = ExpertNames()
-"""Of most families, and of all in transformers 5 itself."""
+"""Those of most families, and of all families in transformers 5 itself."""
 
 
 class ExpertParts(NamedTuple):
-    """All experts' weights that make one product: of each, by its name below a block, without its last part, its output
-    features and the input features of all; shards: which part of each weight a rank has, none if it has all."""
+    """All experts' weights that make one product. names: below a block, without ".weight". out_features: of each.
+    in_features: of all. shards: the part of each weight that a rank has; empty if it has all."""
 
     names: list[str]
     out_features: list[int]
@@ -63,7 +64,7 @@ class ExpertParts(NamedTuple):
 
 
 class Substitute(NamedTuple):
-    """What a checkpoint may hold in the place of other tensors: where it is to be copied to, and their names."""
+    """A tensor that a checkpoint may have in place of others: where to copy it, and the names of the others."""
 
     tensor: Destination
     names: frozenset[str]
@@ -72,13 +73,10 @@ class Substitute(NamedTuple):
 class MixtureOfExperts(Layer):
     """x [T, hidden_size] -> [T, hidden_size].
 
-    gate_up    [E, 2 * I, H]  gates, then ups; in turn, if the names say that checkpoints stack them
-    down       [E, H, I]
-    *_bias     [E, 2 * I], [E, H], or None
-    *_scales   of weights of fewer bits, which are then as an `ExpertWeight` has them (kernels/grouped_product.py); else
-               None
-    *_zeros    likewise, of those that have some
-    storages   what quantized weights of gate_up and down are read into; None for others, and once they are read
+    gate_up    [E, 2 * I, H]  gates, then ups; alternating if checkpoints stack the experts down       [E, H, I] *_bias
+    [E, 2 * I], [E, H], or None *_scales   of quantized weights, as in `ExpertWeight` (kernels/grouped_product.py); else
+    None *_zeros    likewise, if they have zero points storages   what quantized gate_up and down are read into; None
+    for others, and once they are read
     """
 
     gate_up: nn.Parameter
@@ -127,7 +125,7 @@ class MixtureOfExperts(Layer):
             self.down_scales = _part(self.down_scales, 2, len(kept) // GROUP)
         if self.gate_up_bias is not None:
             self.gate_up_bias = _part(self.gate_up_bias, 1, 2 * len(kept))
-            if parallel.rank > 0:  # the first one adds it
+            if parallel.rank > 0:  # rank 0 adds it
                 self.down_bias = None
 
     def forward(self, x: Normed) -> Tensor:
@@ -147,7 +145,7 @@ class MixtureOfExperts(Layer):
 
     @property
     def weights(self) -> tuple[ExpertWeights, ExpertWeights]:
-        """Of gates and ups, and of downs, as they are multiplied by."""
+        """gate_up and down in the form that they are multiplied in."""
         return self._panels or self._held_weights
 
     @property
@@ -156,8 +154,8 @@ class MixtureOfExperts(Layer):
         return gate_up, ExpertWeight(self.down, self.down_scales, self.down_bias, self.down_zeros)
 
     def store_fp8(self) -> None:
-        """Have the experts' weights quantized while they are read, each output feature with a scale of its own. The
-        router stays, and what has four bits already. Before there is memory."""
+        """Quantize the experts' weights to fp8 while they are read, with one scale per output feature. The router stays
+        plain, and 4-bit experts stay as they are. Called before there is memory."""
         if self.gate_up_scales is not None:
             return
         for name in ("gate_up", "down"):
@@ -170,7 +168,7 @@ class MixtureOfExperts(Layer):
 
     @property
     def parts(self) -> tuple[ExpertParts, ExpertParts]:
-        """Of gates and ups, and of downs, in the order in which they lie."""
+        """Those of gate_up and of down, in the order in which they lie."""
         size, kept, names, below = self._whole_size, self._kept, self.names, self.names.experts
         hidden_size, experts = self.router.in_features, range(self.config.num_experts)
         gates = [f"{below}.{expert}.{name}" for expert in experts for name in (names.gate, names.up)]
@@ -182,19 +180,19 @@ class MixtureOfExperts(Layer):
         )
 
     def store(self, gate_up: WeightStorage, down: WeightStorage, *, dequantized: bool) -> None:
-        """Have the experts' weights read in another form than the plain one: those of `parts` into a storage each.
-        dequantized: they are made plain then, for a device that multiplies by no others. Before there is memory."""
+        """Read the weights of `parts` into these storages instead of plain tensors. dequantized: they are made plain
+        afterwards, for a device that multiplies by no other form. Called before there is memory."""
         self.storages = nn.ModuleList([gate_up, down])
         if not dequantized:
             for name in ("gate_up", "down"):
                 delattr(self, name)
 
     def finish_reading(self, dtype: torch.dtype) -> None:
-        """The weights have been read: make of them what is multiplied by, for x of dtype."""
+        """All weights have been read: convert them to what is multiplied by, for x of dtype."""
         if self.config.is_mxfp4:
             assert self.gate_up_scales is not None and self.down_scales is not None
             for of_experts in (self.gate_up, self.down):
-                for numbers in of_experts.data:  # one by one: the way there takes several times as much
+                for numbers in of_experts.data:  # one by one: converting takes several times the memory
                     numbers.copy_(halves_apart(numbers))
             for scales_of_experts in (self.gate_up_scales, self.down_scales):
                 scales_of_experts.data = pack_scales(scales_of_experts.data)
@@ -220,30 +218,29 @@ class MixtureOfExperts(Layer):
 
     @property
     def num_made_plain(self) -> int:
-        """Numbers of plain weights that are to be made on a device that multiplies by no others, beside what they are
-        made of."""
+        """Elements of plain weights that are still to be dequantized; the quantized form is in memory beside them."""
         if self.storages is not None:
             return self.gate_up.numel() + self.down.numel() if hasattr(self, "gate_up") else 0
         return sum(weight.numel() for weight in (self.gate_up, self.down) if weight.dtype is FP8)
 
     @property
     def rows_of_each_kernel(self) -> list[int]:
-        """Numbers of rows that between them launch every kernel that any number does."""
+        """Numbers of rows that together launch every kernel that any number of rows launches."""
         form = self.weights[0].form
         return tokens_of_each_config(self.config.num_experts, self.config.top_k, form, self.router.weight.dtype)
 
     def stays_quantized(self, dtype: torch.dtype) -> bool:
-        """Whether a CPU multiplies x of dtype by fewer bits of such experts as they are."""
+        """Whether a CPU multiplies x of dtype by such quantized experts directly."""
         return all(stays_quantized(each.out_features[-1], each.in_features, dtype) for each in self.parts)
 
     def fit_cpu(self, dtype: torch.dtype) -> None:
-        """Of fewer bits make what a CPU multiplies by: what its loops read, or plain weights."""
+        """Convert quantized weights to what a CPU multiplies by: panels for its loops, or plain weights."""
         if self.gate_up_scales is not None and not (self.stays_quantized(dtype) and self._pack()):
             self._dequantize(dtype)
 
     def _pack(self) -> bool:
         gate_up, down = map(expert_panels, self._held_weights)
-        if gate_up is None or down is None:  # a NaN among them
+        if gate_up is None or down is None:  # some scale is NaN
             return False
         self._panels = gate_up, down
         for name in ("gate_up", "down"):
@@ -261,7 +258,7 @@ class MixtureOfExperts(Layer):
             weight = ExpertWeight(values, scales, None, zeros)
             shape = *values.shape[:2], weight.num_inputs
             plain = torch.empty(shape, dtype=dtype, device=values.device)
-            for expert, of_expert in enumerate(plain):  # one by one: the way there takes several times as much
+            for expert, of_expert in enumerate(plain):  # one by one: converting takes several times the memory
                 of_expert.copy_(weight.of_expert(expert, dtype)[0])
             delattr(self, name)
             setattr(self, name, nn.Parameter(plain, requires_grad=False))
@@ -287,7 +284,7 @@ class MixtureOfExperts(Layer):
         return tensors
 
     def checkpoint_shards(self) -> dict[str, Shard]:
-        """Of those of `checkpoint_tensors` and of `substitutes`, by their names below a block."""
+        """The parts that this rank has of `checkpoint_tensors` and `substitutes`, by their names below a block."""
         if self._parallel is None:
             return {}
         below, shared = self.names.experts, {}
@@ -317,7 +314,7 @@ class MixtureOfExperts(Layer):
         }
 
     def _stacked_shards(self) -> Iterator[tuple[str, Shard]]:
-        """Gates and ups stand in turn."""
+        """Gates and ups alternate."""
         size, kept = self._whole_size, self._kept
         pairs = range(2 * kept.start, 2 * kept.stop)
         if self.config.is_mxfp4:
@@ -333,7 +330,7 @@ class MixtureOfExperts(Layer):
             yield "down_proj_bias", Shard(1, self.down.shape[1], ())
 
     def substitutes(self) -> Mapping[str, Substitute]:
-        """By other names: all experts' weights in one, as transformers 5 has them in memory."""
+        """All experts' weights in one tensor, under the names that transformers 5 has in memory."""
         if self.names.is_stacked or self.storages is not None:
             return {}
         by_expert, (gate_up, down) = dict(self._tensors_by_expert()), self._places()
@@ -348,7 +345,7 @@ class MixtureOfExperts(Layer):
         return found
 
     def _places(self) -> tuple[Tensor | QuantizedRows, Tensor | QuantizedRows]:
-        """Where all experts' gates and ups go, and their downs."""
+        """Where all experts' gates and ups go, and where their downs go."""
         if self.gate_up.dtype is FP8 and self.gate_up_scales is not None and self.down_scales is not None:
             return QuantizedRows(self.gate_up, self.gate_up_scales), QuantizedRows(self.down, self.down_scales)
         return self.gate_up.detach(), self.down.detach()

@@ -1,4 +1,4 @@
-"""RMS norms that scale by 1 + weight (Gemma): the sum is kept in fp32, for weights of 16 bits would lose its end."""
+"""RMS norms that scale by 1 + weight (Gemma). The sum is kept in fp32: 16 bits would lose the weight's last bits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from service.layers.rms_norm import ResidualRMSNorm
 
 
 class OffsetRMSNorm(Layer):
-    """Norm over the last dimension. weight [size], as a checkpoint has it; scale [size] fp32, from `finish_reading`
-    on."""
+    """Norm over the last dimension. weight [size], as in the checkpoint. scale [size] fp32: 1 + weight, made by
+    `finish_reading`."""
 
     weight: nn.Parameter
     scale: Tensor
@@ -25,7 +25,7 @@ class OffsetRMSNorm(Layer):
         self.eps = eps
 
     def finish_reading(self) -> None:
-        """The weight has been read."""
+        """The weight has been read: make `scale`."""
         self.scale = 1.0 + self.weight.detach().float()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,12 +33,12 @@ class OffsetRMSNorm(Layer):
 
 
 class ResidualOffsetRMSNorm(ResidualRMSNorm):
-    """As ResidualRMSNorm, but for the scale, which is OffsetRMSNorm's. Nothing is fused with it."""
+    """Like ResidualRMSNorm, with OffsetRMSNorm's scale. Nothing is fused with it."""
 
     scale: Tensor
 
     def finish_reading(self) -> None:
-        """The weight has been read."""
+        """The weight has been read: make `scale`."""
         self.scale = 1.0 + self.weight.detach().float()
 
     def forward(self, x: Tensor | Product, residual: Tensor | None, behind: Linear | None = None) -> AddedAndNormed:

@@ -1,10 +1,11 @@
-"""A weight matrix as a CPU multiplies by it fastest. Plain F.linear is the twin.
+"""A weight matrix in the form that a CPU multiplies by fastest. Plain F.linear is the twin.
 
-oneDNN wants weights in blocks of its own; F.linear rearranges them at every call, this once. For few rows, as decode
-has them, a compiled loop over a form of its own is faster still (kernels/loops/few_rows_linear.py): it reads at the
-memory's speed and multiplies meanwhile. On some processors it is for many rows too. oneDNN's way is an unadvertised one
-of torch's: it is tried before it is used. Which form a weight has is chosen in service/runner/choices/weight_forms.py.
-Of quantized weights there are the loops alone: oneDNN's form would take the memory that was saved.
+oneDNN wants weights in its own blocked layout; F.linear reorders them at every call, this does it once. For few rows,
+as in a decode, a compiled loop over a layout of its own is faster still (kernels/loops/few_rows_linear.py): it reads at
+the memory's speed and multiplies meanwhile. On some processors it also wins for many rows. torch's functions for
+oneDNN's layout are private, so they are tried before they are used. The form of each weight is chosen in
+service/runner/choices/weight_forms.py. Quantized weights only use the loops: oneDNN's form would take the memory that
+was saved.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from kernels.cpu_loops import FewRowsLinear, cpu_loops, loops_for
 from kernels.quantized_weight import QuantizedWeight, Weight
 
 FEW_ROWS = 32
-"""Up to so many rows go through the loops, where a weight has both forms."""
+"""Up to this many rows use the loops, if a weight has both forms."""
 
 
 class WeightForm(StrEnum):
-    """BOTH: few rows go through the loops, others through oneDNN."""
+    """BOTH: few rows use the loops, others oneDNN."""
 
     PLAIN = "plain"
     ONEDNN = "onednn"
@@ -32,9 +33,9 @@ class WeightForm(StrEnum):
 
 
 class PackedWeight:
-    """`packed(x, bias)` is F.linear(x, weight, bias), for inference. By oneDNN's form, the loops' form, or both.
+    """`packed(x, bias)` is F.linear(x, weight, bias), for inference, with oneDNN's form, the loops' form, or both.
 
-    num_inputs, num_bytes: of the weight that it was made of.
+    num_inputs, num_bytes: of the weight that it was made from.
     """
 
     __slots__ = ("_loops", "_onednn", "num_bytes", "num_inputs")
@@ -53,7 +54,7 @@ class PackedWeight:
 
     @property
     def held_bytes(self) -> int:
-        """What its forms take."""
+        """Bytes of its forms."""
         of_onednn = 0 if self._onednn is None else self._onednn.numel() * self._onednn.element_size()
         return of_onednn + (0 if self._loops is None else self._loops.num_bytes)
 
@@ -64,23 +65,24 @@ class PackedWeight:
         return WeightForm.LOOPS if self._onednn is None else WeightForm.BOTH
 
     def keep(self, form: WeightForm) -> None:
-        """Give up what this form does without."""
+        """Drop what this form does not need."""
         if form is WeightForm.ONEDNN:
             self._loops = None
         if form is WeightForm.LOOPS:
             self._onednn = None
 
     def by_form(self, form: WeightForm) -> PackedWeight:
-        """The same weight in one of its forms alone."""
+        """The same weight in only one of its forms."""
         alone = PackedWeight(self._onednn, self._loops, self.num_inputs, self.num_bytes)
         alone.keep(form)
         return alone
 
 
 def pack_weight(weight: Weight, form: WeightForm) -> PackedWeight | None:
-    """The weight in this form; without the loops' where there are none for it. None where a weight cannot be packed (a
-    GPU, another dtype, a torch without oneDNN), and if plain is asked for. A quantized one, which `stays_quantized`, is
-    packed for the loops, whatever is asked for; or made plain, if it has NaN.
+    """The weight in this form; without the loops if they do not support it. None if the weight cannot be packed (a GPU,
+    another dtype, a torch without oneDNN), or if PLAIN is asked for.
+
+    A quantized weight that `stays_quantized` is always packed for the loops; if it has a NaN it is made plain.
     """
     if isinstance(weight, QuantizedWeight):
         loops = cpu_loops()
@@ -98,14 +100,14 @@ def pack_weight(weight: Weight, form: WeightForm) -> PackedWeight | None:
 
 
 def stays_quantized(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> bool:
-    """Whether a CPU multiplies x of dtype by such a quantized weight as it is, and need not make it plain."""
+    """Whether a CPU multiplies x of dtype by such a quantized weight directly, without making it plain."""
     loops = cpu_loops() if dtype is torch.bfloat16 else None
     return loops is not None and loops.takes_weight(num_outputs, num_inputs)
 
 
 @functools.cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this torch and this CPU run packed linears of `dtype`."""
+    """Whether this torch and this CPU run packed linears in `dtype`."""
     if dtype not in (torch.bfloat16, torch.float32):
         return False
     try:

@@ -1,7 +1,7 @@
-"""Pipeline parallelism (ORCA's inter-layer parallelism): the layers are divided into stages, one behind another.
+"""Pipeline parallelism (ORCA's inter-layer parallelism): the layers are divided into stages, one after another.
 
-A stage gets the hidden states of a batch from the one before it and hands its own to the one behind it. The first one
-has the embedding, the last one the final norm and the output head: it draws.
+A stage receives a batch's hidden states from the previous stage and sends its own to the next. The first stage has the
+embedding; the last one has the final norm and the output head, and draws.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ from service.layers.tensor_parallel import ALONE, TensorParallel
 
 
 class PipelineStage(Protocol):
-    """A rank's place among `size` stages, and what it exchanges with its neighbours: the ranks of the same number
-    within the stages before and behind it.
+    """A rank's place among `size` stages, and its exchanges with its neighbours: the ranks of the same number in the
+    previous and the next stage.
 
-    All stages hand over in the order of plans. One thread at a time. Raises what torch.distributed raises where a
-    neighbour is gone.
+    All stages send in the order of plans. One thread at a time. Raises what torch.distributed raises if a neighbour is
+    gone.
     """
 
     @property
     def index(self) -> int:
-        """From 0, the stage of the first layers."""
+        """From 0, which is the stage of the first layers."""
         ...
 
     @property
     def size(self) -> int: ...
 
     def receive(self, into: Tensor) -> None:
-        """Wait for what the stage before hands over next, of the same shape and dtype; on a GPU its stream waits. Not
-        on the first stage."""
+        """Receive what the previous stage sends next; `into` has its shape and dtype. On a GPU only the stream waits.
+        Not on the first stage."""
         ...
 
     def send(self, hidden: Tensor) -> None:
-        """Hand over, without waiting for it: what is given must stay as it is. Not on the last stage."""
+        """Send to the next stage without waiting. `hidden` must not change afterwards. Not on the last stage."""
         ...
 
     def receive_back(self, into: Tensor) -> None:
-        """As `receive`, of what the stage behind hands back. Not on the last stage."""
+        """Like `receive`, from the next stage. Not on the last stage."""
         ...
 
     def send_back(self, gradient: Tensor) -> None:
-        """As `send`, to the stage before. Not on the first stage."""
+        """Like `send`, to the previous stage. Not on the first stage."""
         ...
 
     def tell_last(self, values: Tensor) -> None:
-        """From the host's memory to that of the last stage; waits until it is on its way. Not on the last stage."""
+        """Send host memory to the last stage; waits until it is on its way. Not on the last stage."""
         ...
 
     def hear(self, index: int, into: Tensor) -> None:
-        """Wait for what stage `index` tells the last one next, which this is, of the same shape and dtype."""
+        """On the last stage: wait for what stage `index` sends next; `into` has its shape and dtype."""
         ...
 
     def least(self, number: int) -> int:
-        """The least of all stages' numbers. At start: it waits for the slowest."""
+        """The minimum over all stages. At start only: it waits for the slowest."""
         ...
 
     def of_last(self, text: str) -> str:
-        """The last stage's text; that of the others is not looked at. At start, likewise."""
+        """The last stage's text; the other stages' is ignored. At start only."""
         ...
 
 
@@ -98,8 +98,8 @@ WHOLE = WholeModel()
 
 
 class PlannedStage(WholeModel):
-    """One of `size` stages that are not there, the last if it is not said which: nothing is computed by it, but what it
-    would hold is counted."""
+    """One of `size` stages that do not exist yet (by default the last): it computes nothing, and serves to count what
+    it would hold."""
 
     def __init__(self, size: int, index: int = -1) -> None:
         self.size = size
@@ -107,7 +107,7 @@ class PlannedStage(WholeModel):
 
 
 class RankPlace(NamedTuple):
-    """Where a rank stands: in which stage, and which part of that stage's layers it has."""
+    """Which stage a rank is in, and which part of that stage's layers it has."""
 
     parallel: TensorParallel = ALONE
     stage: PipelineStage = WHOLE
@@ -126,7 +126,7 @@ def is_last(stage: PipelineStage) -> bool:
 
 
 def layers_of(stage: PipelineStage, num_layers: int) -> range:
-    """Equal layers a stage (service/models/rank_division.py refuses what does not divide)."""
+    """An equal number of layers per stage (service/models/rank_division.py refuses others)."""
     assert num_layers % stage.size == 0, f"{num_layers} layers do not divide by {stage.size}"
     share = num_layers // stage.size
     return range(share * stage.index, share * (stage.index + 1))

@@ -1,4 +1,4 @@
-"""A weight that rows are multiplied by, and the method that does it: what `Linear` and `OutputHead` are."""
+"""A weight that rows are multiplied by, and the method that does it: the base of `Linear` and `OutputHead`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ from service.layers.tensor_parallel import TensorParallel
 from service.layers.weight_storage import WeightStorage
 
 LinearChoices = Mapping[str, LinearChoice]
-"""By `Projection.shape_name`: weights of one shape are multiplied by in one way."""
+"""By `Projection.shape_name`: all weights of one shape use the same choice."""
 
 
 class Projection(Layer, ABC):
-    """x [T, in_features] -> x W^T + b [T, out_features]. Until `use` or `pack`, by the plain weight as it is.
+    """x [T, in_features] -> x W^T + b [T, out_features]. Before `use` or `pack`, with the plain weight.
 
-    shape_name: of the weight, as OUTxIN, or of a rank's part of it, if it is divided; and of its form if it is
-    multiplied by quantized: OUTxIN-fp8.
-    storage: what a quantized weight is read into; None for others, and once it has been read.
+    shape_name: of the weight, as OUTxIN, or of this rank's part of it; with its form if it is multiplied by quantized:
+    OUTxIN-fp8. storage: what a quantized weight is read into; None for others, and once it has been read.
     """
 
     bias: nn.Parameter | None
@@ -59,7 +58,7 @@ class Projection(Layer, ABC):
 
     @property
     def own_method(self) -> LinearMethod:
-        """Without what other ranks add."""
+        """Without the sum over ranks."""
         return self._own_method or PlainMethod(self.plain_weight, self.bias)
 
     def own_product(self, x: Normed) -> Tensor:
@@ -72,29 +71,29 @@ class Projection(Layer, ABC):
 
     @property
     def held_weight(self) -> Weight:
-        """What methods are made of: the plain weight, or the quantized one in its place."""
+        """What methods are made from: the plain weight, or the quantized one in its place."""
         return self.plain_weight if self._quantized is None else self._quantized
 
     @property
     def is_quantized(self) -> bool:
-        """Whether it multiplies by a quantized weight; once that is loaded."""
+        """Whether it multiplies by a quantized weight; known once that is loaded."""
         return self._quantized is not None
 
     @property
     def num_made_plain(self) -> int:
-        """Numbers of the plain weight that is to be made of another form, beside which it takes memory."""
+        """Elements of the plain weight still to be dequantized; the quantized form is in memory beside them."""
         return self.plain_weight.numel() if self.storage is not None and self._has_plain_weight() else 0
 
     def store(self, storage: WeightStorage, *, dequantized: bool) -> None:
-        """Have the weight read in another form than the plain one. dequantized: it is made the plain one then, for a
-        device that multiplies by no other."""
+        """Read the weight into `storage` instead of a plain tensor. dequantized: it is made plain afterwards, for a
+        device that multiplies by no other form."""
         self.storage = storage
         if not dequantized:
             self.shape_name += f"-{storage.form}"
             self._give_up_plain_weight()
 
     def finish_reading(self, dtype: torch.dtype) -> None:
-        """The weight has been read: make of it what is multiplied by, for x of dtype."""
+        """The weight has been read: convert it to what is multiplied by, for x of dtype."""
         if self.storage is None:
             return
         quantized = self.storage.finished(dtype)
@@ -105,11 +104,11 @@ class Projection(Layer, ABC):
         self.storage = None
 
     def keep_plain_weight(self) -> None:
-        """It is needed beside a packed form, too: training multiplies by it, and by its transpose."""
+        """Keep the plain weight beside a packed form: training multiplies by it, and by its transpose."""
         self._keeps_plain_weight = True
 
     def use(self, method: LinearMethod) -> None:
-        """Multiply by this method from now on; it holds the weight that `plain_weight` is now."""
+        """Multiply with this method from now on. It holds the present `plain_weight`."""
         self._own_method = method
         self._method = self._summed(method)
 
@@ -118,17 +117,17 @@ class Projection(Layer, ABC):
         return self._summed(self.own_method).ordered() is not None
 
     def order_sums(self, is_ordered: bool) -> None:
-        """Multiply from now on by the method's `ordered`, where `can_order_sums`, or by the method itself."""
+        """From now on multiply with the method's `ordered` if `can_order_sums`, or with the method itself."""
         method = self._summed(self.own_method)
         self._method = method.ordered() if is_ordered else method
 
     def extend(self, around: Callable[[LinearMethod], LinearMethod]) -> None:
-        """Multiply from now on by a method around the present one."""
+        """From now on multiply with a method that wraps the present one."""
         self.use(around(self.own_method))
 
     def pack(self, form: WeightForm) -> WeightForm:
-        """Take this form of the weight, or what a CPU has of it, and give up the one that it was made of, unless that
-        is kept: the packed one is for inference only. Returns the form that it has now."""
+        """Convert the weight to this form, or to what a CPU supports of it, and return the form it has now. The weight
+        that it was made from is dropped unless it is kept: the packed one is for inference only."""
         packed = pack_weight(self.held_weight, form)
         if packed is not None:
             self.use(PackedMethod(packed, self.bias))
@@ -153,8 +152,8 @@ def shape_name(out_features: int, in_features: int) -> str:
 
 
 def use_choices(projections: Iterable[Projection], choices: LinearChoices, device: torch.device) -> None:
-    """Have each projection multiply by what was chosen for its shape. Raises ConfigError naming a weight for which this
-    machine has no such form."""
+    """Have each projection multiply as chosen for its shape. Raises ConfigError naming a weight whose form this machine
+    does not support."""
     projections = list(projections)
     arrivals = new_arrivals(max(each.held_weight.shape[0] for each in projections), device)
     for each in projections:

@@ -27,12 +27,12 @@ class RMSNorm(Layer):
 
 
 class ResidualRMSNorm(Layer):
-    """Norm of the residual stream after x joined it: (norm(x + residual), x + residual). weight [size].
+    """Adds x to the residual stream and norms it: (norm(x + residual), x + residual). weight [size].
 
-    `residual` None means that x is the stream's beginning. A residual handed in may be overwritten. Where x is a
-    product that can be added and normed in one launch, the norm's division may be left to the next product. behind: the
-    one product that takes the norm's result, if there is no other: where it rounds rows to fp8, they are made so, and
-    where it takes rows in parts, they may arrive so (service/layers/overlapped_sum.py).
+    residual None: x is the stream's beginning. A residual that is passed in may be overwritten. If x is a Product that
+    can be added and normed in one launch, the norm's division may be left to the next product. behind: the product that
+    takes the norm's result, if it is the only one. Then its rows are made as it takes them: rounded to fp8, or arriving
+    in parts (service/layers/overlapped_sum.py).
     """
 
     weight: nn.Parameter

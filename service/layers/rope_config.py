@@ -1,5 +1,5 @@
-"""What rotary positions are made by, and the ways to stretch them over longer contexts. Without torch, as every
-model's config is."""
+"""The parameters of rotary positions, and the ways to stretch them over longer contexts. Imports no torch, like every
+model's config."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
-    """LongRoPE (Ding et al. 2024): each frequency divided by a factor of its own, by `long_factors` where contexts
-    longer than the trained one are served; `attention_factor` scales cos and sin."""
+    """LongRoPE (Ding et al. 2024): each frequency is divided by its own factor, from `long_factors` if contexts longer
+    than the trained one are served. `attention_factor` scales cos and sin."""
 
     short_factors: tuple[float, ...]
     long_factors: tuple[float, ...]
@@ -59,7 +59,8 @@ RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | Lon
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """theta: base of the frequencies. rotary_dim: dimensions of a head that turn, even. scaling: None for none."""
+    """theta: base of the frequencies. rotary_dim: how many dimensions of a head are rotated, even. scaling: None for
+    none."""
 
     theta: float
     rotary_dim: int

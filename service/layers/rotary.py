@@ -1,7 +1,7 @@
-"""Rotary position tables, stretched over longer contexts where the model is (rope_config.py).
+"""Rotary position tables, stretched over longer contexts if the model is (rope_config.py).
 
-The frequencies follow transformers' formulas, operation by operation, so that a model sees the angles that it was
-trained on. Only the table is made here; kernels/rotary_embedding.py turns the heads.
+The frequencies follow transformers' formulas operation by operation, so that a model sees the angles that it was
+trained with. Only the tables are made here; kernels/rotary_embedding.py rotates the heads.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from service.layers.rope_config import (
 class RotaryEmbedding(Layer):
     """positions [T] int64 -> (cos, sin), each [T, rotary_dim] fp32: the rows of two tables.
 
-    As kernels/rotary_embedding.py takes them: (c, c) and (-s, s), the attention factor included.
+    As kernels/rotary_embedding.py takes them: (c, c) and (-s, s), including the attention factor.
 
-    `build` makes the tables on a device; before it there are none.
+    `build` makes the tables on a device; there are none before.
     """
 
     _cos: Tensor
@@ -46,7 +46,7 @@ class RotaryEmbedding(Layer):
 
     @property
     def num_positions(self) -> int:
-        """Below which there are rows."""
+        """The tables have rows for positions below this."""
         return self._cos.shape[0]
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,10 +87,11 @@ def _base_frequencies(config: RopeConfig) -> Tensor:
 
 
 def _dynamic_frequencies(config: RopeConfig, scaling: DynamicScaling, positions: Tensor) -> Tensor:
-    """[positions, rotary_dim / 2]: position p turns as in a sequence that ends with it.
+    """[positions, rotary_dim / 2]: position p is rotated as the last one of a sequence of length p + 1.
 
-    So a key's angle depends on its position alone and may stay in the cache. It is what transformers computes when
-    a sequence grows token by token; a prompt longer than the trained length is turned there by its whole length.
+    So a key's angle depends only on its position, and the key may stay in the cache. transformers computes the same for
+    a sequence that grows token by token; it rotates a prompt longer than the trained length by the prompt's whole
+    length.
     """
     dim, trained = config.rotary_dim, scaling.original_max_positions
     length = (positions + 1).clamp(min=trained)
@@ -100,8 +101,8 @@ def _dynamic_frequencies(config: RopeConfig, scaling: DynamicScaling, positions:
 
 
 def _longrope_frequencies(config: RopeConfig, scaling: LongRopeScaling, num_positions: int) -> Tensor:
-    """All sequences turn by the same factors, by how long one may become, so that a key may stay in the cache. So it
-    is at vLLM. transformers takes the short factors for a sequence as long as it is short."""
+    """All sequences use the same factors, chosen by how long a sequence may become, so that a key may stay in the
+    cache. vLLM does the same. transformers uses the short factors while a sequence is short."""
     factors = scaling.long_factors if num_positions > scaling.original_max_positions else scaling.short_factors
     stretch = torch.tensor(factors, device="cpu", dtype=torch.float32)
     return 1.0 / (stretch * config.theta ** _exponents(config))
@@ -128,7 +129,7 @@ def _yarn_frequencies(config: RopeConfig, scaling: YarnScaling) -> Tensor:
 
 
 def _yarn_range(config: RopeConfig, scaling: YarnScaling) -> tuple[float, float]:
-    """Dimensions between which the ramp from kept to interpolated runs."""
+    """The dimensions between which the ramp from kept to interpolated frequencies runs."""
 
     def dimension_at(num_rotations: float) -> float:
         wavelength = scaling.original_max_positions / (num_rotations * 2 * math.pi)

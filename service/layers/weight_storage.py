@@ -1,5 +1,5 @@
-"""What a quantized weight is read into: tensors as a checkpoint has them, of which the weight is made once all are
-there."""
+"""What a quantized weight is read into: tensors as a checkpoint has them. Once all are there, the weight is made from
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.layers.shard import Shard
 class Destination(Protocol):
     """Where a checkpoint's tensor goes: a tensor, or rows that are quantized as they come.
 
-    dtype: a floating one takes bf16, fp16 and fp32; any other takes its own alone. nbytes: that it takes here.
+    dtype: a floating one takes bf16, fp16 and fp32; any other takes only itself. nbytes: how much it takes here.
     """
 
     @property
@@ -38,35 +38,36 @@ class Destination(Protocol):
 
 
 class WeightStorage(nn.Module, ABC):
-    """Its tensors are buffers, of their own dtypes (`CausalLM.materialize`). One thread at a time writes to a part.
+    """Its tensors are buffers with dtypes of their own (`CausalLM.materialize`). Only one thread at a time writes to a
+    part.
 
-    form: as `Projection.shape_name` has it.
+    form: as in `Projection.shape_name`.
     """
 
     form: str
 
     @abstractmethod
     def checkpoint_tensors(self, names: Sequence[str]) -> dict[str, Destination]:
-        """By their names in a checkpoint; names: of the linear's parts."""
+        """Its tensors by their names in a checkpoint. names: of the linear's parts."""
 
     @abstractmethod
     def checkpoint_shards(self, names: Sequence[str], shards: Sequence[Shard]) -> dict[str, Shard]:
-        """Of those of `checkpoint_tensors` that are parts of stored ones, which part; shards: of the linear's parts, of
-        which each has some of its plain weight [out, in]."""
+        """For each of `checkpoint_tensors` that is a part of a stored tensor, which part. shards: of each of the
+        linear's parts, in terms of its plain weight [out, in]."""
 
     @abstractmethod
     def finished(self, dtype: torch.dtype) -> QuantizedWeight:
-        """What has been read, to be multiplied by x of dtype. The storage's own tensors may be a part of it."""
+        """The weight that has been read, to be multiplied by x of dtype. It may share memory with the storage's
+        tensors."""
 
 
 class QuantizedRows:
-    """Rows of an fp8 weight, each with a scale of its own (kernels/quantized_weight.py): from a plain matrix they are
-    quantized while they are written, so that the matrix is never whole on the device. Or the rows of several such,
-    elements [E, N, K] and scales [E, N, 1].
-    """
+    """Rows of an fp8 weight, each with its own scale (kernels/quantized_weight.py). Rows of a plain matrix are
+    quantized as they are written, so the plain matrix is never whole on the device. May also be the rows of several
+    such weights: elements [E, N, K] and scales [E, N, 1]."""
 
     dtype = torch.float32
-    """What it takes: any floating type."""
+    """The dtype that it takes: any floating one."""
 
     def __init__(self, elements: Tensor, scales: Tensor, *, is_transposed: bool = False) -> None:
         self._elements = elements
@@ -87,11 +88,11 @@ class QuantizedRows:
 
     @property
     def mT(self) -> QuantizedRows:
-        """The same rows, taken as columns."""
+        """The same rows, written as columns."""
         return QuantizedRows(self._elements, self._scales, is_transposed=not self._is_transposed)
 
     def __getitem__(self, index: int | tuple[int, slice]) -> QuantizedRows:
-        """Of several matrices one, or some of its rows."""
+        """One of several matrices, or some of its rows."""
         return QuantizedRows(self._elements[index], self._scales[index])
 
     def copy_(self, source: Tensor) -> None:

@@ -10,8 +10,8 @@ from service.layers.tensor_parallel import TensorParallel
 def shard_attention(
     qkv: Linear, output: Linear, num_heads: int, num_kv_heads: int, head_dim: int, parallel: TensorParallel
 ) -> int:
-    """Have `qkv`, which gives all query heads, then all key heads, then all value heads, give this rank's alone, and
-    `output` take them. Returns the number of query heads."""
+    """Keep only this rank's heads: `qkv` has all query heads, then all key heads, then all value heads; `output` takes
+    the query heads. Returns the number of query heads kept."""
     queries, kv = even_share(num_heads, parallel), kv_head_share(num_kv_heads, parallel)
     first_value = num_heads + num_kv_heads
     keys, values = (range(first + kv.start, first + kv.stop) for first in (num_heads, first_value))

@@ -1,4 +1,4 @@
-"""What every architecture's layer offers: the model above it asks for no more."""
+"""What every architecture's layer offers. The model above it uses nothing else."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from service.layers.weight_storage import Destination
 
 
 class Block(Layer, ABC):
-    """Names are those behind the layer's own in a checkpoint: its number, and what stands before that."""
+    """Tensor names here are relative to the layer: without its number in the checkpoint and what precedes it."""
 
     @abstractmethod
     def linears(self) -> Sequence[NamedLinear]:
-        """What adapters change."""
+        """The linears that adapters may change."""
 
     @property
     @abstractmethod
     def is_row_invariant(self) -> bool:
-        """As CausalLM's, but for the products."""
+        """As in CausalLM, apart from the products."""
 
     @abstractmethod
     def checkpoint_tensors(self) -> dict[str, Destination]:
-        """As CausalLM's, of this layer alone."""
+        """As in CausalLM, for this layer only."""

@@ -1,4 +1,4 @@
-"""What every architecture offers. The runner and the weight loader see nothing else of a model."""
+"""What every architecture offers. The runner and the weight loader use nothing else of a model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,17 @@ from service.models.block import Block
 class CausalLM(Layer, ABC):
     """Token ids to hidden states to logits, over a paged KV cache, for a flat batch of T tokens.
 
-    Its life: constructed (on the meta device, so without memory) -> `cut` if it is one stage of several -> `shard` if
-    several ranks compute each layer -> `store` of quantized weights (quantized_model.py) -> `materialize` -> weights
-    written through `checkpoint_tensors` -> `finish_reading` -> `build_positions` -> each of `projections` has got its
-    method -> `settle` -> forward. A projection without one multiplies by its plain weight.
+    Life cycle:
+      constructed          on the meta device, so without memory
+      `cut`                if it is one pipeline stage of several
+      `shard`              if several ranks compute each layer
+      `store`              of quantized weights (quantized_model.py)
+      `materialize`        then the weights are written through `checkpoint_tensors`
+      `finish_reading`
+      `build_positions`    then each of `projections` gets its method; without one it multiplies by its plain weight
+      `settle`             then `forward`
 
-    hidden_size: of what stages hand over. first_layer: of this stage. dtype: from `materialize` on.
+    hidden_size: of what stages hand over. first_layer: of this stage. dtype: set by `materialize`.
     """
 
     embedding: TokenEmbedding
@@ -56,30 +61,30 @@ class CausalLM(Layer, ABC):
         attention: AttentionInputs,
         received: Tensor | None = None,
     ) -> Tensor:
-        """token_ids, positions [T] int64. caches: of each layer, to which the tokens' keys and values are written.
-        received [T, hidden_size]: what the stage before has handed over, in the embedding's place; overwritten.
+        """token_ids, positions [T] int64. caches: per layer; the tokens' keys and values are written there. received
+        [T, hidden_size]: the hidden states from the previous stage, instead of the embedding; overwritten.
 
-        Returns the last layer's output, [T, hidden_size], or [N, hidden_size] of the rows where it is read
-        (`AttentionInputs.read_at`); of a stage before the last one, what is to be handed over.
+        Returns the last layer's output: [T, hidden_size], or [N, hidden_size] if only some rows are read
+        (`AttentionInputs.read_at`). On a stage before the last one, what is sent to the next stage.
         """
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, hidden_size]: rows of what `forward` returned. Returns [N, vocab_size], or of one rank of several
-        those of its own ids (`OutputHead.ids`), and padding behind them."""
+        """hidden [N, hidden_size]: rows of what `forward` returned. Returns [N, vocab_size]; with several ranks the
+        logits of this rank's ids (`OutputHead.ids`), followed by padding."""
 
     def named_blocks(self) -> Iterator[tuple[str, Block]]:
-        """This stage's, each behind what stands before its tensors' names in a checkpoint."""
+        """This stage's blocks, each with the prefix of its tensors' names in a checkpoint."""
         for number, block in enumerate(self.blocks, self.first_layer):
             assert isinstance(block, Block)
             yield f"{self.layer_prefix}{number}.", block
 
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
-        """Of each block the linears, which is what adapters change, by their names in a checkpoint."""
+        """The linears of each block (what adapters change), with their names in a checkpoint."""
         return [[linear.below(prefix) for linear in block.linears()] for prefix, block in self.named_blocks()]
 
     def block_tensors(self) -> dict[str, Destination]:
-        """`checkpoint_tensors` of the blocks."""
+        """`checkpoint_tensors` of all blocks."""
         return {
             prefix + name: tensor
             for prefix, block in self.named_blocks()
@@ -87,16 +92,16 @@ class CausalLM(Layer, ABC):
         }
 
     def mixtures(self) -> Sequence[tuple[str, MixtureOfExperts]]:
-        """The mixtures of experts, and what stands before their names in a checkpoint."""
+        """The mixtures of experts, each with the prefix of its tensors' names in a checkpoint."""
         return ()
 
     @abstractmethod
     def checkpoint_tensors(self) -> dict[str, Destination]:
-        """By the exact name of each tensor in a checkpoint the part of a parameter that it is to be copied to."""
+        """Name of a tensor in a checkpoint -> the part of a parameter to copy it to."""
 
     def checkpoint_places(self, stored: Collection[str]) -> dict[str, Destination]:
-        """`checkpoint_tensors` for a checkpoint with tensors of these names: by these where they differ from the
-        model's own, which remain for what is missing. Raises ModelLoadError for one whose form is not read."""
+        """`checkpoint_tensors`, by the names in a checkpoint that holds `stored`. They may differ from the model's own
+        names, which remain for what is missing. Raises ModelLoadError for a tensor whose form is not read."""
         own = self.checkpoint_tensors()
         prefix = self.optional_prefix
         short = {
@@ -116,14 +121,14 @@ class CausalLM(Layer, ABC):
         return name in ignored or full in ignored or self._is_elsewhere(name) or self._is_elsewhere(full)
 
     def _is_elsewhere(self, name: str) -> bool:
-        """Whether the tensor is another stage's."""
+        """Whether the tensor belongs to another stage."""
         before, _, behind = name.partition(self.layer_prefix)
         number = behind.partition(".")[0]
         is_other = not before and number.isdecimal() and int(number) in self._other_layers
         return is_other or name.rpartition(".")[0] in self._other_ends
 
     def checkpoint_shards(self) -> dict[str, Shard]:
-        """Of those of `checkpoint_tensors` that are parts of stored tensors, which part; of others there is none."""
+        """For each of `checkpoint_tensors` that is a part of a stored tensor, which part. The others have no entry."""
         if self.parallel.size == 1:
             return {}
         shards = self.embedding.checkpoint_shards(self.embedding_name) if self.has_embedding else {}
@@ -135,60 +140,60 @@ class CausalLM(Layer, ABC):
         return shards
 
     def stored_shards(self, stored: Collection[str]) -> dict[str, Shard]:
-        """`checkpoint_shards` by the names of `checkpoint_places`: the prefix may be left out."""
+        """`checkpoint_shards` by the names of `checkpoint_places`, where the optional prefix may be missing."""
         shards = self.checkpoint_shards()
         return shards | {name.removeprefix(self.optional_prefix): shard for name, shard in shards.items()}
 
     @property
     def is_row_invariant(self) -> bool:
-        """Whether every row of a forward pass has the bits that it has alone, where products sum in one order
-        (`Projection.order_sums`) and attention takes every sequence as a prompt (`AttentionInputs.prefill`). Once the
-        projections have their methods."""
+        """Whether every row of a forward pass gets the same bits as it would alone, given that products sum in one
+        order (`Projection.order_sums`) and attention treats every sequence as a prompt (`AttentionInputs.prefill`).
+        Valid once the projections have their methods."""
         return all(block.is_row_invariant for _, block in self.named_blocks()) and self.sums_can_be_ordered
 
     @property
     def sums_can_be_ordered(self) -> bool:
-        """Whether all products can sum in one order, and no other sum comes behind them: several GPUs add by kernels
-        that tell few rows from many."""
+        """Whether all products can sum in one order and no other sum follows them. Sums over several GPUs do not
+        qualify: their kernels add few rows differently from many."""
         projections = self.projections
         is_alone = self.parallel.size == 1 or not isinstance(projections[0].own_method.choice, KernelRows)
         return is_alone and all(projection.can_order_sums for projection in projections)
 
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:
-        """The places where add and norm may be fused with the products around them; () to compute them one by one."""
+        """The places where add and norm may be fused with the products around them; () for none."""
         return ()
 
     @property
     def embedding_name(self) -> str:
-        """In a checkpoint."""
+        """Its name in a checkpoint."""
         return "model.embed_tokens.weight"
 
     def ignored_head_names(self) -> frozenset[str]:
-        """A tied head that was saved all the same."""
+        """A tied head may have been saved all the same."""
         return self.head.ignored_checkpoint_names() if is_last(self.stage) else frozenset({HEAD_NAME + ".weight"})
 
     @property
     def layer_prefix(self) -> str:
-        """Of the names of the layers' tensors in a checkpoint; a layer's number comes behind it."""
+        """Prefix of the layers' tensors in a checkpoint; a layer's number follows it."""
         return "model.layers."
 
     @property
     def has_embedding(self) -> bool:
-        """The first stage has it, and the last one if its head is tied to it."""
+        """True on the first stage, and on the last one if its head is tied to the embedding."""
         return is_first(self.stage) or (is_last(self.stage) and self.head.is_tied)
 
     @property
     def ends(self) -> tuple[Sequence[str], Sequence[str]]:
-        """The submodules before the layers and those behind them."""
+        """The submodules before the layers, and those after them."""
         return ("embedding",), ("norm", "head")
 
     @property
     def optional_prefix(self) -> str:
-        """A prefix of the names that a checkpoint may leave out of all of them, as one without an output head does."""
+        """A prefix that a checkpoint may leave out of all names, as checkpoints without an output head do."""
         return ""
 
     def cut(self, stage: PipelineStage) -> None:
-        """Become this stage: what the others have is there no more."""
+        """Keep only this stage's layers, embedding and head."""
         num_layers, whole = len(self.blocks), self.checkpoint_tensors().keys()
         layers = layers_of(stage, num_layers)
         self.stage, self.first_layer = stage, layers.start
@@ -208,17 +213,17 @@ class CausalLM(Layer, ABC):
                 module.shard(parallel)
 
     def finish_reading(self, dtype: torch.dtype) -> None:
-        """All weights are written: make of quantized ones what is multiplied by, one after the other."""
+        """All weights have been written: convert quantized ones to what is multiplied by, one after another."""
         for projection in self.projections:
             projection.finish_reading(dtype)
         for _, mixture in self.mixtures():
             mixture.finish_reading(dtype)
 
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Give the parameters memory, those that are floats of `dtype`, from now on the model's, and what quantized
-        weights are read into; the values are undefined.
+        """Allocate the parameters (floating ones in `dtype`, the model's from now on) and the buffers that quantized
+        weights are read into. Values are undefined.
 
-        Not by `to_empty`: to ask whether a tensor is a fake one, torch imports sympy for it, 1.7 s of a start.
+        Not with `to_empty`: to check for fake tensors, torch would import sympy, 1.7 s of a start.
         """
         self.dtype = dtype
         for module in self.modules():
@@ -231,7 +236,7 @@ class CausalLM(Layer, ABC):
                 module.register_buffer(name, torch.empty(like.shape, dtype=like.dtype, device=device))
 
     def weights_bytes(self, dtype: torch.dtype, device: torch.device) -> int:
-        """What the weights take on a device, at most. On a CPU experts of few bits may have to be made plain."""
+        """The most bytes that the weights take on a device. On a CPU quantized experts may have to be made plain."""
         experts = [mixture for _, mixture in self.mixtures()] if device.type == "cpu" else []
         plain = [mixture for mixture in experts if not mixture.stays_quantized(dtype)]
         of_bytes = 2 * dtype.itemsize if plain else 1
@@ -241,35 +246,35 @@ class CausalLM(Layer, ABC):
         return made_plain * dtype.itemsize + sum(_num_bytes(each, dtype, of_bytes) for each in tensors)
 
     def fit_cpu(self, dtype: torch.dtype) -> None:
-        """Give up forms of weights that only a GPU has kernels for; once they are written."""
+        """Once the weights are written: convert those whose form only GPU kernels support."""
         for _, mixture in self.mixtures():
             mixture.fit_cpu(dtype)
 
     @property
     def rows_of_each_kernel(self) -> Sequence[int]:
-        """Numbers of rows, besides the usual ones, that launch kernels of their own; in rising order."""
+        """Numbers of rows, besides the usual ones, that launch kernels of their own; ascending."""
         return sorted({rows for _, mixture in self.mixtures() for rows in mixture.rows_of_each_kernel})
 
     def build_positions(self, num_positions: int, device: torch.device) -> None:
-        """Make the tables of positions below `num_positions`."""
+        """Make the tables for positions below `num_positions`."""
         for module in self.modules():
             if isinstance(module, RotaryEmbedding):
                 module.build(num_positions, device)
 
     @property
     def multiplies_in_registers(self) -> bool:
-        """Whether products of few rows are those of kernels/register_product.py, which take little shared memory and
-        read scales and rows from the L1 cache again and again. Once the weights are loaded."""
+        """Whether products of few rows use kernels/register_product.py, which takes little shared memory and reads
+        scales and rows from the L1 cache again and again. Valid once the weights are loaded."""
         return any(projection.is_quantized for projection in self.projections)
 
     @property
     def projections(self) -> Sequence[Projection]:
-        """In the order of their computation, but for the head, which may come anywhere."""
+        """In the order in which they are computed, except that the head may come anywhere."""
         return [module for module in self.modules() if isinstance(module, Projection)]
 
 
 def _num_bytes(there: Destination, dtype: torch.dtype, of_bytes: int) -> int:
-    """of_bytes: what a byte of packed numbers takes."""
+    """of_bytes: how many bytes one byte of packed numbers becomes."""
     if not isinstance(there, Tensor) or there.dtype in (torch.int32, FP8):
         return there.nbytes
     return there.numel() * (dtype.itemsize if there.is_floating_point() else of_bytes)

@@ -1,7 +1,7 @@
-"""One file of a checkpoint: safetensors, or torch's own format, which is all that some models of the first years have.
+"""One file of a checkpoint: safetensors, or torch's own format, the only one that some early models have.
 
-The latter is a pickle. It is read by torch's restricted unpickler, which makes tensors and plain containers only, and
-only where a setting asks for it (`weight_loader.py`): ways out of that unpickler have been found before.
+The latter is a pickle. It is read with torch's restricted unpickler, which makes only tensors and plain containers, and
+only if a setting asks for it (`weight_loader.py`): that unpickler has been escaped from before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StoredTensor:
 
 
 def read_header(file: Path) -> Iterator[StoredTensor]:
-    """What the file holds; of safetensors no weight is read. Raises ModelLoadError naming the file."""
+    """The tensors in the file; no weight of a safetensors file is read. Raises ModelLoadError naming the file."""
     if file.suffix == TORCH_SUFFIX:
         for name, tensor in _torch_tensors(file).items():
             yield StoredTensor(file, name, tuple(tensor.shape), _DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)))
@@ -50,8 +50,8 @@ def read_header(file: Path) -> Iterator[StoredTensor]:
 
 
 def read_tensors(file: Path, parts: Mapping[str, Shard | None]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of these names, or these parts of them, in the order in which they lie in the file. Of safetensors
-    nothing else is read; what is a part of each row is read row by row, out of the system's pages."""
+    """The tensors with these names, or these parts of them, in the order in which they lie in the file. Of safetensors
+    nothing else is read; a part of each row is copied row by row from the page cache."""
     if file.suffix == TORCH_SUFFIX:
         for name, tensor in _torch_tensors(file).items():
             if name in parts:
@@ -87,9 +87,9 @@ def _torch_tensors(file: Path) -> Mapping[str, Tensor]:
     try:
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # before torch 1.6 the format could not be mapped into memory
+        except RuntimeError:  # files from before torch 1.6 cannot be mapped
             tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as fault:  # a broken pickle may end in almost any of them
+    except Exception as fault:  # a broken pickle may raise almost anything
         check_fetched(file)
         raise ModelLoadError(f"{file.name}: is not a readable torch checkpoint: {fault}") from fault
     if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):

@@ -1,4 +1,4 @@
-"""Which files of a model folder hold its weights. Without torch: a folder is looked at before torch is loaded."""
+"""Which files of a model folder hold its weights. Imports no torch: a folder is looked at before torch is loaded."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from service.models.config_fields import read_json
 TORCH_SUFFIX = ".bin"
 
 _SAFETENSORS, _TORCH = "model.safetensors", "pytorch_model.bin"
-"""A folder's single file in either format; an index has the name of the file that it stands for."""
+"""A folder's single file in either format. An index is named after the file that it replaces."""
 _HOW_TO_UNPICKLE = (
     "Weights are read as safetensors only, unless load-format is pt: then pytorch_model.bin is read, a pickle, which"
     " should be one of somebody whom you trust"
 )
 _LFS_POINTER = b"version https://git-lfs.github.com/"
-_MAX_NAMED = 8  # faults of one kind that an error message names
+_MAX_NAMED = 8  # how many errors of one kind a message names
 
 
 def checkpoint_files(folder: Path, torch_format: bool = False) -> list[Path]:
-    """The files with a folder's weights: those of its index, or the single one. Raises ModelLoadError."""
+    """The files with a folder's weights: those in its index, or the single one. Raises ModelLoadError."""
     single = _TORCH if torch_format else _SAFETENSORS
     index = folder / f"{single}.index.json"
     if index.exists():
@@ -38,8 +38,8 @@ def checkpoint_files(folder: Path, torch_format: bool = False) -> list[Path]:
 
 
 def check_fetched(file: Path) -> None:
-    """ModelLoadError if it is a text of Git LFS: a repository that was cloned without it holds a few lines in the place
-    of each large file."""
+    """Raises ModelLoadError for a Git LFS pointer: a repository cloned without LFS has a few lines of text in place of
+    each large file."""
     try:
         with file.open("rb") as opened:
             is_pointer = opened.read(len(_LFS_POINTER)) == _LFS_POINTER
@@ -50,7 +50,7 @@ def check_fetched(file: Path) -> None:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
+    """The first few names, and how many more there are."""
     shown = ", ".join(names[:_MAX_NAMED])
     return f"{shown} and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else shown
 

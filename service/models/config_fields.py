@@ -1,4 +1,4 @@
-"""Typed access to the fields of a model folder's JSON files. Faults name the file and the field."""
+"""Typed access to the fields of a model folder's JSON files. Errors name the file and the field."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_json(path: Path) -> Mapping[str, object]:
 
 
 def token_ids(value: object) -> frozenset[int]:
-    """The ids in `value`: one id, a list of ids or nothing, as Hugging Face writes them. Anything else is nothing."""
+    """The ids in `value`: one id or a list of ids, as Hugging Face writes them. Empty for anything else."""
     values = value if isinstance(value, list) else [value]
     return frozenset(v for v in values if isinstance(v, int) and not isinstance(v, bool))
 
@@ -32,7 +32,7 @@ def token_ids(value: object) -> frozenset[int]:
 class ConfigFields:
     """A JSON object's fields; null counts as missing. Every method raises ModelLoadError.
 
-    source: the file, or the file and the object in it, as faults name it.
+    source: names the file, or the file and the object in it, in errors.
     """
 
     def __init__(self, fields: Mapping[str, object], source: str) -> None:
@@ -40,7 +40,7 @@ class ConfigFields:
         self.source = source
 
     def __contains__(self, name: str) -> bool:
-        """Whether the field is present, be it as null."""
+        """Whether the field is present, even if it is null."""
         return name in self._fields
 
     def get(self, name: str) -> object:
@@ -78,6 +78,6 @@ class ConfigFields:
         return value
 
     def require(self, name: str, served: bool) -> None:
-        """Refuse any value of a flag but the one that is served, which is also its default."""
+        """Refuse every value of a flag except the supported one, which is also its default."""
         if self.flag(name, served) is not served:
             raise ModelLoadError(f"{self.source}: {name} {self._fields[name]!r} is not served, only {served}")

@@ -1,4 +1,4 @@
-"""How many tokens one sequence may have. Without torch: it is told before torch is loaded."""
+"""How many tokens one sequence may have. Imports no torch: it is known before torch is loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from service.models.model_config import ModelConfig
 
 
 def context_length(config: ModelConfig, wanted: int | None) -> int:
-    """By the model and the setting `max-model-len`; None: the model's own. Raises ModelLoadError."""
+    """By the model and the setting `max-model-len`; wanted None: the model's own. Raises ModelLoadError."""
     if config.longest_context < 2:
         raise ModelLoadError("config.json: the model's own context is 1; a prompt and an answer need 2 tokens")
     if wanted is None:

@@ -1,4 +1,4 @@
-"""Weights for measuring without a checkpoint: `--load-format dummy`."""
+"""Random weights, for measurements without a checkpoint: `--load-format dummy`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from service.layers.weight_storage import Destination
 from service.models.causal_lm import CausalLM
 
 _STD = 0.02
-_MXFP4_SCALE = 120  # 2^-7, times numbers of root mean square 2.9
+_MXFP4_SCALE = 120  # 2^-7; times numbers of root mean square 2.9
 _SCALE = 2.0**-8
-"""Of other quantized weights: times numbers of root mean square 4.6 (int4), or those that make _STD of it (fp8). In 16
-bits exactly, as published checkpoints have their scales: else int4's would stay in 32 and cost what no model's cost."""
+"""Scale of other quantized weights: times numbers of root mean square 4.6 (int4), or numbers that make _STD of it
+(fp8). It is exact in 16 bits, like the scales of published checkpoints; otherwise int4's scales would stay in 32 bits
+and take time that no real model takes."""
 
 
 def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
     """Normal values of mean 0 and standard deviation 0.02, reproducible on one kind of device; norms are ones.
 
-    Numbers of four bits are drawn evenly. Norms are the one-dimensional weights: at 0.02 they would fade every
-    activation to nothing. A tensor's values go by its name, and a rank's are its part of those that one rank would
-    have, which it makes whole, a tensor at a time: so the tokens are the same, however many ranks and stages there are.
+    4-bit numbers are uniform. One-dimensional weights count as norms: at 0.02 they would let every activation fade to
+    nothing. The values depend on the tensor's name only. A rank makes each tensor whole, one at a time, and keeps its
+    part, so the tokens do not depend on the number of ranks and stages.
     """
     shards = model.checkpoint_shards()
     device = next(model.parameters()).device
@@ -59,7 +60,7 @@ def _draw(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _whole_like(part: Destination, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Laid out as the part is: in which order values are made goes by that."""
+    """Laid out like the part, because the layout decides in which order values are made."""
     if not isinstance(part, Tensor):
         return torch.empty(shape, device=device)
     dtype = torch.float32 if part.dtype is FP8 else part.dtype

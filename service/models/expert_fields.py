@@ -1,4 +1,4 @@
-"""Mixtures of experts by config.json. Each family has its own names for the same facts."""
+"""Mixtures of experts from config.json. Each family has its own names for the same facts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from service.errors import ModelLoadError
 from service.layers.experts_config import ExpertsConfig
 from service.models.config_fields import ConfigFields
 
-_MXFP4_GROUP = 32  # as kernels/mxfp4.py has it, which needs torch
+_MXFP4_GROUP = 32  # as in kernels/mxfp4.py, which imports torch
 
 
 def parse_experts(architecture: str, fields: ConfigFields, num_layers: int) -> ExpertsConfig | None:
-    """None for a family without them. Raises ModelLoadError naming the field."""
+    """None for a family without experts. Raises ModelLoadError naming the field."""
     match architecture:
         case "MixtralForCausalLM":
             config = ExpertsConfig(
@@ -79,7 +79,7 @@ def _gpt_oss_experts(fields: ConfigFields, num_layers: int) -> ExpertsConfig:
 
 
 def _sparse_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
-    """Every `decoder_sparse_step`-th layer, but those that `mlp_only_layers` names."""
+    """Every `decoder_sparse_step`-th layer, except those in `mlp_only_layers`."""
     step, plain = fields.size("decoder_sparse_step", 1), fields.get("mlp_only_layers") or []
     if not isinstance(plain, list) or not all(isinstance(layer, int) for layer in plain):
         raise ModelLoadError(f"{fields.source}: mlp_only_layers must be a list of numbers of layers")

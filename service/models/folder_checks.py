@@ -1,4 +1,5 @@
-"""What can be told of a model folder in milliseconds, without torch: that it cannot be served, why, and what to do."""
+"""Quick checks of a model folder, in milliseconds and without torch: whether it can be served, and if not, why and what
+to do."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ def check_model_folder(
     torch_format: bool = False,
     quantization: str | None = None,
 ) -> None:
-    """Whether it is a model that is served, with its weights. Reads config.json, the index and the first bytes of each
-    checkpoint file. torch_format: its weights are wanted in torch's own format. quantization: the setting. Raises
-    ModelLoadError."""
+    """Check that the folder holds a supported model with its weights. Reads config.json, the index and the first bytes
+    of each checkpoint file. torch_format: the weights are wanted in torch's own format. quantization: the setting.
+    Raises ModelLoadError."""
     check_config(folder, implementation, quantization)
     try:
         files = checkpoint_files(folder, torch_format)
@@ -35,7 +36,7 @@ def check_model_folder(
 
 
 def check_config(folder: Path, implementation: WantedImplementation = "auto", quantization: str | None = None) -> None:
-    """As `check_model_folder`, before there are weights. Raises ModelLoadError."""
+    """Like `check_model_folder`, before there are weights. Raises ModelLoadError."""
     if not (folder / "config.json").is_file():
         _check_kind(folder)
         raise ModelLoadError(
@@ -46,7 +47,7 @@ def check_config(folder: Path, implementation: WantedImplementation = "auto", qu
 
 
 def _check_kind(folder: Path) -> None:
-    """ModelLoadError if a folder that is no model is something else that is known."""
+    """Raises ModelLoadError if the folder is something else that is known: adapters, or GGUF."""
     if (folder / "adapter_config.json").is_file():
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         of_base = repr(base) if isinstance(base, str) and base else "its base model"

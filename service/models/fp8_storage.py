@@ -15,8 +15,8 @@ from service.models.quantized_shards import named_shards
 
 
 class Fp8Storage(WeightStorage):
-    """elements [N, K]; scales as the checkpoint has them, fp32, those of the parts one below the other: [N, 1] of
-    channels, [parts, 1] of tensors, [rows of blocks, K / block] of blocks, where each part begins a row of its own.
+    """elements [N, K]. scales: fp32, as in the checkpoint, those of the parts one below another: [N, 1] per channel,
+    [parts, 1] per tensor, [rows of blocks, K / block] per block, where each part begins a new row of blocks.
 
     out_features: of the parts.
     """
@@ -52,8 +52,8 @@ class Fp8Storage(WeightStorage):
         return named_shards(self._scheme, names, shards)
 
     def finished(self, dtype: torch.dtype) -> QuantizedWeight:
-        """A block's scale is given to each of its rows: a 32nd of the elements' bytes for blocks of 128, and parts
-        need no whole blocks."""
+        """A block's scale is repeated for each of its rows. That takes a 32nd of the elements' bytes for blocks of 128,
+        and a part need not end at a block."""
         scales = self.scales
         if self._scheme.scales == "tensor":
             counts = torch.tensor(self._out_features, device=scales.device)

@@ -1,7 +1,8 @@
 """Gemma (Gemma Team, 2024, 2024, 2025): Llama with norms that scale by 1 + w, scaled embeddings and a GELU gate.
 
-Gemma 2 norms what attention and MLP give, too, and caps scores and logits softly; every other layer sees a window.
-Gemma 3 norms each head's query and key in the caps' place; five layers of six see a window, and turn by another base.
+Gemma 2 also norms the outputs of attention and MLP, and soft-caps scores and logits; every other layer has a sliding
+window. Gemma 3 norms each head's query and key instead of the caps; five of six layers have a window and their own
+rotary base.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class GemmaAttention(LlamaAttention):
 
 
 class GemmaBlock(LlamaBlock):
-    """As LlamaBlock; with sandwich norms the stream gets what they make of attention and MLP."""
+    """Like LlamaBlock; with sandwich norms, the outputs of attention and MLP are normed before they join the stream."""
 
     def __init__(self, config: ModelConfig, attention: LlamaAttention, experts: ExpertNames | None) -> None:
         super().__init__(config, attention, experts)

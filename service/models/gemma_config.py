@@ -1,4 +1,4 @@
-"""What config.json says of Gemma beyond what every Llama has."""
+"""What config.json says about Gemma beyond what every Llama has."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _GLOBAL_BASE, _LOCAL_BASE = 1e6, 1e4
 @dataclass(frozen=True, slots=True)
 class GemmaConfig:
     """attention_scale: of the scores, before a soft cap. attention_softcap, logit_softcap: None: none.
-    has_sandwich_norms: what attention and MLP give is normed, too, before it is added. has_head_norms: each head's
-    query and key are. local_rope: of the layers with a window, if they turn otherwise."""
+    has_sandwich_norms: the outputs of attention and MLP are normed too, before they are added. has_head_norms: each
+    head's query and key are normed. local_rope: for the layers with a window, if they have their own."""
 
     attention_scale: float
     attention_softcap: float | None
@@ -40,7 +40,7 @@ class GemmaConfig:
 
 
 def gemma_size(architecture: str, fields: ConfigFields, name: str) -> int:
-    """A size that config.json may leave out, as the text part of a model with vision does."""
+    """A size that config.json may leave out, as it does for the text part of a model with vision."""
     return fields.size(name, _SIZES[architecture].get(name))
 
 
@@ -66,7 +66,7 @@ def parse_gemma(architecture: str, fields: ConfigFields, head_dim: int) -> Gemma
 
 
 def gemma_rope(architecture: str, fields: ConfigFields, head_dim: int, max_positions: int) -> RopeConfig:
-    """Of the layers that see all tokens."""
+    """For the layers that see all tokens."""
     if architecture != GEMMA_3:
         return parse_rope(fields, head_dim, max_positions)
     by_kind = _by_kind(fields)
@@ -74,7 +74,7 @@ def gemma_rope(architecture: str, fields: ConfigFields, head_dim: int, max_posit
 
 
 def gemma_windows(architecture: str, fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
-    """Gemma: none. Gemma 2: every other layer, the first among them. Gemma 3: all but each sixth one."""
+    """Gemma: none. Gemma 2: every other layer, starting with the first. Gemma 3: all except every sixth."""
     if architecture == GEMMA:
         return (None,) * num_layers
     period = 2 if architecture == GEMMA_2 else fields.size("sliding_window_pattern", 6)
@@ -95,7 +95,7 @@ def _local_rope(fields: ConfigFields, head_dim: int) -> RopeConfig:
 
 
 def _by_kind(fields: ConfigFields) -> Mapping[str, ConfigFields] | None:
-    """`rope_parameters` of each kind of layer, as transformers 5 writes them; None if they are not so written."""
+    """`rope_parameters` per kind of layer, as transformers 5 writes them; None if they are written otherwise."""
     written = fields.get("rope_parameters")
     if not isinstance(written, dict) or not any(isinstance(value, dict) for value in written.values()):
         return None
@@ -106,7 +106,7 @@ def _by_kind(fields: ConfigFields) -> Mapping[str, ConfigFields] | None:
 
 
 def _softcap(fields: ConfigFields, name: str, usual: float) -> float | None:
-    """Null means that there is none; usual: where nothing is written, 0 for none."""
+    """None if null is written. usual: the value if nothing is written; 0 for none."""
     if name in fields:
         return None if fields.get(name) is None else fields.number(name)
     return usual or None

@@ -11,10 +11,10 @@ from service.models.model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """Values for requests that give none; None where the model says nothing or something out of range.
+    """Defaults for requests; None if the model says nothing, or something out of range.
 
-    eos_token_ids: ids that end a sequence, from generation_config.json, else from config.json. One outside the
-    vocabulary, as files that were taken over from a larger model have it, can never be drawn and is left out.
+    eos_token_ids: ids that end a sequence, from generation_config.json, else from config.json. An id outside the
+    vocabulary (in files copied from a larger model) can never be drawn and is left out.
     """
 
     eos_token_ids: frozenset[int]
@@ -27,7 +27,7 @@ class GenerationConfig:
 
 
 def load_generation_config(folder: Path, config: ModelConfig) -> GenerationConfig:
-    """Read generation_config.json, if there is one. Raises ModelLoadError if it is no JSON object."""
+    """Read generation_config.json, if there is one. Raises ModelLoadError if it is not a JSON object."""
     path = folder / "generation_config.json"
     fields = read_json(path) if path.exists() else {}
     temperature, top_p, top_k = fields.get("temperature"), fields.get("top_p"), fields.get("top_k")

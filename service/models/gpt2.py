@@ -21,7 +21,7 @@ from service.models.multi_head_attention import MultiHeadAttention
 
 
 class Gpt2Block(Block):
-    """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it."""
+    """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before that."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Gpt2Block(Block):
 
     @property
     def is_row_invariant(self) -> bool:
-        """On a GPU. A CPU's norms and activations are torch's, which may take a row otherwise beside others."""
+        """Only on a GPU: a CPU uses torch's norms and activations, which may round a row differently beside others."""
         return self.attention.is_row_invariant(self.attention_norm.weight)
 
     def checkpoint_tensors(self) -> dict[str, Destination]:
@@ -122,7 +122,7 @@ class Gpt2(CausalLM):
 
     @property
     def optional_prefix(self) -> str:
-        """The first checkpoints are of the stack alone."""
+        """The first checkpoints hold only the stack below the head."""
         return "transformer."
 
     def ignored_checkpoint_names(self) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""gpt-oss (OpenAI 2025): experts in every layer, attention with sinks, every other layer under a window."""
+"""gpt-oss (OpenAI 2025): experts in every layer, attention with sinks, a sliding window in every other layer."""
 
 from __future__ import annotations
 

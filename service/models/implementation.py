@@ -1,4 +1,4 @@
-"""Whose modules compute a model: told from its config.json, without torch."""
+"""Which implementation computes a model, ours or transformers': decided from its config.json, without torch."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ WantedImplementation = Literal["auto", "native", "transformers"]
 Implementation = Literal["native", "transformers"]
 
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""How transformers names what generates text."""
+"""Suffixes of transformers' names for models that generate text."""
 
 _WITH_STATES = frozenset({"conv", "hybrid", "linear_attention", "mamba", "mamba2", "recurrent"})
-"""Kinds of layers, as checkpoints name them."""
+"""Kinds of layers with a state besides keys and values, as checkpoints name them."""
 
 _ALWAYS_WITH_STATES = frozenset(
     {"bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax"}
     | {"nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm"}
     | {"zamba", "zamba2"}
 )
-"""By `model_type`, where config.json need not name its layers' kinds."""
+"""By `model_type`, for models whose config.json need not name its layers' kinds."""
 
 
 def choose_implementation(
     fields: Mapping[str, object], wanted: WantedImplementation, quantization: str | None = None
 ) -> Implementation:
-    """By config.json's fields; auto: transformers' where there is no file of ours, for what generates text.
-    quantization: the setting. Raises ModelLoadError naming the field that is not served; of transformers' modules more
-    may turn out when they are built.
-    """
+    """Decide from config.json's fields. auto: ours if we have the architecture, else transformers' if it generates
+    text. quantization: the setting. Raises ModelLoadError naming the field that is not supported. For transformers'
+    modules, more may turn out to be unsupported when they are built."""
     architecture = architecture_of(fields)
     is_known = is_native(architecture) or text_fields(fields) is not None
     is_generator = architecture.endswith(_GENERATORS)
@@ -51,8 +50,8 @@ def choose_implementation(
 
 
 def _check_memory(architecture: str, fields: Mapping[str, object]) -> None:
-    """ModelLoadError for what transformers' modules would refuse in their turn, once they are imported and the weights
-    fetched (transformers_backend/refusals.py): as far as config.json says it."""
+    """Raises ModelLoadError early, as far as config.json tells, for what transformers' modules would be refused for
+    later, after they are imported and the weights fetched (transformers_backend/refusals.py)."""
     text = fields.get("text_config")
     kinds = (text if isinstance(text, Mapping) else fields).get("layer_types")
     others = sorted(_WITH_STATES.intersection(map(str, kinds if isinstance(kinds, list) else ())))

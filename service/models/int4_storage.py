@@ -1,7 +1,7 @@
 """What int4 weights are read into, in the layouts of three formats, and how they become one (kernels/quantized_weight).
 
-Of a part with N output features, K input features and G groups, in words of 32 bits that hold 8 elements, the first in
-the lowest bits; in AWQ's words in the order 0, 2, 4, 6, 1, 3, 5, 7:
+For a part with N output features, K input features and G groups, in 32-bit words that hold 8 elements, the first one in
+the lowest bits; AWQ's words hold them in the order 0, 2, 4, 6, 1, 3, 5, 7:
 
     AWQ                 qweight [K, N / 8]       qzeros [G, N / 8]              scales [G, N]
     GPTQ                qweight [K / 8, N]       qzeros [G, N / 8], one less    scales [G, N]
@@ -26,9 +26,9 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 class Int4Storage(WeightStorage):
-    """The checkpoint's tensors of each part, as they are; scales in fp32. out_features: of the parts.
+    """The checkpoint's tensors of each part, unchanged; scales in fp32. out_features: of the parts.
 
-    Sizes fit: `why_not` has said nothing.
+    The sizes must fit: `why_not` returned None.
     """
 
     form = "int4"
@@ -43,7 +43,7 @@ class Int4Storage(WeightStorage):
 
     @staticmethod
     def why_not(scheme: Int4Scheme, out_features: Sequence[int], in_features: int) -> str | None:
-        """Why such a linear cannot be stored; None: it can."""
+        """Why such a linear cannot be stored; None if it can."""
         group_size = scheme.group_size or in_features
         if in_features % group_size or not chunk_of(group_size):
             return f"{in_features} input features are no groups of {group_size}"
@@ -122,14 +122,14 @@ def _by_feature(scheme: Int4Scheme, scales: Tensor) -> Tensor:
 
 
 def _unpacked(words: Tensor, order: Sequence[int] = range(A_WORD)) -> Tensor:
-    """[R, W] int32 -> [R, W * 8] uint8. order: which element is in a word's first, second ... bits."""
+    """[R, W] int32 -> [R, W * 8] uint8. order: which element is in a word's first 4 bits, in its second, and so on."""
     places = torch.tensor([_BITS * order.index(element) for element in range(A_WORD)], device=words.device)
     shifted = words[:, :, None] >> places.to(torch.int32)
     return (shifted & 15).to(torch.uint8).flatten(1)
 
 
 def _in_16_bits(scales: Tensor) -> Tensor:
-    """In the 16 bits that they had in the checkpoint, if they had so few."""
+    """In the 16-bit dtype of the checkpoint, if that was one."""
     for dtype in (torch.float16, torch.bfloat16):
         rounded = scales.to(dtype)
         if torch.equal(rounded.float(), scales):

@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023): pre-norm blocks of grouped-query attention with rotary positions and a gated MLP.
 
-Mistral 7B (Jiang et al. 2023) is the same with attention over a sliding window, Qwen2 (Yang et al. 2024) with biases of
-query, key and value, Phi-3 and Phi-4 (Abdin et al. 2024) with tensors that are merged in the checkpoint already.
+Mistral 7B (Jiang et al. 2023) adds a sliding window to attention, Qwen2 (Yang et al. 2024) biases of query, key and
+value; checkpoints of Phi-3 and Phi-4 (Abdin et al. 2024) have these tensors merged already.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from service.models.model_config import ModelConfig
 
 
 class LlamaAttention(Layer):
-    """x [T, hidden_size] -> [N, hidden_size], of the rows whose output is computed (AttentionInputs)."""
+    """x [T, hidden_size] -> [N, hidden_size]: the rows whose output is computed (AttentionInputs)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class LlamaAttention(Layer):
         return Product(self.output, attended)
 
     def is_row_invariant(self, like: Tensor) -> bool:
-        """Whether a token's attention has the bits that it has alone. like: has the weights' dtype and device."""
+        """Whether a token's attention gets the same bits as it would alone. like: has the weights' dtype and device."""
         loops = loops_for(like)
         by_loops = loops is not None and loops.takes_head_dim(self.head_dim)
         by_kernels = takes_heads(like.device, like.dtype, self.num_heads, self.num_kv_heads, self.head_dim)
@@ -73,7 +73,8 @@ class LlamaAttention(Layer):
         return (sum(self.qkv.out_features) // self.head_dim - self.num_heads) // 2
 
     def rotate_and_cache(self, heads: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, slots: CacheSlots) -> None:
-        """heads [T, num_heads + 2 * num_kv_heads, head_dim], queries and keys turned in place; keys and values kept."""
+        """heads [T, num_heads + 2 * num_kv_heads, head_dim]: rotate queries and keys in place, and cache keys and
+        values."""
         rotary_and_cache(heads, cos, sin, *cache, slots)
 
     def shard(self, parallel: TensorParallel) -> None:
@@ -81,18 +82,18 @@ class LlamaAttention(Layer):
         self.num_heads = shard_attention(self.qkv, self.output, num_heads, self.num_kv_heads, head_dim, parallel)
 
     def norm_tensors(self) -> dict[str, Tensor]:
-        """By their names in a checkpoint, the parameters that are no linear's."""
+        """The parameters that are not in a linear, by their names in a checkpoint."""
         return {}
 
     def norm_shards(self) -> dict[str, Shard]:
-        """Of which of `norm_tensors` a rank has a part."""
+        """Those of `norm_tensors` of which a rank has only a part, and which part."""
         return {}
 
 
 class LlamaBlock(Block):
-    """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it.
+    """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before that.
 
-    experts: their names, where the layer has a mixture of them; None: it has an MLP.
+    experts: their names if the layer has a mixture of experts; None: it has an MLP.
     """
 
     def __init__(self, config: ModelConfig, attention: LlamaAttention, experts: ExpertNames | None) -> None:
@@ -129,7 +130,7 @@ class LlamaBlock(Block):
         return self.mlp(normed), residual
 
     def linears(self) -> Sequence[NamedLinear]:
-        """Those of attention alone where the layer has experts: no adapter changes a router or an expert."""
+        """Only attention's if the layer has experts: no adapter changes a router or an expert."""
         qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
         if self._is_merged:
@@ -148,9 +149,9 @@ class LlamaBlock(Block):
 
     @property
     def is_row_invariant(self) -> bool:
-        """By a CPU's loops, or a GPU's kernels: each computes a row, or a token and head, by itself. What is not one of
-        them (experts, sinks, on a CPU other activations than SiLU and other norms) is torch's, which may take a row
-        otherwise beside others."""
+        """True if all is computed by a CPU's loops or our GPU kernels, which compute each row, or token and head, by
+        itself. Anything else is torch's (experts, sinks; on a CPU activations other than SiLU, and other norms), which
+        may round a row differently beside others."""
         like, mlp = self.attention_norm.weight, self.mlp
         return self.attention.is_row_invariant(like) and isinstance(mlp, GatedMlp) and mlp.is_row_invariant(like)
 
@@ -165,8 +166,8 @@ class LlamaBlock(Block):
 
 
 class Llama(CausalLM):
-    """attention, block: make one layer's; architectures that differ in these alone are this class. experts: the names
-    of those that config.json speaks of. vocab_size: also of a stage that has neither embedding nor head."""
+    """attention, block: make the parts of one layer; architectures that differ only in these use this class. experts:
+    the names of the experts, if config.json has any. vocab_size: also on a stage without embedding and head."""
 
     def __init__(
         self,
@@ -203,8 +204,8 @@ class Llama(CausalLM):
         return self.end_of_layers(x, residual)
 
     def end_of_layers(self, x: Tensor | Product, residual: Tensor | None) -> Tensor:
-        """What `forward` returns of what the last block has given."""
-        # Not with the product at once: of the normed rows some are chosen before the head multiplies them.
+        """Turn the last block's output into what `forward` returns."""
+        # The product is not fused with the norm here: only some of the normed rows go on to the head.
         x = x.value() if isinstance(x, Product) else x
         if not is_last(self.stage):
             return x if residual is None else x + residual
@@ -212,9 +213,10 @@ class Llama(CausalLM):
         return hidden
 
     def add_norm_fusions(self) -> Sequence[AddNormFusion]:
-        """A mixture of experts stands in none: its sum is no product, and its router is not its only reader."""
+        """None at a mixture of experts: its output is a sum, not a product, and its input has another reader, the
+        router."""
         if self.parallel.size > 1:
-            return ()  # a sum over the ranks is fused with the norm, and that not with the next product
+            return ()  # the ranks' sum is fused with the norm instead
         blocks = [block for block in self.blocks if isinstance(block, LlamaBlock)]
         into_mlp = [
             AddNormFusion(block.attention.output, block.mlp_norm, block.mlp.gate)
@@ -233,7 +235,7 @@ class Llama(CausalLM):
 
     @property
     def optional_prefix(self) -> str:
-        """A checkpoint of the model without its head, as embedders are, has no prefix."""
+        """A checkpoint without the head, as embedding models have it, has no prefix."""
         return "model."
 
     def mixtures(self) -> Sequence[tuple[str, MixtureOfExperts]]:
@@ -261,7 +263,7 @@ class Llama(CausalLM):
         return shards
 
     def checkpoint_places(self, stored: Collection[str]) -> dict[str, Destination]:
-        """Besides, all experts' weights may stand in one tensor."""
+        """Also handles checkpoints that have all experts' weights in one tensor."""
         places = super().checkpoint_places(stored)
         for before, mixture in self.mixtures():
             for name, (tensor, replaced) in mixture.substitutes().items():
@@ -272,7 +274,7 @@ class Llama(CausalLM):
         return places
 
     def ignored_checkpoint_names(self) -> frozenset[str]:
-        """Frequency tables that early checkpoints hold, and a tied head that was saved all the same."""
+        """Frequency tables, which early checkpoints hold, and a tied head that was saved all the same."""
         layers = range(self.first_layer, self.first_layer + len(self.blocks))
         tables = frozenset(f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in layers)
         return tables | self.ignored_head_names()

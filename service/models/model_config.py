@@ -1,6 +1,7 @@
-"""What a model folder's config.json says, in our words. Only this file knows Hugging Face's names of a model's sizes.
+"""A model folder's config.json in our terms. Only this file knows Hugging Face's names for a model's sizes.
 
-Each family of architectures has a function here; rope_scaling.py and sliding_windows.py hold what several share.
+Each family of architectures has a function here; rope_scaling.py and sliding_windows.py hold what several families
+share.
 """
 
 from __future__ import annotations
@@ -58,32 +59,27 @@ _ATTENTION_BIASES: Mapping[str, bool] = MappingProxyType(
         "OlmoeForCausalLM": False,
     }
 )
-"""What `attention_bias` is where it is not written, of the families that read it."""
+"""The default of `attention_bias`, for the families that read it."""
 
 _COARSE_NORMS = frozenset({"MixtralForCausalLM", "GptOssForCausalLM", "OlmoeForCausalLM", "Phi3ForCausalLM"})
 _ROPE_BASES: Mapping[str, float] = MappingProxyType({"MixtralForCausalLM": 1e6, "GptOssForCausalLM": 150_000.0})
-"""Where config.json says nothing, as transformers has it."""
+"""The default of `rope_theta`, as in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder-only Transformer's shape. Sizes in elements, lengths in tokens.
+    """The shape of a decoder-only Transformer. Sizes in elements, lengths in tokens.
 
-    architecture: the name that the registry knows, as in config.json's `architectures`.
-    embedding_size: of a token's embedding; other than hidden_size, a projection stands on either side of the blocks.
-    sliding_windows: one a layer; how many tokens a query sees, its own included. None: all.
-    activation: of the MLP, gated or plain.
-    norms_first: a block norms what goes into attention and MLP; else what comes out, on the stream itself.
-    has_final_norm: the stream is normed once more before the output head.
-    rope: None where positions are learned.
-    max_position_embeddings: the model's own context length.
-    qkv_bias, output_bias: of attention's projections. mlp_bias: of both of the MLP's.
-    is_merged: a checkpoint has query, key and value in one tensor, and gate and up in one.
-    gemma: of Gemma's families alone.
-    experts: of the layers that have them in an MLP's place; None: no layer has.
-    checkpoint_dtype: of the weights on disk, by config.json; float32 if it does not say.
-    eos_token_ids, bos_token_id: as config.json has them; generation_config.json may say otherwise.
-    quantization: of the weights, if not all are plain.
+    architecture: the name in the registry and in config.json's `architectures`. embedding_size: of a token's embedding.
+    If it is not hidden_size, there is a projection before and after the blocks. sliding_windows: per layer, how many
+    tokens a query sees, itself included. None: all. activation: of the MLP, gated or plain. norms_first: a block norms
+    the inputs of attention and MLP; otherwise the stream after each of them. has_final_norm: the stream is normed once
+    more before the output head. rope: None if positions are learned. max_position_embeddings: the model's own context
+    length. qkv_bias, output_bias: of attention's projections. mlp_bias: of both of the MLP's. is_merged: a checkpoint
+    has query, key and value in one tensor, and gate and up in one. gemma: only for Gemma's families. experts: of the
+    layers that have experts instead of an MLP; None: no layer has. checkpoint_dtype: of the weights on disk, by
+    config.json; float32 if it does not say. eos_token_ids, bos_token_id: as in config.json; generation_config.json may
+    override them. quantization: of the weights; None if all are plain.
     """
 
     architecture: str
@@ -116,7 +112,7 @@ class ModelConfig:
 
     @property
     def longest_context(self) -> int:
-        """The longest context that the position encoding reaches: the model's own, or more with dynamic scaling."""
+        """The longest context that the position encoding supports: the model's own, or more with dynamic scaling."""
         scaling = None if self.rope is None else self.rope.scaling
         if isinstance(scaling, DynamicScaling):
             return int(scaling.factor * self.max_position_embeddings)
@@ -129,8 +125,8 @@ def load_model_config(folder: Path, quantization: str | None = None) -> ModelCon
 
 
 def read_config(folder: Path) -> Mapping[str, object]:
-    """config.json's fields; of a model that embeds (pooling_config.py) those of the same one that generates, whose
-    output head is its embedding and is never asked. Raises ModelLoadError."""
+    """config.json's fields. For an embedding model (pooling_config.py), those of the corresponding generating model,
+    with the output head tied to the embedding and never used. Raises ModelLoadError."""
     fields = read_json(folder / "config.json")
     if load_embedder_config(folder) is None:
         return fields
@@ -140,7 +136,7 @@ def read_config(folder: Path) -> Mapping[str, object]:
 
 
 def parse_model_config(fields: Mapping[str, object], quantization: str | None = None) -> ModelConfig:
-    """config.json's fields, checked; of a model with vision those of its text part. quantization: the setting. Raises
+    """config.json's fields, checked; for a model with vision those of its text part. quantization: the setting. Raises
     ModelLoadError naming the field."""
     text = text_fields(fields)
     if text is not None:
@@ -157,7 +153,7 @@ def parse_model_config(fields: Mapping[str, object], quantization: str | None = 
 
 def _llama_family(architecture: str, fields: ConfigFields) -> ModelConfig:
     """Llama, Mistral, Phi-3, Qwen2 and Qwen3: rotary positions, grouped queries, RMSNorm, a gated MLP. Mixtral,
-    Qwen2-MoE, Qwen3-MoE, OLMoE and gpt-oss: experts in the MLP's place."""
+    Qwen2-MoE, Qwen3-MoE, OLMoE and gpt-oss: experts instead of the MLP."""
     hidden_size, num_layers = fields.size("hidden_size"), fields.size("num_hidden_layers")
     num_heads, num_kv_heads, head_dim = _grouped_heads(architecture, fields)
     activation = _activation(fields, "hidden_act", "silu")
@@ -167,7 +163,7 @@ def _llama_family(architecture: str, fields: ConfigFields) -> ModelConfig:
     if experts is not None and activation != "silu":
         raise ModelLoadError(f"config.json: hidden_act {activation!r} is not served in a mixture of experts, only silu")
     max_positions = fields.size("max_position_embeddings", 2048)
-    # Of the other families, transformers reads no such field.
+    # For the other families transformers ignores this field.
     biases = architecture in _ATTENTION_BIASES and fields.flag("attention_bias", _ATTENTION_BIASES[architecture])
 
     return ModelConfig(
@@ -217,7 +213,7 @@ def _gemma(architecture: str, fields: ConfigFields) -> ModelConfig:
         raise ModelLoadError(
             f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
         )
-    # Early files of Gemma say gelu and mean its approximation.
+    # Early config files of Gemma say gelu and mean its tanh approximation.
     named = "hidden_activation" if fields.get("hidden_activation") is not None else "hidden_act"
     activation = _activation(fields, named, "gelu_pytorch_tanh")
     bias = fields.flag("attention_bias")
@@ -250,7 +246,8 @@ def _gemma(architecture: str, fields: ConfigFields) -> ModelConfig:
 
 
 def _grouped_heads(architecture: str, fields: ConfigFields) -> tuple[int, int, int]:
-    """Query heads, kv heads, which groups of them share, and the dim of a head, which rotary embedding turns."""
+    """Query heads, KV heads (each shared by a group of query heads), and the head dim, which
+    rotary embedding rotates."""
     num_heads = fields.size("num_attention_heads")
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -350,12 +347,13 @@ _FAMILIES: Mapping[str, Callable[[str, ConfigFields], ModelConfig]] = MappingPro
 
 
 def is_native(architecture: str) -> bool:
-    """Whether there is a file of ours for it."""
+    """Whether we have our own file for it."""
     return architecture in _FAMILIES
 
 
 def quantization_of(architecture: str, fields: Mapping[str, object], requested: str | None) -> Quantization | None:
-    """`parse_quantization`, but for gpt-oss's own, of experts alone, which is read by theirs (expert_fields.py)."""
+    """`parse_quantization`, except for gpt-oss's own format, which quantizes only experts and is read by
+    expert_fields.py."""
     written = fields.get("quantization_config")
     method = written.get("quant_method") if isinstance(written, dict) else None
     if architecture == "GptOssForCausalLM" and method == "mxfp4":
@@ -364,7 +362,7 @@ def quantization_of(architecture: str, fields: Mapping[str, object], requested: 
 
 
 def architecture_of(fields: Mapping[str, object]) -> str:
-    """As config.json names it. Raises ModelLoadError if it does not."""
+    """The architecture's name in config.json. Raises ModelLoadError if there is none."""
     names = fields.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelLoadError("config.json: architectures is missing or not a list of names")
@@ -372,7 +370,7 @@ def architecture_of(fields: Mapping[str, object]) -> str:
 
 
 def _special_ids(fields: ConfigFields, name: str, default: int) -> frozenset[int]:
-    """The default counts where nothing is written; null means that there is none."""
+    """The default applies if the field is missing; null means none."""
     return token_ids(fields.get(name)) if name in fields else frozenset({default})
 
 

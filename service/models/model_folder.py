@@ -1,4 +1,4 @@
-"""Where a model's files are: a local folder as it is, or a hub id through the Hugging Face cache."""
+"""Where a model's files are: a local folder, or a hub id through the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from service.errors import ModelLoadError
 from service.models.folder_checks import NOT_GGUF, check_config
 
 FILES = ("*.json", "*.jinja", "merges.txt")
-"""What serving reads of a hub repository, besides its weights."""
+"""The files of a hub repository that serving reads, besides its weights."""
 
 WEIGHTS = "*.safetensors"
 TORCH_WEIGHTS = "pytorch_model*.bin"
 
 COPIES = ("consolidated*", "original/*", "onnx/*")
-"""The same weights once more, in forms that are not read."""
+"""Copies of the weights in forms that are not read."""
 
 
 def resolve_model_folder(
@@ -23,8 +23,8 @@ def resolve_model_folder(
 ) -> Path:
     """The folder with the model's files. A local folder never causes network traffic.
 
-    A hub id is downloaded unless the cache has it (or HF_HUB_OFFLINE is set), its config.json first: a model that is
-    not served costs no download. Raises ModelLoadError.
+    A hub id is downloaded unless it is in the cache (or HF_HUB_OFFLINE is set). config.json comes first, so a model
+    that is not supported costs no download. Raises ModelLoadError.
     """
     folder = local_folder(model, revision)
     if folder is not None:
@@ -37,12 +37,13 @@ def resolve_model_folder(
 
 
 def resolve_tokenizer_folder(tokenizer: str) -> Path:
-    """As `resolve_model_folder`, of what the setting `tokenizer` names; weights are not fetched."""
+    """Like `resolve_model_folder`, for the setting `tokenizer`; weights are not fetched."""
     return local_folder(tokenizer, None, "tokenizer") or _from_hub(tokenizer, None, "tokenizer", FILES)
 
 
 def local_folder(model: str, revision: str | None, setting: str = "model") -> Path | None:
-    """The folder, if it is one on this machine; None for a hub id. setting: what named it. Raises ModelLoadError."""
+    """The folder, if it is one on this machine; None for a hub id. setting: the setting that named it. Raises
+    ModelLoadError."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         if revision is not None:
@@ -63,7 +64,7 @@ def _looks_like_hub_id(model: str) -> bool:
 
 
 def _from_hub(model: str, revision: str | None, setting: str, wanted: tuple[str, ...]) -> Path:
-    # A heavy import that a local folder does not need.
+    # A slow import that a local folder does not need.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -1,4 +1,4 @@
-"""Multi-head attention without rotary positions (Vaswani et al. 2017), as OPT and GPT-2 have it."""
+"""Multi-head attention without rotary positions (Vaswani et al. 2017), as in OPT and GPT-2."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from service.models.model_config import ModelConfig
 
 
 class MultiHeadAttention(Layer):
-    """x [T, hidden_size] -> [N, hidden_size], of the rows whose output is computed (AttentionInputs). Writes all
-    tokens' keys and values to the cache.
+    """x [T, hidden_size] -> [N, hidden_size]: the rows whose output is computed (AttentionInputs). Writes all tokens'
+    keys and values to the cache.
 
     qkv_features: output features of the checkpoint's query, key and value matrices: three of them, or one merged.
     """
@@ -39,6 +39,6 @@ class MultiHeadAttention(Layer):
         return self.output(paged_attention(query, cache, inputs, self.scale))
 
     def is_row_invariant(self, like: Tensor) -> bool:
-        """Whether a token's attention has the bits that it has alone: on a GPU. like: has the weights' dtype and
+        """Whether a token's attention gets the same bits as it would alone: on a GPU. like: has the weights' dtype and
         device."""
         return takes_heads(like.device, like.dtype, self.num_heads, self.num_heads, self.head_dim)

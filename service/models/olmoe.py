@@ -1,4 +1,5 @@
-"""OLMoE (Muennighoff et al. 2024): experts in every layer; norms over all heads of a query, and of a key, together."""
+"""OLMoE (Muennighoff et al. 2024): experts in every layer; one norm over all heads of a query, and one over those of a
+key."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from service.models.model_config import ModelConfig
 
 
 class OlmoeAttention(LlamaAttention):
-    """Where ranks have some of the heads each, they sum up the mean squares of these: two numbers a token."""
+    """If each rank has some of the heads, the ranks sum their mean squares: two numbers per token."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -57,8 +58,8 @@ class OlmoeAttention(LlamaAttention):
 
 
 def _normed_over_ranks(parts: tuple[Tensor, ...], norms: tuple[RMSNorm, ...], parallel: TensorParallel) -> list[Tensor]:
-    """parts [T, own]: of rows whose other heads are on other ranks, as many on each; a key's may be on several. Rounded
-    as kernels/rms_norm.py has it."""
+    """parts [T, own]: rows whose other heads are on other ranks, the same number on each; a key's heads may be on
+    several ranks. Rounded as in kernels/rms_norm.py."""
     squares = torch.stack([part.float().square().mean(1) for part in parts], 1)
     means = parallel.all_reduce(squares) / parallel.size
     return [

@@ -1,4 +1,4 @@
-"""OPT (Zhang et al. 2022): GPT-3's block with ReLU. The 350M model norms after each part and has narrow embeddings."""
+"""OPT (Zhang et al. 2022): GPT-3's block with ReLU. The 350M model norms after each part and has smaller embeddings."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _POSITION_OFFSET = 2
 
 
 class OptBlock(Block):
-    """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before it.
+    """(x, residual) -> (x, residual): what the block adds to the stream, and the stream before that.
 
-    Where norms come last, x is the stream itself and there is no residual.
+    If norms come last, x is the stream itself and there is no residual.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -59,7 +59,7 @@ class OptBlock(Block):
 
     @property
     def is_row_invariant(self) -> bool:
-        """On a GPU. A CPU's norms and activations are torch's, which may take a row otherwise beside others."""
+        """Only on a GPU: a CPU uses torch's norms and activations, which may round a row differently beside others."""
         return self.attention.is_row_invariant(self.attention_norm.weight)
 
     def checkpoint_tensors(self) -> dict[str, Destination]:
@@ -142,7 +142,7 @@ class Opt(CausalLM):
 
     @property
     def optional_prefix(self) -> str:
-        """The larger models' checkpoints are of the stack alone."""
+        """Checkpoints of the larger models hold only the stack below the head."""
         return "model."
 
     def ignored_checkpoint_names(self) -> frozenset[str]:

@@ -1,4 +1,5 @@
-"""How a model folder says that it embeds: sentence-transformers' modules.json and what it names. Without torch."""
+"""How a model folder says that it is an embedding model: sentence-transformers' modules.json and the files that it
+names. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
 
 
 def load_embedder_config(folder: Path) -> EmbedderConfig | None:
-    """None for a model that generates: one without modules.json, or without a pooling in it. Raises ModelLoadError
-    naming what is not served of one that embeds."""
+    """None for a generating model: one without modules.json, or without a pooling module. Raises ModelLoadError naming
+    what is not supported of an embedding model."""
     modules = _modules(folder / MODULES) if (folder / MODULES).is_file() else []
     kinds = [kind for kind, _ in modules]
     if "Pooling" not in kinds:
@@ -48,7 +49,7 @@ def load_embedder_config(folder: Path) -> EmbedderConfig | None:
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:
-    """Each one's class, without the package, and its folder below the model's."""
+    """Each module's class, without the package, and its folder below the model's."""
     try:
         written = json.loads(file.read_text(encoding="utf-8"))
         modules = [(str(each["type"]).rpartition(".")[2], str(each.get("path", ""))) for each in written]

@@ -1,8 +1,8 @@
-"""Which weights are quantized, and how: by a setting, or by config.json's quantization_config. No torch: a checkpoint
-that is not served is refused before it is imported.
+"""Which weights are quantized, and how: by a setting, or by config.json's quantization_config. Imports no torch: a
+checkpoint that is not supported is refused before torch is loaded.
 
-Known are the formats of compressed-tensors (llm-compressor), of Hugging Face's and AutoFP8's fp8, of AutoAWQ, of
-AutoGPTQ and GPTQModel, and of AutoRound, which packs as the last two. Only this file knows the names of their fields.
+Supported are the formats of compressed-tensors (llm-compressor), the fp8 of Hugging Face and AutoFP8, AutoAWQ, AutoGPTQ
+and GPTQModel, and AutoRound, which packs like AWQ or GPTQ. Only this file knows the names of their fields.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from service.models.text_part import names_in_whole
 _SOURCE = "config.json: quantization_config"
 WHAT_TO_DO = "serve the checkpoint that it was made from, with quantization fp8 if it is to be small"
 A_WORD = 8
-"""Int4 elements of a stored word."""
+"""Int4 elements per stored word."""
 _CHUNK = 32
-"""Input features that int4 elements are packed by at least (kernels/quantized_weight.py)."""
+"""Smallest number of input features that int4 elements are packed by (kernels/quantized_weight.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Scheme:
-    """e4m3. scales: one for each output channel, made at load from plain weights, or read; one for the whole tensor; or
-    one for each block of `block` output and input features."""
+    """e4m3. scales: "load": one per output channel, made from plain weights at load. Read from the checkpoint:
+    "channel": one per output channel; "tensor": one; "block": one per block of `block` (output, input) features."""
 
     scales: Literal["load", "channel", "tensor", "block"]
     block: tuple[int, int] = (1, 1)
@@ -37,8 +37,8 @@ class Fp8Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Int4Scheme:
-    """layout: how the elements lie in the checkpoint. group_size: input features that share a scale; None: all.
-    has_zeros: zeros of their own, else 8. zero_offset: what is added to those that are stored."""
+    """layout: of the elements in the checkpoint. group_size: input features that share a scale; None: all. has_zeros:
+    zero points are stored, else they are 8. zero_offset: added to the stored ones."""
 
     layout: Literal["awq", "gptq", "packed"]
     group_size: int | None
@@ -47,7 +47,7 @@ class Int4Scheme:
 
     @property
     def tensor_names(self) -> tuple[str, str, str]:
-        """Behind a linear's name: of elements, zeros and scales."""
+        """Suffixes to a linear's name: of elements, zeros and scales."""
         if self.layout == "packed":
             return "weight_packed", "weight_zero_point", "weight_scale"
         return "qweight", "qzeros", "scales"
@@ -58,11 +58,10 @@ Scheme = Fp8Scheme | Int4Scheme
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """name: as the log and the model list say it. groups: (targets, scheme): the first one whose targets match a linear
-    is its scheme. ignored: targets that stay as they are. A target is a linear's name, a part of it that ends at a dot,
-    `re:` and a pattern that matches its beginning, or Linear for all. is_of_text: it is a model with vision's, whose
-    targets name a linear of the text part by where that stands in the whole.
-    """
+    """name: for the log and the model list. groups: (targets, scheme); a linear gets the first scheme whose targets
+    match it. ignored: targets that stay plain. A target is a linear's name, a part of it that ends at a dot, `re:` and
+    a pattern that matches its beginning, or Linear for all. is_of_text: the checkpoint is a model with vision, and
+    targets may name the text part's linears by their place in the whole model."""
 
     name: str
     groups: tuple[tuple[tuple[str, ...], Scheme], ...]
@@ -70,7 +69,8 @@ class Quantization:
     is_of_text: bool = False
 
     def scheme_of(self, linear: str) -> Scheme | None:
-        """Of a linear by its name in the checkpoint, or in the text part's own; None: it is not quantized."""
+        """The scheme of a linear, by its name in the checkpoint or in the text part's own;
+        None: it is not quantized."""
         if self._is_among(self.ignored, linear):
             return None
         return next((scheme for targets, scheme in self.groups if self._is_among(targets, linear)), None)
@@ -90,10 +90,11 @@ _AUTO_ROUND_FACTS = frozenset(
     | {"seqlen", "batch_size", "gradient_accumulate_steps", "enable_minmax_tuning", "enable_norm_bias_tuning"}
     | {"minmax_lr", "low_gpu_mem_usage", "dataset", "scale_dtype", "amp", "model_dtype", "super_bits"}
 )
-"""How it calibrated; and the type of the elements, which is looked at."""
+"""How AutoRound calibrated, and the elements' type, which is checked separately."""
 
 FP8_AT_LOAD = Quantization("fp8", ((("Linear",), Fp8Scheme("load")),), ("lm_head",))
-"""Of plain weights, by the setting. The head stays, as in the checkpoints that others make: it decides most."""
+"""fp8 made from plain weights, by the setting. The head stays plain, as in published checkpoints, because it affects
+quality the most."""
 
 
 def check_trains(quantization: Quantization | None) -> None:
@@ -106,7 +107,7 @@ def check_trains(quantization: Quantization | None) -> None:
 
 
 def parse_quantization(fields: Mapping[str, object], requested: str | None) -> Quantization | None:
-    """Of config.json's fields and the setting `quantization`. None: plain weights. Raises ModelLoadError."""
+    """From config.json's fields and the setting `quantization`. None: plain weights. Raises ModelLoadError."""
     written = fields.get("quantization_config")
     if written is None:
         for name in ("compression_config", "quantization"):
@@ -190,7 +191,7 @@ def _compressed_fp8(place: str, weights: Mapping[str, object], strategy: object)
 
 
 def _check_fp8_inputs(place: str, inputs: object) -> None:
-    """Whatever scales they are to have: ours are better (kernels/quantized_linear.py)."""
+    """The input scales that it asks for are not used: ours are better (kernels/quantized_linear.py)."""
     if inputs is None:
         return
     if not isinstance(inputs, dict) or inputs.get("type") != "float" or inputs.get("num_bits") != 8:
@@ -259,7 +260,8 @@ def _gptq(written: Mapping[str, object]) -> Quantization:
 
 
 def _left_plain(written: Mapping[str, object]) -> Sequence[str]:
-    """GPTQModel's rules for some modules: those that leave them plain, as it leaves routers; others are refused."""
+    """GPTQModel's per-module rules: only those that leave modules plain (routers, say) are supported; others are
+    refused."""
     rules = written.get("dynamic") or {}
     if not isinstance(rules, dict) or any(not name.startswith("-:") or how for name, how in rules.items()):
         raise _refused("dynamic", rules)
@@ -301,7 +303,7 @@ def _matches(linear: str, target: str) -> bool:
 def _refuse_unknown(
     written: Mapping[str, object], known: AbstractSet[str], facts: AbstractSet[str], place: str = ""
 ) -> None:
-    """Fields that say something, but mean nothing here. facts: what was known while the checkpoint was made."""
+    """Refuse unknown fields with a value. facts: fields that only tell how the checkpoint was made."""
     for name, value in written.items():
         means_nothing = value is None or value is False or value in ("", [], {})
         if name not in known | facts | {"sparsity_config", "transform_config"} and not means_nothing:
@@ -314,7 +316,7 @@ def _refused(name: str, value: object) -> ModelLoadError:
 
 
 def _require(written: Mapping[str, object], name: str, value: object) -> None:
-    """The field's default is the value that is served."""
+    """The supported value is also the field's default."""
     if written.get(name, value) not in (value, None):
         raise _refused(name, written[name])
 

@@ -1,4 +1,4 @@
-"""Has a model's linears read as a quantization says."""
+"""Prepares a model's linears to be read as its quantization says."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from service.models.quantization import Fp8Scheme, Quantization, Scheme
 from service.models.quantized_shards import stored_shards
 
 _UNREAD = ("input_scale", "output_scale", "weight_shape", "g_idx", "weight_g_idx", "k_scale", "v_scale", "q_scale")
-"""Of a linear, or of the attention around it: scales of activations, for which others are used (kernels/
-quantized_linear.py), scales of a cache, shapes, and the order of groups, which is their own where it is served."""
+"""Suffixes of stored tensors that are not used, of a linear or of the attention around it: activation scales (others
+are used, kernels/quantized_linear.py), cache scales, shapes, and the order of groups, which is the trivial one where it
+is supported."""
 
 
 Multiplies = Callable[[int, int], bool]
-"""Whether a device multiplies by such a quantized weight [out, in] as it is."""
+"""Whether a device multiplies by such a quantized weight [out, in] directly."""
 
 
 def store_quantized(
     model: CausalLM, quantization: Quantization, *, dequantized: bool, except_for: Multiplies = lambda out, size: False
 ) -> frozenset[str]:
-    """Before `CausalLM.materialize`. dequantized: they are made plain, all but those for which `except_for` says
-    otherwise. Returns the names of tensors that the checkpoint may hold besides and nobody reads. Raises
-    ModelLoadError naming a linear; ConfigError for one that the model's ranks cannot share."""
+    """Called before `CausalLM.materialize`. dequantized: weights are made plain, except those for which `except_for` is
+    true. Returns names of tensors that the checkpoint may also hold and that are not read. Raises ModelLoadError naming
+    a linear; ConfigError for one that the model's ranks cannot share."""
     unread = set[str]()
     for names, projection, out_features, in_features in _projections(model):
         scheme = _scheme(quantization, names)
@@ -46,7 +47,7 @@ def store_quantized(
         projection.store(_storage(scheme, names, out_features, in_features), dequantized=is_made_plain)
         for name in names:
             unread |= {f"{place}.{suffix}" for place in (name, name.rpartition(".")[0]) for suffix in _UNREAD}
-            if projection.bias is None:  # checkpoints of GPTQ hold zeros, all the same
+            if projection.bias is None:  # GPTQ's checkpoints hold zeros all the same
                 unread.add(f"{name}.bias")
     for before, mixture in model.mixtures():
         if quantization.is_at_load:
@@ -59,13 +60,13 @@ def store_quantized(
 def store_for_device(
     model: CausalLM, quantization: Quantization, device: torch.device, dtype: torch.dtype
 ) -> frozenset[str]:
-    """`store_quantized` for what a device multiplies x of dtype by."""
+    """`store_quantized` for the forms that the device can multiply x of dtype by."""
     by_loops = partial(stays_quantized, dtype=dtype)
     return store_quantized(model, quantization, dequantized=device.type == "cpu", except_for=by_loops)
 
 
 def made_plain(model: CausalLM, dtype: torch.dtype) -> str:
-    """What of a model that is stored for a CPU will be made plain; "" if nothing is."""
+    """Which weights of a model stored for a CPU will be made plain, in words; "" if none."""
     linears = [projection for projection in model.projections if projection.storage is not None]
     num_plain = sum(projection.num_made_plain > 0 for projection in linears)
     experts = any(each.num_made_plain and not each.stays_quantized(dtype) for _, each in model.mixtures())
@@ -81,7 +82,7 @@ def _store_experts(
     dequantized: bool,
     except_for: Multiplies,
 ) -> set[str]:
-    """Names of tensors that nobody reads."""
+    """Returns names of tensors that are not read."""
     storages, unread = [], set[str]()
     for parts in mixture.parts:
         names = [before + name for name in parts.names]
@@ -129,7 +130,7 @@ def _not_shared(num_ranks: int, quantization: Quantization, name: str, why_not: 
 
 
 def _projections(model: CausalLM) -> Iterator[tuple[Sequence[str], Projection, Sequence[int], int]]:
-    """Names of the parts, the projection, its output features and input features."""
+    """(names of the parts, the projection, output features of the parts, input features) of each."""
     for block in model.block_linears():
         for names, linear, _ in block:
             yield names, linear, linear.out_features, linear.in_features

@@ -1,8 +1,8 @@
-"""Which parts of a quantized weight's tensors a rank has: those of elements, scales and zeros that go with its part of
-the weight.
+"""Which parts of a quantized weight's stored tensors a rank has: the elements, scales and zeros of its part of the
+weight.
 
-Elements are packed in words, and scales and zeros belong to groups and blocks. None is cut: where a rank's part would
-end within one, so many ranks cannot share the weight.
+Elements are packed in words, and scales and zeros belong to groups and blocks. None of these is cut: if a rank's part
+would end inside one, that many ranks cannot share the weight.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from service.models.quantization import A_WORD, Fp8Scheme, Int4Scheme, Scheme
 
 
 def stored_shards(scheme: Scheme, shard: Shard) -> dict[str, Shard]:
-    """Of the weight [out, in] a rank has `shard`: of the stored tensors, by their names behind the linear's, these
-    parts. What is not named is whole on every rank. Raises ValueError with the numbers."""
+    """`shard`: the rank's part of the weight [out, in]. Returns the parts of the stored tensors, by their suffix to the
+    linear's name; a tensor without an entry is whole on every rank. Raises ValueError with the numbers."""
     return _fp8_shards(scheme, shard) if isinstance(scheme, Fp8Scheme) else _int4_shards(scheme, shard)
 
 
 def named_shards(scheme: Scheme, names: Sequence[str], shards: Sequence[Shard]) -> dict[str, Shard]:
-    """`stored_shards` of a linear's parts, by their full names."""
+    """`stored_shards` of all parts of a linear, by their full names."""
     return {
         f"{name}.{suffix}": stored
         for name, shard in zip(names, shards, strict=True)

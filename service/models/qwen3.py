@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al. 2025), dense: Llama with a norm over each head's query and key before they turn."""
+"""Qwen3 (Yang et al. 2025), dense: Llama with a norm over each head's query and key before they are rotated."""
 
 from __future__ import annotations
 

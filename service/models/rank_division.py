@@ -1,4 +1,4 @@
-"""Which models so many ranks can share. Without torch: it is told before torch is loaded."""
+"""Which models a number of ranks can share. Imports no torch: it is known before torch is loaded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from service.layers.vocab_division import vocab_share_size
 from service.models.model_config import ModelConfig
 
 MXFP4_GROUP = 32
-"""As kernels/mxfp4.py has it, beside torch."""
+"""As in kernels/mxfp4.py, which imports torch."""
 
 
 def check_stages(config: ModelConfig, num_stages: int) -> None:
-    """Raises ConfigError if the layers do not make so many equal stages."""
+    """Raises ConfigError if the layers do not divide into that many equal stages."""
     if config.num_layers % num_stages:
         raise ConfigError(
             f"pipeline-parallel-size: {num_stages} does not divide the model's {config.num_layers} layers, of which"
@@ -22,20 +22,20 @@ def check_stages(config: ModelConfig, num_stages: int) -> None:
 
 
 def check_divides(config: ModelConfig, num_ranks: int) -> None:
-    """Raises ConfigError naming what so many ranks cannot share."""
+    """Raises ConfigError naming what that many ranks cannot share."""
     if num_ranks == 1:
         return
     check_sizes(_divided(config), num_ranks, _undivided(config, num_ranks))
 
 
 def check_heads(config: ModelConfig, num_ranks: int) -> None:
-    """The same of what every model has, whatever else of it is divided."""
+    """Like `check_divides`, only for what every model has."""
     if num_ranks > 1:
         check_sizes([("attention heads", config.num_heads)], num_ranks, _undivided(config, num_ranks))
 
 
 def check_sizes(sizes: Iterable[tuple[str, int]], num_ranks: int, others: Iterable[str] = ()) -> None:
-    """Raises ConfigError naming those of these that so many ranks do not divide, and the other faults."""
+    """Raises ConfigError naming the sizes that `num_ranks` does not divide, and the other faults."""
     faults = [*(f"{name} {size}" for name, size in sizes if size % num_ranks), *others]
     if faults:
         raise ConfigError(f"tensor-parallel-size: {num_ranks} does not divide the model's {'; '.join(faults)}")

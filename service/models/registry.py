@@ -1,4 +1,4 @@
-"""Architecture name -> class: an explicit table; what is not in it, transformers' modules may compute."""
+"""Architecture name -> class: an explicit table. Transformers' modules may compute architectures that are not in it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ ARCHITECTURES: Mapping[str, Callable[[ModelConfig], CausalLM]] = MappingProxyTyp
         "GPT2LMHeadModel": Gpt2,
     }
 )
-"""All that model_config.py reads. Mistral is Llama with a sliding window, Qwen2 is Llama with biases of q, k and v,
-Phi-3 and Phi-4 are Llama with merged tensors. Qwen2-MoE and Qwen3-MoE differ from Qwen2 and Qwen3 in what config.json
-says of experts."""
+"""All architectures that model_config.py reads. Mistral is Llama with a sliding window, Qwen2 is Llama with biases of
+q, k and v, Phi-3 and Phi-4 are Llama with merged tensors. Qwen2-MoE and Qwen3-MoE differ from Qwen2 and Qwen3 in
+config.json's experts."""
 
 
 class OpenedModel(NamedTuple):
@@ -69,8 +69,8 @@ def open_model(
     quantization: str | None = None,
     stage: PipelineStage = WHOLE,
 ) -> OpenedModel:
-    """By the folder's config.json, and the setting `quantization`. Raises ModelLoadError naming the field, or what is
-    not served; ConfigError as `build_model` does."""
+    """Read the folder's config.json and build its model. quantization: the setting. Raises ModelLoadError naming the
+    field, or what is not supported; ConfigError as `build_model` does."""
     fields = read_config(folder)
     if choose_implementation(fields, wanted, quantization) == "native":
         config = parse_model_config(fields, quantization)
@@ -88,8 +88,8 @@ def open_model(
 
 
 def build_model(config: ModelConfig, parallel: TensorParallel = ALONE, stage: PipelineStage = WHOLE) -> CausalLM:
-    """The architecture, or this rank's part of it, without memory (on the meta device). Raises ConfigError if the ranks
-    cannot share it, with the numbers."""
+    """The architecture, or this rank's part of it, without memory (on the meta device). Raises ConfigError, with the
+    numbers, if the ranks cannot share it."""
     with torch.device("meta"):
         model = ARCHITECTURES[config.architecture](config)
         check_divides(config, parallel.size)
@@ -97,7 +97,7 @@ def build_model(config: ModelConfig, parallel: TensorParallel = ALONE, stage: Pi
 
 
 def _part(config: ModelConfig, model: CausalLM, parallel: TensorParallel, stage: PipelineStage) -> CausalLM:
-    """This rank's."""
+    """This rank's part."""
     if stage.size > 1:
         check_stages(config, stage.size)
         model.cut(stage)

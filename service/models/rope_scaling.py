@@ -1,4 +1,4 @@
-"""Rotary positions by config.json: `rope_scaling` beside `rope_theta` (transformers 4), or `rope_parameters` (5)."""
+"""Rotary positions from config.json: `rope_scaling` beside `rope_theta` (transformers 4), or `rope_parameters` (5)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def parse_rope(
     *,
     turns_part: bool = False,
 ) -> RopeConfig:
-    """Rotary positions of all layers. usual_theta: where none is written. turns_part: a part of a head's dims may stay
-    as it is. Raises ModelLoadError for a scaling, or a field of one, that is not served."""
+    """Rotary positions of all layers. usual_theta: the default. turns_part: only a part of a head's dims may be
+    rotated. Raises ModelLoadError for a scaling, or a field of one, that is not supported."""
     name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
@@ -45,7 +45,7 @@ def parse_rope(
 
 
 def _scaling(own: ConfigFields, trained: int, max_positions: int, num_pairs: int) -> RopeScaling | None:
-    """trained: the context length before it was stretched. num_pairs: dims that turn, by two."""
+    """trained: the context length before it was stretched. num_pairs: half the number of dims that are rotated."""
     kind = own.get("rope_type") or own.get("type") or "default"
     match kind:
         case "default" | "mrope":

@@ -1,4 +1,4 @@
-"""Which layers see a sliding window of tokens only, by config.json."""
+"""Which layers see only a sliding window of tokens, from config.json."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def parse_sliding_windows(architecture: str, fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
-    """Mistral: every layer, of 4096 tokens unless the file says otherwise (null for none). Qwen2 and Qwen3: from
-    layer `max_window_layers` on, if `use_sliding_window`; Qwen3-MoE then all. Mixtral and Phi-3: all, if a window is
-    written. gpt-oss: every other layer, the first among them, of 128 tokens. `layer_types`, where written, names each
-    layer's kind.
+    """`layer_types`, if present, names each layer's kind. Otherwise:
+
+    Mistral           every layer; 4096 tokens by default, null for none
+    Qwen2, Qwen3      if `use_sliding_window`: layers from `max_window_layers` on
+    Qwen3-MoE         if `use_sliding_window`: every layer
+    Mixtral, Phi-3    every layer, if `sliding_window` is present
+    gpt-oss           every other layer, starting with the first; 128 tokens by default
     """
     window, first_layer = None, 0
     if architecture == "MistralForCausalLM":

@@ -1,8 +1,8 @@
-"""The part of a model with vision that reads and writes text, where it is one of our families: its fields, its names.
+"""The text part of a model with vision, if it is one of our families: its config fields and its tensor names.
 
-Its checkpoint has the text part's weights below a prefix, which differs by family and by the version that saved it, and
-beside them a vision tower's, which are not read. Positions that tell image and text apart (Qwen's mrope) are plain ones
-where all is text.
+The checkpoint has the text part's weights below a prefix, which differs by family and by the version that saved it. It
+also has a vision tower's weights, which are not read. Positions that distinguish image and text (Qwen's mrope) are
+plain ones if all is text.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ _ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "qwen3_vl_text": "Qwen3ForCausalLM",
     }
 )
-"""By `model_type` of the text part, which is the model's own where its fields stand among the model's."""
+"""By `model_type` of the text part; that is the model's own if the text fields are at the top level."""
 _OF_THE_WHOLE = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config")
 _BELOW_A_PREFIX = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(.+)")
 _TEXT_ALONE = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
 
 
 def text_fields(fields: Mapping[str, object]) -> Mapping[str, object] | None:
-    """config.json of a model with vision -> what that of its text part would be. None if it is another model."""
+    """config.json of a model with vision -> the config.json that its text part would have alone. None for any other
+    model."""
     names = fields.get("architectures")
     if not isinstance(names, list) or not names or names[0] not in _WITH_VISION:
         return None
@@ -60,7 +61,7 @@ def text_fields(fields: Mapping[str, object]) -> Mapping[str, object] | None:
 
 
 def text_name(name: str) -> str | None:
-    """A stored tensor's name -> that of the text part's own checkpoint; None if it belongs to another part."""
+    """A stored tensor's name -> its name in a checkpoint of the text part alone; None if it belongs to another part."""
     below = _BELOW_A_PREFIX.fullmatch(name)
     if below is None:
         return name if name.startswith(_TEXT_ALONE) else None
@@ -68,7 +69,7 @@ def text_name(name: str) -> str | None:
 
 
 def names_in_whole(name: str) -> Sequence[str]:
-    """What a tensor or module of the text part may be called in the whole: `text_name` undone."""
+    """What a tensor or module of the text part may be called in the whole model: the inverse of `text_name`."""
     rest = name.removeprefix("model.")
     parts = "language_model", "text_model"
     return [f"{outer}{part}.{inner}{rest}" for outer in ("model.", "") for part in parts for inner in ("model.", "")]

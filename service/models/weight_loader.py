@@ -1,7 +1,8 @@
-"""Checkpoint files -> parameters, by exact names: whatever is missing, left over or of another shape is named.
+"""Checkpoint files -> parameters, by exact names. Whatever is missing, left over or of another shape is reported by
+name.
 
-The names and shapes of all files are checked before a byte of weights is read; then each file is read from its
-beginning to its end, several files at a time, each tensor straight into its place in the (merged) parameter.
+The names and shapes of all files are checked before any weight is read. Then each file is read from beginning to end,
+several files at a time, each tensor directly into its place in the (merged) parameter.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ OnProgress = Callable[[int, int], None]
 
 _FLOAT_DTYPES = frozenset({"BF16", "F16", "F32"})
 _STORED_AS = {torch.uint8: "U8", torch.int32: "I32", torch.float8_e4m3fn: "F8_E4M3"}
-"""Of what is read as it is; all other may be any float."""
+"""Stored dtypes of what is read unchanged; other tensors may be any float."""
 _NUM_THREADS = 4  # files read at a time
 
 
@@ -44,9 +45,9 @@ def load_weights(
 ) -> None:
     """Fill a materialized model from a folder's checkpoint, converting to the parameters' dtype.
 
-    torch_format: reads torch's own files instead of safetensors; without it nothing is ever unpickled. unread: names
-    that the checkpoint may hold besides those that the model ignores. Raises ModelLoadError naming files or weights;
-    the model is then useless.
+    torch_format: read torch's own files instead of safetensors; without it nothing is ever unpickled. unread: names
+    that the checkpoint may hold, besides those that the model ignores. Raises ModelLoadError naming files or weights;
+    the model is then unusable.
     """
     written = {entry.name: entry for file in checkpoint_files(folder, torch_format) for entry in read_header(file)}
     stored = _of_text(written) if _has_vision(folder) else written
@@ -64,7 +65,8 @@ def load_weights(
 
 
 def non_finite_weights(folder: Path) -> str:
-    """Names of a checkpoint's tensors that hold NaN or infinity, the first few; empty if none does. Reads all of it."""
+    """Names of the checkpoint's tensors that hold NaN or infinity, the first few; empty if there are none. Reads all
+    weights."""
     return some_of(
         [
             name
@@ -81,7 +83,7 @@ def _has_vision(folder: Path) -> bool:
 
 
 def _of_text(written: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """By the names that the text part has alone; without what is not its own."""
+    """The text part's tensors, by the names that they would have in its own checkpoint."""
     names = {name: text_name(name) for name in written}
     return {own: written[name] for name, own in names.items() if own is not None}
 
@@ -119,7 +121,7 @@ def _check(
 
 
 def _fits(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """A number alone may be written as it likes."""
+    """A single number may be stored in any shape."""
     return stored == wanted or (math.prod(stored) == math.prod(wanted) == 1)
 
 
@@ -140,7 +142,7 @@ class _Progress:
 
 
 class _Part(NamedTuple):
-    """Where a stored tensor goes, or the part of it that this rank has."""
+    """Where a stored tensor goes; shard: the part of it that this rank has, None for all."""
 
     destination: Destination
     shard: Shard | None

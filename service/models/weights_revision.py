@@ -1,4 +1,4 @@
-"""Which weights these are: a name for them that changes when they do."""
+"""A name for a folder's weights that changes when they do."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _NUM_SAMPLES = 8
 
 
 def weights_revision(folder: Path) -> str:
-    """12 hex digits made of config.json and of every weight file's name, size and samples.
+    """12 hex digits of a hash over config.json and every weight file's name, size and samples.
 
-    Eight MiB of a file are read, its header and its end among them, so that it takes no time to speak of; two files
-    that differ only between the samples look alike.
+    At most 8 MiB of each file are read, including its header and its end, so it takes hardly any time. Two files that
+    differ only between the samples get the same name.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):

@@ -1,4 +1,4 @@
-"""What adapters may change of a model, and what that takes of a device."""
+"""Which parts of a model adapters may change, and the memory that adapters take."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def adapter_layout(
 
 
 def other_stages(source: ModelSource, folder: Path, place: RankPlace) -> list[Mapping[str, AdapterSite]]:
-    """What adapters may change in each of them, by the model as it is described: no stage has the others' modules."""
+    """What adapters may change in each other pipeline stage. Read from the model's description: no stage has the
+    others' modules."""
     own, size = place.stage.index, place.stage.size
     if size == 1:
         return []
@@ -46,7 +47,7 @@ def _adapter_sites(block_linears: Sequence[Sequence[NamedLinear]]) -> dict[str, 
 
 
 def _adapter_site(out_features: int, in_features: int, shard: Shard | None) -> AdapterSite:
-    """Of a part of a linear as this rank has it."""
+    """The site of one part of a linear. out_features, in_features: of this rank's shard."""
     own = out_features, in_features
     out_features, in_features = own if shard is None else shard.whole_shape(own)
     return AdapterSite(in_features, out_features, shard)

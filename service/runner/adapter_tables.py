@@ -1,4 +1,4 @@
-"""The device's side of adapters: which slot has its weights where, for every linear of the model."""
+"""Adapter tables on the device: for every linear of the model, where the weights of each slot lie."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from service.runner.kv_storage import KvStorage
 
 
 class AdapterTables:
-    """Slots 1 to `num_slots`; slot 0 is nobody's. Engine thread.
+    """Slots 1 to `num_slots`; slot 0 means no adapter. Engine thread.
 
-    block_linears: as CausalLM's; their parts, in order, are the sites of the store's layout.
+    block_linears: as in CausalLM; their parts, in order, are the sites of the store's layout.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class AdapterTables:
         return (num_slots + 1) * num_sites * (2 * max_rank * torch.int64.itemsize + 8)
 
     def install(self, step: AdapterStep) -> None:
-        """Have each linear add the adapters' parts from now on; its method is the one that it had."""
+        """From now on each linear adds the adapters' parts to what its previous method computes."""
         first, last = 0, len(self._block_linears) - 1
         for index, linears in enumerate(self._block_linears):
             for names, linear, reads_rows in linears:
@@ -68,8 +68,8 @@ class AdapterTables:
                 first += len(names)
 
     def load(self, loads: Sequence[AdapterLoad]) -> None:
-        """Copy the adapters to their blocks, and have their slots name these. It is launched, not awaited: steps before
-        it, which may use what was there, come first on the device."""
+        """Copy the adapters to their blocks and point their slots at these. Launched, not awaited: earlier steps, which
+        may use the slots' old adapters, come first on the device."""
         for slot, adapter_id, block_ids in loads:
             packed = self._store.packed(adapter_id)
             for block_id, values in zip(block_ids, packed.blocks, strict=True):

@@ -1,8 +1,8 @@
-"""What a step is told of each of its tokens, sequences and draws: the batch's columns, defined once.
+"""The columns of a batch: what a step is told of each token, sequence and draw, defined once.
 
-From the definition are made: what is remembered in each row (sequence_rows.py), batches (selective_batching.py,
-decode_batch.py), the fixed places that graphs and recordings read (graph_inputs.py, recorded_steps.py), and the
-sampler's parameters. A column that comes from the sequence needs its line here, and the line where it is used.
+Made from this definition: the remembered rows (sequence_rows.py), batches (selective_batching.py), the fixed inputs of
+graphs and recordings (graph_inputs.py, recorded_steps.py), and the sampler's parameters. A new column that comes from
+the sequence needs one line here, and one where it is used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class Per(Enum):
-    """What has one entry in the column."""
+    """What one entry of a column belongs to."""
 
     TOKEN = auto()
     SEQUENCE = auto()
@@ -34,15 +34,15 @@ class Per(Enum):
     ASKING_DRAW = auto()
     """A draw of a batch in which some sequence `asks_more`; such a batch is drawn kernel by kernel."""
     ROW = auto()
-    """A row of SequenceRows, and nothing else: it is looked up on the host."""
+    """A row of SequenceRows only: looked up on the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """padding: what stands where there is no token, sequence or draw.
+    """padding: the value where there is no token, sequence or draw.
 
-    of: reads it from the sequence when it is first scheduled; it is remembered in the sequence's row. None: the batch
-    has another each time.
+    of: reads the value from the sequence when it is first scheduled; the sequence's row remembers it. None: each batch
+    has its own values.
     """
 
     name: str
@@ -56,16 +56,16 @@ class Column:
         return np.full(num, self.padding, self.dtype)
 
     def of_the(self, kind: str) -> Column:
-        """The same of some of the sequences, by a name that says so."""
+        """The same column for some of the sequences, named `{kind}_{name}`."""
         return replace(self, name=f"{kind}_{self.name}")
 
 
 class BatchColumns:
-    """All columns. The batch's own have their places in `decode_columns` and `flatten`; those that are remembered are
-    carried along by their definition alone.
+    """All columns. `decode_columns` and `flatten` compute a batch's own columns; remembered ones need only their
+    definition.
 
-    slots: the names of those that say where a token's keys and values go, one for each group of layers. group_of: of
-    each layer its group; empty where there is one.
+    slots: names of the slot mapping columns, one per group of layers. group_of: the group of each layer; empty if there
+    is only one group.
     """
 
     def __init__(self, columns: Iterable[Column], groups: LayerGroups | None = None) -> None:
@@ -77,7 +77,7 @@ class BatchColumns:
         self.remembered = {column.name: column.of for column in self._columns if column.of is not None}
 
     def over(self, groups: LayerGroups | None) -> BatchColumns:
-        """The same, for layers in these groups."""
+        """The same columns, for layers in these groups."""
         return self if groups is None or groups.tables.size == 1 else BatchColumns(self._columns, groups)
 
     def __iter__(self) -> Iterator[Column]:
@@ -91,7 +91,8 @@ _SLOTS = Column("slot_mapping", Per.TOKEN, np.int64, padding=-1)
 
 
 def _num_logprobs(item: ScheduledSequence) -> int:
-    """Of the most probable tokens; 0 also where others are asked for."""
+    """How many of the most probable tokens are asked for: 0 also where the request names tokens itself, -1 for no
+    logprobs."""
     num = item.sampling.num_logprobs
     return -1 if num is None else 0 if item.sampling.logprob_token_ids else num
 
@@ -117,12 +118,12 @@ BATCH_COLUMNS = BatchColumns(
         Column("deterministic", Per.ROW, np.bool_, of=lambda item: item.sampling.deterministic),
     )
 )
-"""context_lens: tokens in the cache after the step's write. rows: of SequenceRows; row 0 is padding's, without context,
-and writes to slot -1, which is none. What padding draws, the largest logit, is ignored. sample_positions: of the drawn
-tokens in their sequences. asks_more: the draws need more than the columns of every batch. num_logprobs: -1: none.
-deterministic: the sequence's bits are to be those that it has alone."""
+"""context_lens: tokens in the cache after the step's write. rows: of SequenceRows. Padding has row 0 and no context,
+and its slot -1 is skipped; it draws its largest logit, which is ignored. sample_positions: of the drawn tokens in their
+sequences. asks_more: the draws need more than the columns of every batch. num_logprobs: -1: none. deterministic: the
+sequence gets the same bits as it would alone."""
 
 ADAPTER_COLUMNS = BatchColumns(
     (*BATCH_COLUMNS, Column("adapter_slots", Per.TOKEN, np.int32, of=lambda item: item.adapter_slot))
 )
-"""Where adapters are served. adapter_slots: of the token's adapter, 0 for none."""
+"""Where adapters are served. adapter_slots: the slot of the token's adapter, 0 for none."""

@@ -1,4 +1,4 @@
-"""The sizes of steps for which there are graphs, and the graph of each."""
+"""The step sizes that have graphs, and the graph of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUM_RECENT_STEPS = 256
 
 
 class GraphPlace:
-    """What all graphs of a device share: the block table that they read, their memory pool, the stream of captures."""
+    """What all graphs of a device share: the block table they read, their memory pool, the stream of captures."""
 
     def __init__(self, rows: SequenceRows, device: torch.device) -> None:
         self.table = DeviceBlockTable(rows, device)
@@ -28,10 +28,11 @@ class GraphPlace:
 
 
 class CapturedSizes:
-    """Graphs of one kind of step. Engine thread; `capture` while no step runs.
+    """The graphs of one kind of step. Engine thread; call `capture` while no step runs.
 
-    num_adapters: as of StepGraphs. decodes, mixed: the graphs, of decodes alone and of those beside prompts.
-    recent_steps: replayed or asked for in vain, with the sizes that they would be padded to now.
+    num_adapters: as in StepGraphs. decodes: graphs of decodes alone. mixed: graphs of decodes and prompts.
+    recent_steps: steps that were replayed, or for which there was no graph, each with the size it would be padded to
+    now.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class CapturedSizes:
         self.recent_steps: deque[PaddedStep] = deque(maxlen=_NUM_RECENT_STEPS)
 
     def capture(self, sizes: Sequence[GraphSize]) -> None:
-        """Capture a graph of each size. Each is computed once before, so that every kernel is compiled and loaded:
-        neither may happen in a capture."""
+        """Capture a graph of each size. Each is run once before, so that every kernel is compiled and loaded: neither
+        may happen in a capture."""
         try:
             for size in sizes:
                 self._capture(size)
@@ -61,13 +62,14 @@ class CapturedSizes:
             self._look_again_at_recent_steps()
 
     def padded_size(self, num_tokens: int, num_decodes: int, num_prompts: int) -> GraphSize | None:
-        """The size of the graph that computes such a step, None if there is none. Of the `num_tokens` tokens
-        `num_decodes` are decodes', the others belong to `num_prompts` prompts."""
+        """The size of the graph that computes such a step; None if there is none. `num_decodes` of the tokens are
+        decodes, the others belong to `num_prompts` prompts."""
         sizes = self._mixed_sizes if num_prompts else self._decode_sizes
         return narrowest(sizes, num_tokens, num_decodes, num_prompts)
 
     def padded(self, batch: FlatBatch) -> PaddedStep:
-        """The batch, which has a prompt; its size is that of the graph that computes it with all its draws, if any."""
+        """The batch, which has a prompt, with the size of the graph that computes it and all its draws, if there is
+        one."""
         num_prompts = batch.num_seqs - batch.num_decode
         size = narrowest(self._mixed_sizes, batch.num_tokens, batch.num_decode, num_prompts, batch.num_draws)
         return PaddedStep(batch.num_tokens, batch.num_decode, num_prompts, size)

@@ -1,4 +1,4 @@
-"""A step as a CUDA graph, and who holds its outputs' memory."""
+"""A step captured as a CUDA graph, and the lifetime of its outputs' memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from service.runner.graph_step import StepOutputs
 
 
 class CapturedStep:
-    """A graph, and where it reads and writes (ids and logits, or the hidden states that they are drawn from). The first
-    replay, of nothing but padding, brings the graph to the device: 0.2 to 0.4 ms of any size of Llama-8B.
+    """A graph with its inputs and outputs (ids and logits, or the hidden states to draw from). It is replayed once, on
+    nothing but padding, to upload it to the device: 0.2 to 0.4 ms for any size of Llama-8B.
 
-    filtered: draws again of the outputs; then there is a graph of that, too, for a `replay` with filters.
+    filtered: draws again from the outputs. If given, it is captured as a second graph, for a `replay` with filters.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class CapturedStep:
         self.graph.replay()
         if filtered is not None and isinstance(outputs, StepOutputs):
             self._filter = _captured_filter(filtered, inputs, outputs, pool, stream)
-        torch.cuda.synchronize()  # it reads places that the next step fills
+        torch.cuda.synchronize()  # it reads inputs that the next step overwrites
         self.outputs = _kept(outputs)
 
     def replay(self, *, has_filters: bool) -> StepOutputs | Tensor:
-        """Launch it; its outputs. has_filters: whether some draw filters; not asked where there is no `filtered`."""
+        """Launch it and return its outputs. has_filters: whether some draw filters; ignored without `filtered`."""
         self.graph.replay()
         if self._filter is None or not has_filters:
             return self.outputs
@@ -56,7 +56,7 @@ def _captured_filter(
     pool: Any,
     stream: torch.cuda.Stream,
 ) -> tuple[torch.cuda.CUDAGraph, StepOutputs]:
-    """outputs: of the step's graph, held until this one has its own memory."""
+    """outputs: of the step's graph. The caller holds them until this graph has memory of its own."""
     filtered(inputs, outputs)
     torch.cuda.synchronize()
     graph, drawn = capture_graph(lambda: filtered(inputs, outputs), stream, pool)
@@ -65,15 +65,16 @@ def _captured_filter(
 
 
 def _kept(outputs: StepOutputs | Tensor) -> StepOutputs | Tensor:
-    """A graph's outputs. The ids are kept for it alone. Nobody holds the memory of the others, so the next capture may
-    use it too: logits are the largest tensor by far."""
+    """A graph's outputs. The ids keep their memory. The memory of the others is not held, so the next capture may use
+    it too: logits are the largest tensor by far."""
     if isinstance(outputs, StepOutputs):
         return StepOutputs(outputs.token_ids, _without_holding(outputs.logits))
     return _without_holding(outputs)
 
 
 def _without_holding(tensor: Tensor) -> Tensor:
-    """The same memory as a tensor whose allocation it does not keep; the caller knows what else does."""
+    """A tensor over the same memory that does not keep the allocation alive. The caller makes sure that something else
+    does."""
     as_bytes = tensor.view(torch.uint8)
     described = _Memory(as_bytes.data_ptr(), tuple(as_bytes.shape))
     return torch.as_tensor(described, device=tensor.device).view(tensor.dtype)

@@ -1,14 +1,14 @@
 """Full CUDA graphs of a step: one launch instead of hundreds.
 
-A graph replays the kernels of one step, from the embedding to the drawn ids, with the addresses that it was captured
-with. So there is one graph for each of a few padded sizes (graph_sizes.py), of decodes alone and of decodes beside some
-tokens of prompts. One of many tokens ends with the hidden states of the rows that draw, and the few kernels behind them
-are launched one by one, for those rows that are no padding.
+A graph replays the kernels of one step, from the embedding to the drawn ids, with the addresses it was captured with.
+So there is one graph per padded size (graph_sizes.py), of decodes alone and of decodes beside prompt tokens. A graph of
+many tokens ends with the hidden states of the rows that draw; the few kernels after that are launched one by one, for
+the real rows only.
 
-Inputs lie at fixed places, also on the host, from where the graph itself fetches them; rows that are padding have no
-context, write nothing and draw what nobody reads. All graphs share one memory pool, and the largest is captured first,
-so that the others fit into what it needed. A step whose size was not captured, yet or ever, runs in the next larger
-graph or kernel by kernel.
+Inputs lie at fixed addresses, also on the host, from where the graph itself fetches them. Padding rows have no context,
+write nothing, and draw ids that nobody reads. All graphs share one memory pool; the largest is captured first, so the
+others fit into its memory. A step whose size has no graph, yet or ever, runs in the next larger graph or kernel by
+kernel.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from service.runner.step_ways import Outputs, PendingTokenIds, Step
 
 
 class StepGraphs:
-    """Can it be replayed? Then replay it. Engine thread.
+    """Replays a step if it can. Engine thread.
 
-    num_adapters: that a step may have, of graphs of steps with adapters; 0: of steps without. num_lanes: of which the
-    last decodes are known, to be replayed again (service/scheduler/lanes.py). sizes: of the graphs that there are.
+    num_adapters: how many adapters a step may use; 0: these graphs are for steps without adapters. num_lanes: lanes
+    whose last decodes are kept, to be replayed again (service/scheduler/lanes.py). sizes: the graphs that exist.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class StepGraphs:
         self._flat_order: Tensor | None = None
 
     def has_room_for(self, num_decodes: int) -> bool:
-        """Whether so many sequences that compute one token each, and draw one id, can be replayed."""
+        """Whether this many sequences, each with one token to compute and one id to draw, can be replayed."""
         return self.sizes.padded_size(num_decodes, num_decodes, 0) is not None and self._table.is_complete
 
     def replay(
@@ -72,9 +72,9 @@ class StepGraphs:
         version: int | None = None,
         order: Int64Array | None = None,
     ) -> StepOutputs:
-        """Replay decodes that it `has_room_for`; the outputs are in their order. decodes: by `decode_columns`. version:
+        """Replay decodes that it `has_room_for`; outputs are in their order. decodes: from `decode_columns`. version:
         given if they are a plan's ScheduledDecodes, which may be replayed again. order: their `flat_order`, on a
-        stage."""
+        pipeline stage."""
         num_seqs = len(decodes["decode_rows"])
         size = self.sizes.padded_size(num_seqs, num_seqs, 0)
         assert size is not None
@@ -92,12 +92,12 @@ class StepGraphs:
         return self._run(step, captured, num_seqs, self._flat_order, has_filters=has_filters)
 
     def can_replay_again(self, decodes: ScheduledDecodes) -> bool:
-        """Whether the last decodes that were replayed, of some lane, are these, one token before."""
+        """Whether these are the last decodes replayed for some lane, one token further."""
         last = self._last_decodes.get(decodes.version)
         return last is not None and self._table.is_complete and last.captured.inputs.can_advance(decodes, last.aside)
 
     def replay_again(self, step: Step) -> StepOutputs:
-        """Replay a step of decodes for which it `can_replay_again`."""
+        """Replay a step whose decodes it `can_replay_again`."""
         decodes = step.plan.decodes
         last = self._last_decodes[decodes.version]
         self._last_decodes.move_to_end(decodes.version)
@@ -113,26 +113,26 @@ class StepGraphs:
         return self._run(step, last.captured, len(decodes), self._flat_order, has_filters=last.has_filters)
 
     def _put_aside(self, inputs: GraphInputs) -> None:
-        """Other decodes take their place there: of another lane, whose turn comes again."""
+        """Before other decodes overwrite `inputs`: save those held there if they are a lane's, which will run again."""
         held = None if self._num_lanes == 1 or inputs.version is None else self._last_decodes.get(inputs.version)
         if held is not None and held.captured.inputs is inputs:
             held.aside = inputs.aside()
 
     def handed_over(self, outputs: StepOutputs) -> Tensor:
-        """Of the last decodes that were replayed what goes to the next stage, of its own memory: in the order of the
-        flat batch, which all stages share, however each computes it."""
+        """What the last replayed decodes hand to the next stage, in memory of its own: hidden states in the order of
+        the flat batch, which all stages share, however each computes it."""
         assert self._flat_order is not None
         return outputs.logits.index_select(0, self._flat_order)
 
     def can_replay_mixed(self, batch: FlatBatch) -> bool:
-        """Whether some graph has room for the batch's decodes, prompts and draws, and not far too much."""
+        """Whether some graph has room for the batch's decodes, prompts and draws without too much padding."""
         padded = self.sizes.padded(batch)
         self.sizes.recent_steps.append(padded)
         return self._table.is_complete and padded.size is not None
 
     def replay_mixed(self, step: Step) -> StepOutputs:
-        """Replay a step whose batch `can_replay_mixed`; the outputs have one row a draw, in the plan's order; where
-        another stage draws, one a token, in the batch's."""
+        """Replay a step whose batch `can_replay_mixed`. Outputs have one row per draw in the plan's order; where
+        another stage draws, one row per token in the batch's order."""
         batch = step.batch
         size = self.sizes.padded(batch).size
         assert size is not None
@@ -141,15 +141,14 @@ class StepGraphs:
         return self._run(step, captured, batch.num_draws, has_filters=self._has_filters(batch.draws))
 
     def _has_filters(self, draws: Mapping[str, Array]) -> bool:
-        """Of these columns; asked where the draws are sharded alone."""
+        """Whether some draw filters; computed only if draws are sharded."""
         return self._step.is_sharded and has_filters(draws)
 
     def _run(
         self, step: Step, captured: CapturedStep, num_draws: int, order: Tensor | None = None, *, has_filters: bool
     ) -> StepOutputs:
-        """has_filters: as `GraphStep.draw` takes it. num_draws: how many are wanted. Of what a graph draws nothing is
-        cut off, as that would cost the host two more calls. order: of the places at which what was received belongs;
-        None: as it lies."""
+        """num_draws: how many draws are wanted. A graph's own draws are not cut to it: that would cost the host two
+        more calls. order: the place of each received row; None: as they lie. has_filters: as in `GraphStep.draw`."""
         if step.turn is not None:
             step.turn.begins()
         received, there = step.received, captured.inputs.step.received
@@ -166,8 +165,8 @@ class StepGraphs:
 
 @dataclass(slots=True)
 class _LastDecodes:
-    """Of one version, and the graph that has computed them. order: as of `replay`. has_filters: as of `_run`. aside:
-    their columns, where the graph's inputs hold others by now."""
+    """The decodes of one version, and the graph that computed them. order: as in `replay`. has_filters: as in `_run`.
+    aside: their columns, if the graph's inputs hold other decodes now."""
 
     padded: PaddedStep
     captured: CapturedStep
@@ -177,7 +176,7 @@ class _LastDecodes:
 
 
 class SameDecodesAgain:
-    """The decodes that a graph has computed last, alone, one token further: what it holds is advanced in place."""
+    """A StepWay: the decodes that a graph computed last, alone, one token further. Its inputs are advanced in place."""
 
     def __init__(self, graphs: StepGraphs) -> None:
         self._graphs = graphs
@@ -191,5 +190,5 @@ class SameDecodesAgain:
 
 
 def drawn(outputs: StepOutputs, num_draws: int, step: Step) -> Outputs:
-    """A graph's outputs, of which so many draws are the step's."""
+    """A graph's outputs, of which the first `num_draws` are the step's."""
     return Outputs(PendingTokenIds(outputs.token_ids, num_draws, step.turn), is_replayed=True)

@@ -1,4 +1,4 @@
-"""What a GPU's memory holds, as the driver and this process's allocator say."""
+"""A GPU's memory, as the driver and this process's allocator report it."""
 
 from __future__ import annotations
 

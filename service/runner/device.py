@@ -20,16 +20,16 @@ def choose_device(requested: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """All the memory that a GPU has; 0 for a CPU."""
+    """Total memory of a GPU; 0 for a CPU."""
     return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0
 
 
 def use_cores(device: torch.device, num_ranks: int = 1) -> int:
-    """Let torch use as many threads as this process has cores, or its share of them where several ranks compute here;
-    returns how many.
+    """Set torch's number of threads to this process's cores, or to its share of them if several ranks compute here;
+    returns the number.
 
-    Torch itself counts the machine's cores, also where a container may use fewer, and threads that have to share a
-    core wait for each other in every operation. OMP_NUM_THREADS, when set, is left in charge.
+    Torch itself counts the machine's cores, even where a container may use fewer. Threads that share a core then wait
+    for each other in every operation. If OMP_NUM_THREADS is set, it decides.
     """
     if device.type == "cpu" and not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(max(1, available_cores() // num_ranks))

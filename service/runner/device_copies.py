@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 def to_device(arrays: Mapping[str, Array], device: torch.device, turn: StagingTurn | None = None) -> dict[str, Tensor]:
     """The arrays as tensors on `device`, in one copy. On the CPU they share the arrays' memory. turn: the iteration's,
-    whose memory they leave from; else they leave from fresh memory."""
+    whose pinned memory is used; None: fresh pinned memory."""
     if device.type == "cpu":
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
     offsets, num_bytes = layout({name: array.nbytes for name, array in arrays.items()})
@@ -47,13 +47,13 @@ def part_of(buffer: Tensor, offset: int, like: Array) -> Tensor:
 
 
 class AsyncCopy:
-    """Tensors of the device that are copied to the host behind the work that makes them."""
+    """Device tensors on their way to the host, behind the work that computes them."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self._copied: torch.cuda.Event | None = None
         if any(tensor.is_cuda for tensor in tensors):
             tensors = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
-            self._copied = torch.cuda.Event(blocking=True)  # who waits for it sleeps
+            self._copied = torch.cuda.Event(blocking=True)  # a waiting thread sleeps
             self._copied.record()
         self._tensors = tensors
 

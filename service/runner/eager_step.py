@@ -1,7 +1,7 @@
-"""A step kernel by kernel, by tensors made for it: the way that takes every plan, and the twin of all others.
+"""A step run kernel by kernel: it takes every plan, and is the plain twin of all other ways.
 
-Its draws are made all at once, or in parts if their logits do not fit the device's memory. Nothing of them depends on
-the cut: a draw depends on its own row, parameters, seed and position alone.
+Draws are made all at once, or in parts if their logits do not fit into the device's memory. The cut changes nothing: a
+draw depends only on its own row, parameters, seed and position.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from service.sampling.vocab_shard import VocabShard
 
 
 class EagerStep:
-    """A StepWay. Ways that compute the hidden states or the logits otherwise use its beginning and its end."""
+    """A StepWay. Ways that compute only the hidden states or logits differently use `begin` and `draw`."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class EagerStep:
         return replace(outputs, prompt_logprobs=prompt_logprobs, pooled=pooled)
 
     def begin(self, step: Step) -> dict[str, Tensor]:
-        """The batch's arrays on the device, pending ids filled in, and what was received; what is remembered for draws
-        is up to date."""
+        """Copy the batch's arrays to the device, fill in pending ids, add the received hidden states, and update what
+        is remembered for draws."""
         batch = step.batch
         self._forward_pass.row_invariance.want(step.is_deterministic)
         tensors = step.begin(self._device)
@@ -93,7 +93,7 @@ class EagerStep:
         return tensors
 
     def draw_from(self, hidden: Tensor, step: Step, tensors: Mapping[str, Tensor]) -> Outputs:
-        """hidden: of the batch's `logit_rows`, perhaps none."""
+        """hidden: of the batch's `logit_rows`, of which there may be none."""
         if not len(step.batch.logit_rows):
             return Outputs(PendingTokenIds(tensors["token_ids"], 0, step.turn))
         return self.draw(lambda first, stop: self._model.compute_logits(hidden[first:stop]), step, tensors)
@@ -103,7 +103,7 @@ class EagerStep:
         return logits if self._shard is None else self._shard.whole(logits)
 
     def draw(self, logits_of: LogitsOf, step: Step, tensors: Mapping[str, Tensor]) -> Outputs:
-        """All draws of the batch, at least one. tensors: by `begin`."""
+        """Make all draws of the batch, at least one. tensors: from `begin`."""
         batch, asked = step.batch, list[int | None]()
         extras, asked_tokens = None, dict[int, tuple[int, ...]]()
         if not batch.is_plain:
@@ -126,8 +126,8 @@ class EagerStep:
 def with_grammar_masks(
     extras: SamplingExtras | None, masks: TokenMasks | None, device: torch.device
 ) -> SamplingExtras | None:
-    """The masks of a plan beside what the sampling parameters ask for. Waits for them: to be called when the forward
-    pass has been launched."""
+    """Add a plan's grammar masks to the extras of the sampling parameters. Waits for the masks: call it after the
+    forward pass has been launched."""
     if masks is None:
         return extras
     arrays = {"bits": np.asarray(masks.wait()), "rows": np.asarray(masks.rows, np.int32)}
@@ -154,8 +154,8 @@ def draw_all(
     one_by_one: bool = False,
 ) -> Drawn:
     """One id for each of the batch's N draws, N > 0. parameters: of the N draws. One row's logits may serve several
-    draws (the n choices of a prompt). shard: whose the logits are, where several ranks draw. one_by_one: torch may take
-    an exponential beside others to another last bit than alone."""
+    draws (the n choices of a prompt). shard: of the vocabulary, if each rank has logits of a part. one_by_one: draw row
+    by row, because torch's exp of a row may differ in the last bit beside others."""
     row_of = np.repeat(np.arange(len(batch.logit_rows)), batch.samples_per_row)
 
     def compute(first: int, stop: int) -> Drawn:

@@ -1,4 +1,4 @@
-"""Whether the loaded model can answer at all: a few prompts are computed before it is called ready."""
+"""Whether the loaded model gives finite logits: a few prompts are computed before it is called ready."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MOST_PROMPTS = 8
 
 
 def has_finite_logits(runner: ModelRunner, *, most_prompts: int, block_size: int, vocab_size: int) -> bool:
-    """Whether at least one of a few prompts, of tokens from all over the vocabulary, gives logits that are all finite.
+    """Whether at least one of a few prompts, with tokens from all over the vocabulary, gives only finite logits.
 
-    One iteration, drawn greedily; true on a stage that does not draw. A model that fails with some of the prompts can
-    still answer others: that is logged. To be called while no sequence is alive; the contents of the first
-    `most_prompts` units' blocks are lost. most_prompts: as many as an iteration may have, and such units.
+    Runs one iteration, drawn greedily. Returns True on a stage that does not draw. If only some prompts fail, that is
+    logged, since the model can still answer others. Call it while no sequence is alive: it overwrites the blocks of the
+    first `most_prompts` units. most_prompts: how many prompts an iteration may have.
     """
     num_prompts = min(_MOST_PROMPTS, most_prompts, vocab_size)
     first_ids = [number * vocab_size // num_prompts for number in range(num_prompts)]

@@ -1,4 +1,4 @@
-"""A step that is computed beside the traffic, and given up between two layers when somebody comes."""
+"""A step computed while nothing else is to do, and dropped between two layers when a request arrives."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from service.layers.attention import LayerCache
 
 
 class GivenUpError(Exception):
-    """Nothing is wrong: somebody has come, and what was computed so far is of no use."""
+    """Not a fault: a request has arrived, and what was computed so far is dropped."""
 
 
 class UntilSomebodyComes(Sequence[LayerCache]):
-    """The caches of the layers, for one way through them that raises GivenUpError before the layer at which
-    `must_give_up` says so.
+    """The layers' caches, for one forward pass. It raises GivenUpError before the first layer at which `must_give_up`
+    is true.
 
-    The device is not let run ahead: the layers that are launched are over by then. In a capture nothing runs.
+    The device does not run ahead: the layers launched so far have finished by then. In a capture nothing runs, so
+    nothing is awaited.
     """
 
     def __init__(self, caches: Sequence[LayerCache], must_give_up: Callable[[], bool]) -> None:

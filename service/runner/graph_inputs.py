@@ -1,7 +1,6 @@
-"""The inputs of a step at fixed places on the device: what a CUDA graph was captured with and reads again, and a CPU's
-recording.
+"""The inputs of a step at fixed addresses: what a CUDA graph, or a CPU's recording, reads in each replay.
 
-Most steps have the decodes of the one before, one token further: then the columns are advanced where they are.
+Most steps have the decodes of the step before, each one token further. Then the columns are advanced in place.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from service.runner.step_inputs import adapter_values, column_lengths, mixed_val
 
 
 class GraphInputs:
-    """Inputs of a step of at most `size`. Tokens stand in the order of the batch, with padding behind them: so the
-    matrix products have the same shape wherever the border between decodes and prompts lies.
+    """Inputs of a step of at most `size`. Tokens are in the order of the batch, followed by padding, so the matrix
+    products have the same shape wherever the border between decodes and prompts lies.
 
-    block_table: DeviceBlockTable's tensor. step: the tensors. fetch: with which the step begins. table_places,
-    table_values: what it has to write to the block table then, one entry at most of each group for a token.
-    version: of the ScheduledDecodes that it holds; None if it holds others, or none. num_adapters: that a step may
-    have, and then the columns are those that tell of them; 0: the steps have none. split_len: of attention
-    (`RowInvariance`). received: as StepInputs has it. all_as_prompts: of decodes alone, as of `attention_inputs`.
-    reads_all: the last layer's output is wanted of all tokens, not only of those whose logits are.
+    block_table: DeviceBlockTable's tensor. step: the input tensors. fetch: copies what was written to the device; a
+    step begins with it. table_places, table_values: entries that the step then writes to the block table, at most one
+    per token and group of layers. version: of the ScheduledDecodes held; None if others are held, or none.
+    num_adapters: how many adapters a step may use; 0: none, and there are no adapter columns. split_len: of attention
+    (`RowInvariance`). received: as in StepInputs. all_as_prompts: for decodes alone, as in `attention_inputs`.
+    reads_all: the last layer's output is read for all tokens, not only for those with logits.
     """
 
     def __init__(
@@ -71,38 +70,38 @@ class GraphInputs:
     def fill_decodes(
         self, values: Mapping[str, Array], changes: TableChanges = NO_CHANGES, version: int | None = None
     ) -> None:
-        """Decodes alone, by `decode_columns`. version: of a plan's ScheduledDecodes if they are these."""
+        """Write decodes alone, from `decode_columns`. version: given if they are a plan's ScheduledDecodes."""
         self._write({**values, **self._adapters(values)}, changes)
         self._held = self._fixed.written()
         self.version = version
 
     def aside(self) -> dict[str, Array]:
-        """A copy of the decodes that it holds, for `bring_back`."""
+        """A copy of the decodes held now, for `bring_back`."""
         return {name: column.copy() for name, column in self._held.items()}
 
     def bring_back(self, aside: Mapping[str, Array], version: int) -> None:
-        """Others were filled in meanwhile. version: of these decodes."""
+        """Restore decodes after others were filled in. version: of these decodes."""
         self.version = None
         self._write(aside, NO_CHANGES)
         self._held = self._fixed.written()
         self.version = version
 
     def can_advance(self, decodes: ScheduledDecodes, aside: Mapping[str, Array] | None = None) -> bool:
-        """Whether they are the decodes that were filled in, or that lie aside, each one token further."""
+        """Whether these are the decodes that were filled in, or those in `aside`, each one token further."""
         held = self._held if self.version == decodes.version else aside
         return held is not None and can_advance(held, decodes)
 
     def advance(
         self, decodes: ScheduledDecodes, rows: SequenceRows, block_size: int, changes: TableChanges = NO_CHANGES
     ) -> None:
-        """As `fill_decodes`, of decodes for which it `can_advance`. rows: up to date with them."""
+        """Like `fill_decodes`, for decodes that `can_advance`. rows: already updated for them."""
         self._write({}, changes)
-        self.version = None  # unless all of it is done
+        self.version = None  # stays None if `advance` raises
         advance(self._held, rows, block_size)
         self.version = decodes.version
 
     def fill(self, batch: FlatBatch, changes: TableChanges = NO_CHANGES) -> None:
-        """A batch that there is room for (`GraphSize.takes`), that has a prompt, and that `is_plain`."""
+        """Write a batch that has a prompt, fits (`GraphSize.takes`) and `is_plain`."""
         values = mixed_values(batch, self._size)
         self._write({**values, **self._adapters(values)}, changes)
 
@@ -114,10 +113,10 @@ class GraphInputs:
 
 
 class FixedTensors:
-    """Tensors at one place on the device for good, and an array for each on the host, too: what a CUDA graph reads.
+    """Device tensors at fixed addresses, for a CUDA graph to read, each with an array on the host.
 
-    The graph itself begins with `fetch`. So to launch it is one call instead of two, and nothing is copied but by the
-    device.
+    The graph itself begins with `fetch`, the copy from host to device. So a replay is one call instead of two, and the
+    device does all the copying.
     """
 
     def __init__(self, padding: Mapping[str, Array], device: torch.device) -> None:
@@ -141,9 +140,9 @@ class FixedTensors:
         return self._tensors[name]
 
     def write(self, values: Mapping[str, Array]) -> None:
-        """Each becomes values and padding behind them, which is written only where there were values before; tensors
-        that are not named stay. Waits until the writes before have been fetched: for the last step to begin that reads
-        these tensors, as it has long done where no more than one step is launched behind another."""
+        """Write each named tensor: its values, then padding (only where there were values before). Other tensors stay
+        as they are. Waits until the previous write has been fetched, that is until the last step that reads these
+        tensors has begun; that is long past if at most one step is launched ahead."""
         if self._fetched is not None and not self._fetched.query():
             self._fetched.synchronize()
         for name, array in values.items():
@@ -154,12 +153,12 @@ class FixedTensors:
             self._num_written[name] = num
 
     def written(self) -> dict[str, Array]:
-        """The values on the host, without padding. They may be changed in place between a `write` and the next
+        """The values on the host, without padding. They may be changed in place between `write` and the next
         `fetch`."""
         return {name: self._host[name][:num] for name, num in self._num_written.items()}
 
     def fetch(self) -> None:
-        """The tensors become what was written when the device comes to it. A graph that captures this does it in each
+        """Copy what was written to the device, in stream order. A graph that captures this repeats it in each
         replay."""
         self._buffer.copy_(self._staged, non_blocking=True)
         if self._fetched is not None:
@@ -167,15 +166,14 @@ class FixedTensors:
 
 
 def can_advance(held: Mapping[str, Array], decodes: ScheduledDecodes) -> bool:
-    """Whether each decode computes one token, right behind the one in `held`. held: the same sequences' columns."""
+    """Whether each decode computes one token, directly after the one in `held`. held: columns of the same sequences."""
     is_next = held["sample_positions"] == decodes.num_computed_tokens
     return bool(is_next.all()) and bool((decodes.num_new_tokens == 1).all())
 
 
 def advance(held: Mapping[str, Array], rows: SequenceRows, block_size: int) -> None:
-    """`held`, of decodes that are all pending, becomes in place the columns of the same decodes one token further.
-    rows: up to date with these. The block table is read where a block begins only: elsewhere slots follow
-    each other."""
+    """Advance `held`, the columns of decodes that are all pending, by one token in place. rows: already updated for
+    these decodes. The block table is read only where a block begins; elsewhere slots are consecutive."""
     for name in ("positions", *rows.columns.slots, "decode_context_lens", "sample_positions"):
         np.add(held[name], 1, out=held[name])
     positions = held["positions"]

@@ -20,26 +20,27 @@ from service.sampling.sampler import sample
 from service.sampling.vocab_shard import VocabShard
 
 WHOLE_BYTES = 1 << 21
-"""Logits, of all ranks, that are gathered in less time than draws by shard take: 8 rows of 128k ids in bf16. By counts
-of launches, not measured yet: some fifteen small kernels and two exchanges against one exchange of some 10 us."""
+"""Logits of all ranks, up to this size, are gathered whole: that takes less time than drawing by shard. It is 8 rows of
+128k ids in bf16. Estimated from launches, not measured yet: some fifteen small kernels and two exchanges, against one
+exchange of some 10 us."""
 
 
 class StepOutputs(NamedTuple):
-    """token_ids [N] int64, drawn from logits [N, vocab_size], of which these are a rank's (`CausalLM.compute_logits`).
-    A graph's are overwritten by the next replay of any, and end in what padding drew. Where another stage draws they
-    are the ids that came in, and for logits the hidden states [T, hidden_size] that go out."""
+    """token_ids [N] int64, drawn from logits [N, vocab_size], which are this rank's part (`CausalLM.compute_logits`). A
+    graph's outputs end with those of padding, and the next replay of any graph overwrites them. Where another stage
+    draws, token_ids are the ids that came in, and logits the hidden states [T, hidden_size] that go out."""
 
     token_ids: Tensor
     logits: Tensor
 
 
 class GraphStep:
-    """In two parts, because a graph of many tokens holds the first alone. deterministic: its rows have the bits that
-    they have alone, where such steps are batched.
+    """A step in two parts, `hidden` and `draw`, because a graph of many tokens holds only the first. deterministic: its
+    rows get the same bits as they would alone, where such steps are batched.
 
-    Where ranks have a part of the vocabulary each, draws without filters need little of the others', and those with
-    filters all their logits. A graph's step is drawn without, and `filtered` draws it again; unless its logits are so
-    few that they are gathered always.
+    If each rank has logits of a part of the vocabulary, draws without filters need little of the other ranks' logits,
+    and draws with filters need them all. So `whole` draws without filters and `filtered` draws again with them; unless
+    the logits are so few that they are always gathered.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class GraphStep:
     def inputs(
         self, size: GraphSize, block_table: Tensor, block_size: int, columns: BatchColumns, num_adapters: int
     ) -> GraphInputs:
-        """Of such a step, as of GraphInputs."""
+        """GraphInputs of such a step."""
         self._forward_pass.row_invariance.want(self.deterministic)
         split_len, model, received = self._forward_pass.row_invariance.split_len, self._model, None
         if not is_first(model.stage):
@@ -74,17 +75,17 @@ class GraphStep:
         )
 
     def hidden(self, inputs: StepInputs) -> Tensor:
-        """The hidden states [N, hidden_size] of the rows that draw; of all, where another stage draws."""
+        """The hidden states [N, hidden_size] of the rows that draw; of all tokens where another stage draws."""
         self._forward_pass.row_invariance.want(self.deterministic)
         self._drawn.fill_in(inputs.token_ids, inputs.decode_rows)
         attention = inputs.attention.afresh()
-        # A copy: the model overwrites what it gets, and in a replay's padding that would add up for ever.
+        # A copy: the model overwrites its input, and in padding rows that would add up from replay to replay.
         received = None if inputs.received is None else inputs.received.clone()
         return self._forward_pass.compute(inputs.token_ids, inputs.positions, attention, inputs.adapters, received)
 
     def draw(self, hidden: Tensor, inputs: StepInputs, num_draws: int, *, has_filters: bool = True) -> StepOutputs:
-        """What is left, for the first `num_draws` of these rows. has_filters: of a sharded step, whether some draw
-        filters."""
+        """The rest of the step, for the first `num_draws` rows of `hidden`. has_filters: of sharded draws, whether some
+        draw filters."""
         if not is_last(self._model.stage):
             return StepOutputs(inputs.token_ids, hidden)
         self._forward_pass.row_invariance.want(self.deterministic)
@@ -97,11 +98,11 @@ class GraphStep:
         return self.draw(self.hidden(inputs), inputs, num_draws, has_filters=not self.draws_again(num_draws))
 
     def draws_again(self, num_draws: int) -> bool:
-        """Whether `whole` leaves filters to `filtered`, of so many draws. The same on every rank."""
+        """Whether `whole` leaves filters to `filtered` for so many draws. The same on every rank."""
         return num_draws * self._row_bytes > WHOLE_BYTES
 
     def filtered(self, inputs: StepInputs, outputs: StepOutputs) -> StepOutputs:
-        """The outputs of `whole`, sharded, where some draw filters."""
+        """Draw again from the outputs of a sharded `whole`, now with filters."""
         return self._drawn_of(outputs.logits, inputs, len(inputs.draw_rows), has_filters=True)
 
     def _drawn_of(self, logits: Tensor, inputs: StepInputs, num_draws: int, *, has_filters: bool) -> StepOutputs:

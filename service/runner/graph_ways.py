@@ -1,4 +1,4 @@
-"""The ways of computing a step by a CUDA graph (step_ways.py)."""
+"""Ways to compute a step with a CUDA graph (step_ways.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.runner.step_ways import Outputs, Step
 
 
 class DecodeGraph:
-    """Sequences that compute one token and draw one id each."""
+    """A StepWay: sequences that compute one token and draw one id each."""
 
     def __init__(self, graphs: StepGraphs, rows: SequenceRows, block_size: int) -> None:
         self._graphs = graphs
@@ -23,7 +23,7 @@ class DecodeGraph:
         self._block_size = block_size
 
     def has_room_for(self, step: Step) -> bool:
-        # The columns first: rows that they add are in no graph.
+        # Columns first: they may add rows, and no graph's block table has those.
         return (
             step.columns.is_decode
             and _is_kind_of(self._graphs, step)
@@ -38,14 +38,14 @@ class DecodeGraph:
         return drawn(self.replay(step, None if plan.scheduled else plan.decodes.version), plan.num_sequences, step)
 
     def replay(self, step: Step, version: int | None = None) -> StepOutputs:
-        """version: of the decodes that may be replayed again."""
+        """version: given if the decodes may be replayed again."""
         columns = decode_columns(step.columns, self._rows, self._block_size)
         order = flat_order(step.columns) if self._graphs.is_stage else None
         return self._graphs.replay(step, columns, version, order)
 
 
 class MixedGraph:
-    """Decodes and prompts."""
+    """A StepWay: decodes and prompts."""
 
     def __init__(self, graphs: StepGraphs) -> None:
         self._graphs = graphs
@@ -61,8 +61,8 @@ class MixedGraph:
 
 
 class DecodeGraphLogits:
-    """As DecodeGraph, where draws ask for more than the graph can do: it gives the logits, and they are drawn from
-    kernel by kernel."""
+    """Like DecodeGraph, for draws that a graph cannot make: it computes the logits, and the draws are made kernel by
+    kernel."""
 
     def __init__(self, decode_graph: DecodeGraph, eager: EagerStep) -> None:
         self._decode_graph = decode_graph
@@ -76,7 +76,7 @@ class DecodeGraphLogits:
         logits = self._decode_graph.replay(step).logits
 
         def logits_of(first: int, stop: int) -> Tensor:
-            return logits[first:stop].clone()  # the graph's are kept as they are: drawing again begins with them
+            return logits[first:stop].clone()  # drawing overwrites them, and a second attempt starts from the graph's
 
         return replace(self._eager.draw(logits_of, step, tensors), is_replayed=True)
 

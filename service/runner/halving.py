@@ -1,4 +1,4 @@
-"""What does not fit the device's memory in one go is computed in halves, one after the other."""
+"""Work that does not fit into the device's memory in one go is computed in halves, one after the other."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ T = TypeVar("T")
 def in_halves(
     num: int, what: str, compute: Callable[[int, int], T], *, at_once: int | None = None, may_cut: bool = True
 ) -> list[T]:
-    """What `compute` gives for (0, num), or, where memory runs out, for its halves from the first to the last, halved
-    again where they do not fit either. what: of which there are `num`, for the log. at_once: pieces of so many from the
-    beginning.
+    """The results of `compute` over (0, num) or, where memory runs out, over its halves in order, halved again if they
+    do not fit either. what: what is counted, for the log. at_once: begin with pieces of this size.
 
-    Raises OutOfMemoryError if there is none for a single one. Nothing may depend on the cut. may_cut: False where other
-    ranks compute it too: none may decide by itself to go another way.
+    Raises OutOfMemoryError if even one item does not fit. Results must not depend on the cut. may_cut: False where
+    other ranks compute the same, because a rank must not change its sequence of exchanges alone.
     """
     size = at_once or num
     waiting, computed = deque((first, min(first + size, num)) for first in range(0, num, size)), list[T]()
@@ -34,7 +33,7 @@ def in_halves(
         except torch.OutOfMemoryError:
             if stop - first == 1 or not may_cut:
                 raise
-        # Not in the `except`, which holds what the failed attempt has allocated.
+        # Outside the `except`, which keeps the failed attempt's tensors alive.
         logger.warning("no memory for %d %s at once: they are computed in parts", stop - first, what)
         torch.cuda.empty_cache()
         middle = (first + stop) // 2

@@ -1,4 +1,4 @@
-"""Blocks on the host that swapped sequences leave for: as they are, or rounded to fp8 in half the memory of bf16."""
+"""Host memory for the blocks of swapped sequences: stored as they are, or rounded to fp8 in half the memory of bf16."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from service.runner.kv_storage import KvLayout
 _FP8 = torch.float8_e4m3fn
 _FP8_MAX = 448.0
 _SMALLEST = 1e-30
-"""A vector of zeros has no largest element to divide by."""
+"""Least scale, because a vector of zeros has no largest element to divide by."""
 
 _SMALL_BYTES, _SMALL_BYTES_ON_CPU = 512 << 10, 8 << 10
-"""A smaller block is moved before a copy of its own would have begun. On one H200 a copy takes 11.8 us to begin, and 48
-GB/s cross the bus (loadtest/log/prediction.md); on a CPU 3 us, and there blocks that move together are copied twice."""
+"""Smaller blocks move together: one takes less time to move than a copy of its own takes to begin. On one H200 a copy
+takes 11.8 us to begin, and 48 GB/s cross the bus (loadtest/log/prediction.md). On a CPU a copy takes 3 us to begin, and
+blocks that move together are copied twice."""
 
 _MOVED_AT_ONCE = 8 << 20
-"""Bytes. A CPU holds them twice meanwhile. A GPU's programs are gone after 0.2 ms, and a kernel that wants all of a
-multiprocessor waits no longer for it."""
+"""Bytes moved by one launch. A CPU holds them twice meanwhile. On a GPU the launch lasts 0.2 ms, and a kernel that
+needs whole multiprocessors waits no longer for it."""
 
 _COMPRESSED_AT_ONCE = 2 << 20
-"""Bytes, which are held three times over, as fp32 and rounded: no more than a block of 16 tokens of Llama-8B."""
+"""Bytes rounded at once: one block of 16 tokens of Llama-8B. Meanwhile they take three times the memory, in fp32 and
+rounded."""
 
 
 Copy = Callable[[], object]
-"""Prepared; called on the stream that carries it, it copies, and does not wait for that."""
+"""A prepared copy. Called on the stream that carries it out; it does not wait for the copy."""
 
 
 class HostBlocks(Protocol):
     """Places for blocks on the host, 0 to len - 1, and copies of blocks to and from them.
 
-    blocks: [B, *layout.shape] on the device, in the layout's dtype, contiguous; block_ids[i] <-> places[i], all
+    blocks: [B, *layout.shape] on the device, in the layout's dtype, contiguous. block_ids[i] <-> places[i]; all are
     distinct.
     """
 
@@ -61,7 +63,7 @@ class HostBlocks(Protocol):
 class PlainHostBlocks:
     """Blocks stored as they are: what comes back is exactly what was swapped out.
 
-    small_bytes: blocks below it move together, others each in a copy of its own; by default what is faster.
+    small_bytes: smaller blocks move together, others by a copy each. Default: whichever is faster.
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int, *, pinned: bool, small_bytes: int | None = None) -> None:
@@ -83,11 +85,11 @@ class PlainHostBlocks:
 
 
 class Fp8HostBlocks:
-    """Plain blocks stored in fp8. The key of one token in one head, and likewise the value, becomes a scale (fp32: its
-    largest element over 448) and e4m3 elements.
+    """Plain blocks stored in fp8. Each key and each value (of one token and head) becomes a scale (fp32: its largest
+    element / 448) and e4m3 elements.
 
-    What comes back is off by at most 1/16 of itself, or by 1/1024 of the scale where that is more, before it is rounded
-    to the layout's type. A token's NaN stays its own: a block's cells without a token may hold anything.
+    Error: at most 1/16 of an element, or 1/1024 of the scale if that is more, before rounding to the layout's dtype. A
+    NaN stays within its token: a block's cells without a token may hold anything.
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int, *, pinned: bool) -> None:
@@ -136,7 +138,8 @@ def _moves(
     destinations: Sequence[int],
     small_bytes: int,
 ) -> list[Copy]:
-    """Small blocks many at a time, large ones each in a copy of its own, beside which all of a GPU computes."""
+    """Small blocks move many at a time. Large ones move by a copy each, so that all of a GPU's multiprocessors compute
+    meanwhile."""
     num_bytes = _block_bytes(source)
     if num_bytes >= small_bytes:
         pairs = zip(sources, destinations, strict=True)
@@ -161,7 +164,7 @@ def _ids_on(device: torch.device, ids: Sequence[int]) -> Tensor:
 
 
 def _pieces(num: int, most: int) -> Iterator[slice]:
-    """0 to num - 1 in pieces of `most` each, or of one where that is less."""
+    """Slices of 0 to num - 1, with `most` items each, or one if `most` is less."""
     most = max(1, most)
     return (slice(first, first + most) for first in range(0, num, most))
 

@@ -1,5 +1,5 @@
-"""CUDA graphs that are captured after the service is ready: while it has nothing to compute, or, where it always has,
-between two iterations now and then."""
+"""CUDA graphs that are captured after the service is ready: while it is idle or, if it never is, between two iterations
+now and then."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ logger = logging.getLogger(__name__)
 
 
 class IdleCapture:
-    """The engine's IdleWork (service/engine/ports.py): a piece is one graph, some tens of milliseconds if nobody comes.
-    Who comes waits for a layer, or for what is behind the last one: 1 to 12 ms (loadtest/log/serving.md).
-    Engine thread.
+    """The engine's IdleWork (service/engine/ports.py): one piece is the capture of one graph, some tens of
+    milliseconds. A request that arrives meanwhile waits for one layer, or for what follows the last one: 1 to 12 ms
+    (loadtest/log/serving.md). Engine thread.
 
-    It decides when each size is captured, not which: those are chosen (`StepChoices.graphs`). recent_steps: of which
-    some would have had a narrower graph among `sizes`. What is missed most comes first, the others in their order. What
-    cannot be captured is told once; its steps run in larger graphs or kernel by kernel, as they did before.
-    kind: of the steps, for the log. once_seen: nothing is captured before there has been such a step, which there may
-    never be.
+    It decides when each size is captured, not which sizes: those are chosen (`StepChoices.graphs`). The size that the
+    recent steps miss most comes first, then the others in their order. A size that cannot be captured is logged once;
+    its steps keep running in larger graphs or kernel by kernel.
+
+    recent_steps: steps of which some would fit a size of `sizes` better. kind: of the steps, for the log. once_seen:
+    capture nothing before there has been such a step, because there may never be one.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class IdleCapture:
 
 
 class IdleWorks:
-    """Several of the engine's IdleWork as one. The first has precedence, unless another is missed."""
+    """Several IdleWork of the engine as one. The first comes first, unless another is missed."""
 
     def __init__(self, works: Sequence[IdleCapture]) -> None:
         self._works = works
@@ -87,7 +88,7 @@ class IdleWorks:
     def do_some(self, must_give_up: Callable[[], bool] | None = None) -> bool:
         wanted = [work for work in self._left if work.is_wanted]
         if not wanted:
-            return False  # until there is a step of another kind
+            return False  # until a step of another kind is seen
         work = next((work for work in wanted if work.is_missed()), wanted[0])
         if not work.do_some(must_give_up):
             self._left.remove(work)

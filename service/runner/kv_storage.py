@@ -22,24 +22,26 @@ from service.runner.device_copies import to_device
 from service.runner.host_memory import zeros_on_demand
 
 ALIGNMENT = 256
-"""Bytes; of what is lent to a training, as of what torch allocates itself."""
+"""Bytes: the alignment of memory lent to a training, as of torch's own allocations."""
 
 _READ_AT_ONCE = 16
-"""Bytes."""
+"""Bytes that kernels read at once."""
 
 _COPIED_AT_ONCE = 64 << 20
-"""Bytes, which a CPU holds twice meanwhile."""
+"""Bytes copied by one launch; a CPU holds them twice meanwhile."""
 
 _MOST_COPIES = 65535
-"""In one launch."""
+"""Block copies of one launch."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """One block: [num_layers, 2, block_size, num_kv_heads, head_dim] of `dtype`, or with `is_fp8` of eight bits, and
-    behind them the exponents of every head (kernels/fp8_cache.py). num_layers, num_kv_heads: of a rank, where several
-    have a part of every block; where layers have several groups, num_layers is of one. dtype: what the model computes
-    in; adapters lie in blocks in it, too. groups: None: all layers, in their order."""
+    """One block: [num_layers, 2, block_size, num_kv_heads, head_dim] of `dtype`; with `is_fp8` of 8 bits, followed by
+    the exponents of every head (kernels/fp8_cache.py).
+
+    num_layers, num_kv_heads: of one rank; with several groups of layers, num_layers is that of one group. dtype: the
+    model's compute dtype, in which adapters lie in blocks too. groups: None: one group of all layers, in their order.
+    """
 
     num_layers: int
     block_size: int
@@ -61,7 +63,7 @@ class KvLayout:
         is_fp8: bool = False,
         groups: LayerGroups | None = None,
     ) -> KvLayout:
-        """num_ranks: that share the heads of each layer."""
+        """num_ranks: tensor-parallel ranks, which share the heads of each layer."""
         num_layers = config.num_layers // num_stages
         if groups is not None and groups.tables.size > 1:
             num_layers = groups.layers_each
@@ -70,19 +72,19 @@ class KvLayout:
 
     @property
     def num_groups(self) -> int:
-        """Blocks that block_size tokens of a sequence fill."""
+        """How many blocks the keys and values of block_size tokens of a sequence fill."""
         return 1 if self.groups is None else self.groups.tables.size
 
     @property
     def layer_places(self) -> Sequence[int]:
-        """Of each layer, its place in a block of its group."""
+        """The place of each layer in a block of its group."""
         if self.groups is None or self.num_groups == 1:
             return range(self.num_layers)
         return [place for _, place in self.groups.places]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what a block is moved as, in `dtype`."""
+        """The shape in which a block is moved, in `dtype`."""
         return (self.block_bytes // self.dtype.itemsize,) if self.is_fp8 else self.cells
 
     @property
@@ -95,12 +97,12 @@ class KvLayout:
         num_elements = math.prod(self.cells)
         if not self.is_fp8:
             return num_elements * self.dtype.itemsize
-        # The next block's heads begin at a multiple of a head, which kernels count in, and of what they read at once.
+        # Kernels count in heads and read _READ_AT_ONCE bytes at once: the next block begins at a multiple of both.
         multiple = math.lcm(self.head_dim, _READ_AT_ONCE)
         return -(-(num_elements + num_elements // self.head_dim) // multiple) * multiple
 
     def num_blocks_to_lend(self, num_bytes: int) -> int:
-        """Neighbours that have room for so many bytes, wherever the first of them begins."""
+        """How many adjacent blocks have room for `num_bytes`, wherever the first of them begins."""
         lost = 0 if self.block_bytes % ALIGNMENT == 0 else ALIGNMENT - 1
         return -(-(num_bytes + lost) // self.block_bytes)
 
@@ -108,8 +110,8 @@ class KvLayout:
 class KvStorage:
     """blocks: [num_blocks, *layout.shape], on one device.
 
-    Block-major: a block is one contiguous piece, so that it moves in one copy (swap, copy-on-write). A layer sees
-    strided views. Zeroed; on a CPU the memory is taken only as blocks are written.
+    Block-major: a block is contiguous, so that it moves in one copy (swap, copy-on-write). A layer sees strided views.
+    Zeroed; on a CPU the memory is taken only as blocks are written.
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
@@ -130,7 +132,7 @@ class KvStorage:
             copy_blocks(self.blocks, there["sources"][piece], there["destinations"][piece])
 
     def memory_of(self, block_ids: range, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8, aligned, that lies in these neighbours, as many as `KvLayout.num_blocks_to_lend` says."""
+        """[num_bytes] uint8, aligned, inside these adjacent blocks, as many as `KvLayout.num_blocks_to_lend` says."""
         there = self.blocks[block_ids.start : block_ids.stop].view(-1).view(torch.uint8)
         first = -there.data_ptr() % ALIGNMENT
         assert first + num_bytes <= len(there)
@@ -138,7 +140,7 @@ class KvStorage:
 
 
 def layer_groups(config: ModelConfig, max_model_len: int, cache: CacheConfig, stage: PipelineStage) -> LayerGroups:
-    """Of the stage's layers."""
+    """The groups of the stage's layers."""
     return LayerGroups.of(
         config.sliding_windows,
         max_model_len,

@@ -1,7 +1,7 @@
-"""Carries blocks between the device and the host, beside the computation (PagedAttention 4.5; AdaptiveLLM 3.3).
+"""Copies blocks between device and host, beside the computation (PagedAttention 4.5; AdaptiveLLM 3.3).
 
-A block is one piece on either side, so a large one goes by one copy, without a kernel or a buffer between. Of small
-ones many go in one launch (service/runner/host_blocks.py).
+A block is contiguous on either side, so a large one moves by one copy, without a kernel or a buffer between. Small ones
+move many at a time by one launch (service/runner/host_blocks.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from service.runner.kv_storage import KvStorage
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """On a GPU, the events before and after the copies; else the seconds that they took. The event after one transfer
-    is the event before the next that was started with it."""
+    """On a GPU, the events before and after the copies; on a CPU, the seconds they took. The event after one transfer
+    is the event before the next one that was started with it."""
 
     transfer_id: int
     is_first: bool
@@ -41,10 +41,10 @@ class _UnderWay:
 
 
 class KvTransfer:
-    """The way between device and host blocks: on a GPU a stream of its own. Engine thread only.
+    """Transfers between device and host blocks; on a GPU on a stream of its own. Engine thread only.
 
-    On a CPU the same calls copy at once. under_way: transfers that nobody was told of; others only look whether there
-    are any.
+    On a CPU the same calls copy at once. under_way: transfers that have not been reported as finished; others only look
+    whether there are any.
     """
 
     def __init__(self, storage: KvStorage, host_blocks: HostBlocks) -> None:
@@ -54,7 +54,7 @@ class KvTransfer:
         self.under_way: list[_UnderWay] = []
 
     def mark(self) -> torch.cuda.Event | None:
-        """On a GPU, an event behind all that has been launched so far; None on a CPU, which has computed it."""
+        """On a GPU, an event after all launched so far. None on a CPU, where all of it has been computed."""
         if self._stream is None:
             return None
         reached = torch.cuda.Event()
@@ -62,8 +62,8 @@ class KvTransfer:
         return reached
 
     def start(self, transfers: Sequence[Transfer], after: torch.cuda.Event | None = None) -> None:
-        """Begin the copies, one transfer after another, and let nothing wait for them. They wait for all that has been
-        launched so far; with `after`, a `mark`, for what was launched before it."""
+        """Begin the copies, one transfer after another; no later launch waits for them. They wait for all that has been
+        launched so far or, with `after` (a `mark`), only for what was launched before it."""
         after = after or self.mark()
         copies = [self._copies(transfer) for transfer in transfers]  # all prepared before the first begins
         if self._stream is None or after is None:
@@ -95,10 +95,11 @@ class KvTransfer:
         return tuple(transfer.finished() for transfer in done)
 
     def abandon(self) -> None:
-        """Return once no copy runs any more, and tell of none that were under way: their requests have ended."""
+        """Wait until no copy runs any more, and report none of the transfers that were under way: their requests have
+        ended."""
         self.under_way.clear()
         if self._stream is not None:
-            with suppress(RuntimeError):  # the device's own fault, which its user has already
+            with suppress(RuntimeError):  # a device error, which the caller already has
                 self._stream.synchronize()
 
     def _copies(self, transfer: Transfer) -> list[Copy]:

@@ -1,4 +1,4 @@
-"""From a model folder to an executor: the runner's one assembly, for `composition` and for tests."""
+"""From a model folder to an executor: the one place that assembles the runner, for `composition` and for tests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from service.runner.worst_case import StepSizes, choose_and_measure
 logger = logging.getLogger("headrace")
 
 _FP8_CAPABILITY = (8, 9)
-"""Of the first GPUs that know e4m3."""
+"""The first compute capability with e4m3."""
 
 OnProgress = Callable[[str, int, int], None]
 """Called with (phase, bytes done, bytes in all), from any thread, one call at a time."""
@@ -65,13 +65,11 @@ OnProgress = Callable[[str, int, int], None]
 class LoadedModel:
     """A model ready to serve, and the facts measured on the way.
 
-    model: that the runner computes with. choices: what was chosen by timing. idle_work: graphs that the first requests
-    can do without.
-    block_bytes, host_block_bytes: of a KV block on the device, and of one that is swapped.
-    max_model_len: tokens that one sequence may have by the model and the configuration (the cache may hold fewer).
-    num_threads: of torch's operations on the CPU.
-    weights: a name that changes with the weights. adapters: to which they are read from their folders; None where none
-    are served. phases: seconds of each part of loading, in order.
+    model: the one that the runner computes with. choices: what was chosen by timing. idle_work: graphs that the first
+    requests can do without. block_bytes: of a KV block on the device. host_block_bytes: of a swapped block.
+    max_model_len: most tokens of a sequence by the model and the configuration (the cache may hold fewer). num_threads:
+    of torch's operations on the CPU. weights: a name that changes with the weights. adapters: the store that they are
+    read into; None if none are served. phases: seconds of each part of loading, in order.
     """
 
     runner: ModelRunner
@@ -101,7 +99,7 @@ class LoadedModel:
 
     @property
     def quantization(self) -> str | None:
-        """What the weights' format is called; None: plain."""
+        """The name of the weights' format; None: plain."""
         quantization = self.model_config.quantization
         return None if quantization is None else quantization.name
 
@@ -122,11 +120,12 @@ def load_executor(
 ) -> LoadedModel:
     """Load, size the cache, warm up. Raises ModelLoadError or ConfigError naming the file, field or setting.
 
-    enforce_eager: no CUDA graphs, and on a CPU no recorded steps. choices_file: the choices of an earlier start, to be
-    used without any timing; written if it is not there yet. timer: what is chosen by; the device's own if left out.
-    lora: None: no adapters are served. parallel: the ranks that compute the model together, which all call this alike
-    and carry out the same plans afterwards; the first one chooses for all. Each has its part of the weights and of
-    every block, and as many blocks as the others. stage: likewise; each chooses for itself (`choices_of_stage`).
+    enforce_eager: no CUDA graphs, and on a CPU no recorded steps. choices_file: the choices of an earlier start, used
+    without any timing; written if it does not exist yet. timer: what choices are timed with; None: the device's own.
+    lora: None: no adapters are served. parallel: the ranks that compute the model together. All of them call this with
+    the same arguments and then carry out the same plans; the first one chooses for all. Each has its part of the
+    weights and of every block, and as many blocks as the others. stage: likewise, but each stage makes its own choices
+    (`choices_of_stage`).
     """
     place = RankPlace(parallel, stage)
     phases = LoadPhases()
@@ -188,7 +187,7 @@ def load_executor(
 
 
 def _use_host(device: torch.device, num_ranks: int) -> int:
-    """As `use_cores`; and what compiling waits for is begun, beside all that comes before it."""
+    """Call `use_cores`; on a GPU also start hashing Triton in a thread, because compiling waits for it."""
     if device.type == "cuda":
         Thread(target=hash_triton, name="hash", daemon=True).start()
     return use_cores(device, num_ranks)
@@ -214,7 +213,7 @@ def _chosen_dtype(
     timer: Timer,
     place: RankPlace,
 ) -> torch.dtype:
-    """Rank 0 chooses: the first of the last stage."""
+    """Chosen by one rank for all: rank 0 of the last stage."""
     chosen = ""
     if place.parallel.rank == 0 and is_last(place.stage):
         requested = source.dtype if file.kept is None or source.dtype != "auto" else file.kept.made_for.dtype
@@ -225,7 +224,7 @@ def _chosen_dtype(
 
 
 def _opened(source: ModelSource, folder: Path, lora: LoraConfig | None, place: RankPlace) -> OpenedModel:
-    """Where adapters are trained, a CPU is to keep the plain weights beside those that it packs."""
+    """If adapters are trained, a CPU keeps the plain weights beside those that it packs."""
     opened = open_model(folder, source.implementation, place.parallel, source.quantization, place.stage)
     if lora is not None and lora.trains:
         check_trains(opened.config.quantization)
@@ -268,7 +267,7 @@ def _made_for(
 def _store_quantized(
     model: CausalLM, quantization: Quantization | None, device: torch.device, dtype: torch.dtype
 ) -> AbstractSet[str]:
-    """Names of the checkpoint that are left alone."""
+    """Returns the names in the checkpoint that are not read."""
     if quantization is None:
         return frozenset()
     unread = store_for_device(model, quantization, device, dtype)
@@ -289,8 +288,8 @@ def _load_weights(
     on_progress: OnProgress | None,
     unread: AbstractSet[str],
 ) -> int:
-    """Give the model its weights on the device, and its positions; returns the weights' bytes. unread: names
-    of the checkpoint that are left alone."""
+    """Load the weights onto the device and build the positions; returns the weights' bytes. unread: names in the
+    checkpoint that are not read."""
     if device.type == "cpu":
         keep_freed_memory()
     weights_bytes = model.weights_bytes(dtype, device)
@@ -313,10 +312,11 @@ def _load_weights(
 def _capture_graphs(
     runner: ModelRunner, choices: StepChoices, phases: LoadPhases, stage: PipelineStage, *, has_file: bool
 ) -> IdleWorks:
-    """Capture what the first requests need; the graphs that they can do without, and those of steps with adapters.
+    """Capture the graphs that the first requests need. Returns the capture of the others, and of those of steps with
+    adapters, as idle work.
 
-    They can do without none where the choices have a file, since equal steps are to round alike from the first one on
-    (`StepChoices`), nor in stages, which have graphs of different sizes.
+    All are captured here if the choices have a file, because equal steps are to round alike from the first one on
+    (`StepChoices`), and in pipeline stages, whose graphs have different sizes.
     """
     if not choices.graphs:
         return IdleWorks(())
@@ -348,7 +348,7 @@ def _store(adapters: AdapterLayout | None, device: torch.device) -> AdapterStore
 def _check_can_answer(
     runner: ModelRunner, source: ModelSource, folder: Path, num_blocks: int, layout: KvLayout, sizes: StepSizes
 ) -> None:
-    """Every request to a model without finite logits would fail. Which weights are at fault is looked up only then."""
+    """Without finite logits every request would fail. Only then the weights at fault are looked for."""
     most_prompts = min(num_blocks // layout.num_groups, sizes.max_num_seqs, sizes.max_num_batched_tokens // 2)
     if has_finite_logits(runner, most_prompts=most_prompts, block_size=layout.block_size, vocab_size=sizes.vocab_size):
         return
@@ -360,19 +360,19 @@ def _check_can_answer(
 def _host_blocks(
     layout: KvLayout, cache: CacheConfig, num_blocks: int, device: torch.device, num_ranks: int
 ) -> HostBlocks:
-    """Raises ConfigError if the host has no room for them, and for the device's blocks where those are its own."""
+    """Raises ConfigError if the host has no room for them and, on a CPU, for the device's blocks."""
     _check_cache_fits(layout, cache, num_blocks, device, num_ranks)
     kind = _kind_of_host_blocks(cache)
     return kind(layout, _num_host_blocks(layout, cache, num_blocks, num_ranks), pinned=device.type == "cuda")
 
 
 def _num_host_blocks(layout: KvLayout, cache: CacheConfig, num_blocks: int, num_ranks: int) -> int:
-    """How many blocks the swap space of all ranks holds, but no more than the device has."""
+    """How many blocks fit into this rank's part of the swap space, at most as many as the device has."""
     return min(cache.swap_bytes // num_ranks // _kind_of_host_blocks(cache).block_bytes(layout), num_blocks)
 
 
 def _kind_of_host_blocks(cache: CacheConfig) -> type[PlainHostBlocks] | type[Fp8HostBlocks]:
-    """A cache of eight bits is swapped as it is: what comes back is what was swapped out."""
+    """An fp8 cache is swapped as it is, so what comes back is exactly what was swapped out."""
     return Fp8HostBlocks if cache.swap_compression == "fp8" and cache.dtype != "fp8" else PlainHostBlocks
 
 
@@ -383,7 +383,8 @@ def _phase(name: str, on_progress: OnProgress | None) -> Callable[[int, int], No
 
 
 def _check_weights_fit(weights_bytes: int, device: torch.device, num_ranks: int) -> None:
-    """Before the memory is taken: a CPU's may be promised and then not be there, which ends the process unheard."""
+    """Checked before the memory is taken: a CPU's system may promise memory that it does not have, and then kills the
+    process."""
     free = cpu_memory()[1] // num_ranks if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     if weights_bytes > free:
         raise ModelLoadError(
@@ -395,7 +396,7 @@ def _check_weights_fit(weights_bytes: int, device: torch.device, num_ranks: int)
 def _check_cache_fits(
     layout: KvLayout, cache: CacheConfig, num_blocks: int, device: torch.device, num_ranks: int
 ) -> None:
-    """As `_check_weights_fit`, but for the blocks that live in the host's memory."""
+    """Like `_check_weights_fit`, for the blocks in the host's memory."""
     num_host_blocks = _num_host_blocks(layout, cache, num_blocks, num_ranks)
     swap_bytes = num_host_blocks * _kind_of_host_blocks(cache).block_bytes(layout)
     cache_bytes = num_blocks * layout.block_bytes if device.type == "cpu" else 0
@@ -409,7 +410,7 @@ def _check_cache_fits(
 
 
 def _chosen_device(source: ModelSource, cache: CacheConfig) -> torch.device:
-    """Raises ConfigError if its kernels would not have the cache's type."""
+    """Raises ConfigError if the device's kernels do not support the cache's dtype."""
     device = choose_device(source.device)
     if cache.dtype == "fp8" and device.type == "cuda":
         _check_fp8_cache(device)
@@ -424,7 +425,7 @@ def _check_fp8_cache(device: torch.device) -> None:
 
 
 def _fits_twice(weights_bytes: int, device: torch.device) -> bool:
-    """Whether a second form of the weights would take little of the host's memory: a quarter of what is free."""
+    """Whether a second form of the weights takes at most a quarter of the host's free memory."""
     return device.type == "cpu" and weights_bytes <= cpu_memory()[1] // 4
 
 
@@ -437,8 +438,8 @@ def _layout(
 
 
 def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: StepSizes, place: RankPlace) -> int:
-    """How many blocks the memory of every rank holds, but no more than the sequences of an iteration, for each that may
-    be in flight, and the adapters in all slots, can ever fill."""
+    """How many blocks fit into the memory of every rank. At most as many as can ever be filled: by the sequences of all
+    iterations that may be in flight and by the adapters of all slots."""
     num_seqs = sizes.max_num_seqs * place.stage.size
     usable = most_fillable_blocks(num_seqs, sizes.max_model_len, layout.block_size, layout.num_groups)
     usable += sizes.adapters.most_blocks

@@ -1,4 +1,4 @@
-"""Where the time of loading a model goes."""
+"""How the time of loading a model is spent."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 
 
 class LoadPhases:
-    """Each phase begins where the one before ended; the first begins when this object is made."""
+    """Each phase begins where the previous one ended; the first begins when this object is made."""
 
     def __init__(self) -> None:
         self._begun_s = time.monotonic()
         self._seconds: dict[str, float] = {}
 
     def end(self, phase: str) -> None:
-        """End the phase that began where the one before ended. Work still running on the device counts to the next."""
+        """End the current phase under this name. Work still running on the device counts to the next one."""
         now_s = time.monotonic()
         self._seconds[phase] = now_s - self._begun_s
         self._begun_s = now_s

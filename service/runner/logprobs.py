@@ -1,4 +1,4 @@
-"""Log probabilities from the device to the engine, of drawn tokens and of prompts."""
+"""Log probabilities on their way from the device to the engine, of drawn tokens and of prompts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from service.sampling.logprobs import num_top_for, score
 
 
 class DrawLogprobs:
-    """The logprobs of N draws. asked: of each, how many of the most probable tokens it wants; None: no logprobs.
+    """The logprobs of N draws. asked: how many of the most probable tokens each draw wants; None: no logprobs.
 
-    asked_tokens: draw -> the tokens that it wants instead, in order of the draws; asked_logprobs: a row for each.
+    asked_tokens: draw -> the tokens it wants instead, in order of the draws. asked_logprobs: one row for each of these.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class DrawLogprobs:
 
 
 class PromptLogprobs:
-    """The logprobs of the prompt tokens that are the targets of `items`, one after the other, with ranks."""
+    """Logprobs and ranks of the prompt tokens that are the targets of `items`, item by item."""
 
     def __init__(self, items: Sequence[ScheduledSequence], logprobs: kernel.TokenLogprobs, ranks: Tensor) -> None:
         self._items = items
@@ -75,8 +75,8 @@ def score_prompts(
     *,
     one_by_one: bool = False,
 ) -> PromptLogprobs | None:
-    """hidden [T, hidden_size], of all the tokens of a batch that ends with `scheduled`. None without targets.
-    one_by_one: as of `draw_all`."""
+    """hidden [T, hidden_size]: of all tokens of a batch that ends with `scheduled`. None if there are no targets.
+    one_by_one: as in `draw_all`."""
     token_starts = batch.token_starts[batch.num_seqs - len(scheduled) :].tolist()
     starts = [start for item, start in zip(scheduled, token_starts, strict=True) if item.targets]
     items = [item for item in scheduled if item.targets]
@@ -91,7 +91,8 @@ def score_prompts(
 
 
 def _plain(tensors: Sequence[Tensor], asked: Sequence[int | None]) -> tuple[TokenLogprobs | None, ...]:
-    """chosen, top ids, top and perhaps ranks as values: row i with its first asked[i] top tokens, or None."""
+    """tensors: chosen, top ids, top logprobs and perhaps ranks. Entry i has its first asked[i] top tokens; None where
+    asked[i] is."""
     chosen, top_ids, top, *ranks = (tensor.tolist() for tensor in tensors)
     rank_of = ranks[0] if ranks else [None] * len(asked)
     return tuple(

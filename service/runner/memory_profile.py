@@ -1,4 +1,4 @@
-"""How many bytes the KV cache may have: measured, not guessed."""
+"""How many bytes the KV cache may take: measured, not guessed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 GIBIBYTE = 1 << 30
 
 _TIGHT = 10
-"""A KV cache of less than so many times what an optimizer's moments take is worth an optimizer step that waits for
-them, some percent of its time."""
+"""If the KV cache would be less than this many times the optimizer's moments, the moments are kept on the host. The
+optimizer step then waits for them, which costs some percent of its time."""
 
 Size = TypeVar("Size")
 
@@ -20,12 +20,12 @@ Size = TypeVar("Size")
 class MemoryLedger:
     """Where the device's memory goes, in bytes.
 
-    total: of the device. weights: the parameters, once (a CPU may hold them in a second form). activations: peak of
-    a worst-case iteration beyond what was held before it; 0 where it was not measured. graphs: CUDA graphs and their
-    memory pool. tables: the block table and the penalties' token counts of all sequences. other: held by other
-    processes or outside torch's allocator. kv_cache: for the blocks. training: what a fine-tuning job may hold for all
-    its time, trained weights and optimizer; its activations lie in blocks, and what a layer step needs besides is never
-    there together with an iteration's activations. has_moments_on_host: the optimizer's moments are not among it.
+    total: of the device. weights: the parameters, once (a CPU may hold them in a second form). activations: peak of a
+    worst-case iteration, beyond what was held before it; 0 if it was not measured. graphs: CUDA graphs and their memory
+    pool. tables: the block table, and the token counts for penalties, of all sequences. other: held by other processes
+    or outside torch's allocator. kv_cache: for the blocks. training: what a fine-tuning job holds all the time, trained
+    weights and optimizer. Its activations lie in blocks, and a layer step's temporary memory never coexists with an
+    iteration's activations. has_moments_on_host: `training` is without the optimizer's moments.
     """
 
     total_bytes: int
@@ -47,15 +47,15 @@ class MemoryLedger:
 
 
 def profile_cpu(weights_bytes: int, memory_bytes: int | None, num_ranks: int = 1) -> MemoryLedger:
-    """A quarter of what is free, at most 4 GiB, and of that its part for each of the ranks of this machine; unless
-    `memory_bytes` says how much a rank may have."""
+    """A quarter of the free memory, at most 4 GiB, divided by the ranks of this machine; or `memory_bytes`, which is
+    per rank."""
     total, available = cpu_memory()
     kv_cache = memory_bytes if memory_bytes is not None else min(available // 4, 4 * GIBIBYTE) // num_ranks
     return MemoryLedger(total, weights_bytes, 0, 0, 0, max(0, total - available - weights_bytes), kv_cache)
 
 
 class DeviceMemory(Protocol):
-    """A device's memory, in bytes. What the process's allocator keeps without need is given back before it is asked."""
+    """A device's memory, in bytes. Each call first returns what the process's allocator holds but does not need."""
 
     @property
     def total_bytes(self) -> int:
@@ -63,19 +63,19 @@ class DeviceMemory(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """What no process has taken."""
+        """Memory that no process has taken."""
         ...
 
     def reserved_bytes(self) -> int:
-        """What this process's allocator has taken from the device."""
+        """Memory that this process's allocator has taken from the device."""
         ...
 
     def allocated_bytes(self) -> int:
-        """What this process's tensors hold."""
+        """Memory that this process's tensors hold."""
         ...
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """The most that this process's tensors held at once while `work` ran, those from before included."""
+        """The most that this process's tensors held at once while `work` ran, including tensors from before."""
         ...
 
 
@@ -93,9 +93,9 @@ def profile_device(
 ) -> MemoryLedger:
     """Run the worst case, capture some graphs, and give the blocks what is left of `memory_utilization` of the device.
 
-    capture: makes graphs of these sizes, which are kept. graph_sizes: the largest of all first. kv_cache_bytes may
-    come out negative: then not even the weights and one iteration fit the share. moments_bytes: of `training_bytes`,
-    which are the blocks' where these are few: the optimizer has them on the host then.
+    capture: captures graphs of these sizes and keeps them. graph_sizes: the largest of all first. kv_cache_bytes may be
+    negative: then the weights and one iteration do not fit. moments_bytes: part of `training_bytes`; if the cache would
+    be small, the moments go to the host and the blocks get these bytes.
     """
     held = memory.allocated_bytes()
     activations = memory.peak_bytes(worst_case_iteration) - held
@@ -121,10 +121,10 @@ def profile_device(
 
 
 def _graph_bytes(memory: DeviceMemory, capture: Callable[[Sequence[Size]], None], sizes: Sequence[Size]) -> int:
-    """Memory of the graphs of all sizes, estimated from two: the largest, which brings the pool, and the next one, as
-    an example of what each further graph adds.
+    """Memory of the graphs of all sizes, estimated from two: the largest, which allocates the pool, and the next one,
+    as an example of what each further graph adds.
 
-    A graph takes memory outside torch's allocator too, so the device's free memory is what counts.
+    A graph takes memory outside torch's allocator too, so the device's free memory is measured.
     """
     added = []
     for size in sizes[:2]:
@@ -135,8 +135,8 @@ def _graph_bytes(memory: DeviceMemory, capture: Callable[[Sequence[Size]], None]
 
 
 def cpu_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """(total, available) bytes, by the system or by the process's control group, whichever has less. Pages of files
-    that were read, a checkpoint's, are there for whoever needs them."""
+    """(total, available) bytes of the system or of the process's control group, whichever is less. The page cache of
+    files that were read (a checkpoint) counts as available."""
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     try:
@@ -148,7 +148,7 @@ def cpu_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/
 
 
 def _file_bytes(stat: Path) -> int:
-    """Of a control group's memory what the system can take back at once; 0 where it is not told."""
+    """The part of a control group's memory that the system can reclaim at once (page cache); 0 if it is not known."""
     try:
         told = dict(line.split() for line in stat.read_text().splitlines())
     except OSError:

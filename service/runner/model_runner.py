@@ -24,11 +24,11 @@ from service.runner.trainings import LaunchedShare, Trainings
 
 
 class ModelRunner:
-    """The engine's Executor (service/engine/ports.py). Engine thread only, one plan at a time.
+    """The engine's Executor (service/engine/ports.py). Engine thread only; one plan at a time.
 
-    Owns the model, the KV storage and what is remembered in each row. adapters: None where none are served. trainings:
-    those that plans may have shares of. replays: what computes steps, and how. all_deterministic: every row of every
-    step has the bits that it has alone, not only where a sequence asks for it.
+    Owns the model, the KV storage and the sequence rows. adapters: None if none are served. trainings: those that plans
+    may advance. replays: the ways to compute a step. all_deterministic: every row of every step gets the same bits as
+    it would alone in a batch, not only the rows of sequences that ask for it.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class ModelRunner:
         self.trainings = Trainings(storage, self.transfer)
         self._block_size = storage.layout.block_size
         max_blocks, groups = -(-max_model_len // self._block_size), storage.layout.groups
-        if groups is None or not groups.tables.num_windowed:  # else a sequence has entries for blocks that are others'
+        if groups is None or not groups.tables.num_windowed:  # else a table also keeps entries of freed blocks
             max_blocks = min(max_blocks, storage.num_blocks)
-        # Twice as many as run at once: one that has ended is released after the iteration that still had it.
+        # Twice max_num_seqs: a finished sequence's row is released only after the last iteration that contains it.
         columns = (BATCH_COLUMNS if adapters is None else ADAPTER_COLUMNS).over(groups)
         self._rows = SequenceRows(2 * max_num_seqs, max_blocks, columns)
         self._forward_pass = ForwardPass(model, storage, self._rows, device, max_model_len)
@@ -81,8 +81,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: IterationPlan) -> LaunchedIteration | LaunchedShare:
-        """Release, load adapters, copy, compute, sample; ids are aligned with the plan's samples. Transfers run beside
-        that and are launched last, so that the device computes meanwhile. Or layer steps of a training."""
+        """Release rows, load adapters, copy blocks, compute, sample; ids are in the order of the plan's samples.
+        Transfers run beside the computation and are launched last, so that the device is busy meanwhile. A plan with a
+        training share runs that training's layer steps instead."""
         for row in plan.released:
             self._sampling_rows.release(row)
         before = self.transfer.mark() if plan.transfers else None
@@ -104,7 +105,7 @@ class ModelRunner:
         return LaunchedIteration(outputs, self.transfer, awaits_transfer=plan.awaits_transfer)
 
     def _compute(self, plan: IterationPlan) -> Outputs:
-        # Before all that may fail (see HandOver).
+        # Before anything that may fail (see HandOver).
         received = None if self._hand_over is None else self._hand_over.receive(plan.num_scheduled_tokens)
         turn = None if self._turns is None else self._turns.take()
         step = Step(plan, turn, self._rows, self._block_size, received, all_deterministic=self.all_deterministic)
@@ -113,12 +114,13 @@ class ModelRunner:
 
     @property
     def batches_deterministic(self) -> bool:
-        """Whether a step whose rows have the bits that they have alone is computed at once, as others are; else its
-        tokens are computed one after the other."""
+        """Whether deterministic rows (see `all_deterministic`) are computed as one batch, as other rows are. If not,
+        the tokens of such a step are computed one by one."""
         return self._forward_pass.row_invariance.can_be_at_once
 
     def note_drawn(self, rows: Int64Array, token_ids: Int64Array) -> None:
-        """The last stage has drawn these ids for these rows, which the next plans compute. On a stage before it."""
+        """For a stage before the last: the last one has drawn these ids for these rows, and the next plans compute
+        them."""
         assert self.replays.stage_step is not None
         self.replays.stage_step.note_drawn(rows, token_ids)
 
@@ -135,11 +137,11 @@ class LaunchedIteration:
         token_ids = self._outputs.token_ids
         try:
             return token_ids is None or token_ids.is_done()
-        except RuntimeError:  # the device's; `wait` has it too
+        except RuntimeError:  # a device error: `wait` raises it
             return True
 
     def wait(self) -> IterationResult:
-        """The drawn ids, what else was asked for, and the transfers that have finished by then."""
+        """The drawn ids, logprobs and pooled states, and the transfers that have finished by now."""
         outputs, ids = self._outputs, self._outputs.token_ids
         try:
             return IterationResult(

@@ -1,4 +1,4 @@
-"""How large a model is, before anything of it is loaded."""
+"""How large a model is, before any of it is loaded."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from service.runner.kv_storage import KvLayout, layer_groups
 
 
 class ModelSize(NamedTuple):
-    """Bytes of all weights, of one token's keys and values, as long as all layers see it, and of a block, which holds
-    those of one of the groups of layers; of a rank, where several divide them. max_model_len: by the model and the
-    setting."""
+    """Bytes of all weights, of one token's keys and values in all layers, and of one block, which belongs to one group
+    of layers; of one rank, if several share the model. max_model_len: by the model and the setting."""
 
     weights_bytes: int
     kv_token_bytes: int
@@ -39,7 +38,7 @@ class ModelSize(NamedTuple):
         parallel: TensorParallel = ALONE,
         stage: PipelineStage = WHOLE,
     ) -> ModelSize:
-        """The model's size as it would be on the device. Raises ModelLoadError naming the file or field, or as
+        """The model's size as it will be on the device. Raises ModelLoadError naming the file or field, or as
         `open_model` does."""
         config, model = open_model(folder, source.implementation, parallel, source.quantization, stage)
         dtype = choose_dtype(source.dtype, device, config.checkpoint_dtype)

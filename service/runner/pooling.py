@@ -1,4 +1,4 @@
-"""Pooled hidden states from the device to the engine."""
+"""Pooled hidden states on their way from the device to the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.runner.selective_batching import FlatBatch
 
 
 class PooledStates:
-    """One vector for each of the sequences, being copied to the host."""
+    """One vector per sequence, being copied to the host."""
 
     def __init__(self, sequence_ids: Sequence[int], sums: Tensor) -> None:
         self._sequence_ids = sequence_ids
@@ -30,9 +30,9 @@ class PooledStates:
 def pool(
     scheduled: Sequence[ScheduledSequence], batch: FlatBatch, hidden: Tensor, device: torch.device
 ) -> PooledStates | None:
-    """hidden [T, hidden_size], of all the tokens of a batch that ends with `scheduled`. None if nothing is pooled.
+    """hidden [T, hidden_size]: of all tokens of a batch that ends with `scheduled`. None if nothing is pooled.
 
-    Sums are of fp32, each sequence's by itself: what stands beside it in the batch does not change them.
+    Sums are in fp32 and per sequence: the rest of the batch does not change them.
     """
     starts = batch.token_starts[batch.num_seqs - len(scheduled) :].tolist()
     ends = [start + len(item.token_ids) for item, start in zip(scheduled, starts, strict=True)]

@@ -1,9 +1,9 @@
 """A CPU's decode steps, recorded for each of a few numbers of rows and replayed: what CUDA graphs are on a GPU.
 
-A replay runs the loops of all layers in one parallel region (kernels/loops/recording.py), so Python, torch and the
-waits between two loops are left out. Inputs lie at fixed places, as a graph's do; rows that are padding have no context
-and write nothing. The plain step is the twin: it computes batches with prompts or with more than FEW_ROWS rows, and
-models with an operation that is no loop.
+A replay runs the loops of all layers in one parallel region (kernels/loops/recording.py), without Python, torch, or a
+wait between two loops. Inputs lie at fixed addresses, as a graph's do; padding rows have no context and write nothing.
+The eager step is the plain twin: it computes batches with prompts or with more than FEW_ROWS rows, and models with an
+operation that is not a loop.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from service.sampling.sampler import SamplingBatch, sample
 class RecordedSteps:
     """A StepWay for decodes that draw one id each. Each number of rows is recorded when a step first has it.
 
-    Plain draws are made here, and the same decodes one token further are then `RecordedDecodesAgain`'s; others are made
-    as after any step. num_adapters: that a step may have.
+    Plain draws are made here; the same decodes one token further then go to `RecordedDecodesAgain`. Other draws are
+    left to the eager step. num_adapters: how many adapters a step may use.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RecordedSteps:
         self._forward_pass.row_invariance.want(step.is_deterministic)
         self._drawn.grow(self._rows.num_rows)
         columns = decode_columns(step.columns, self._rows, self._block_size)
-        if step.is_deterministic or not step.is_plain:  # torch may take a row's exponential otherwise beside others
+        if step.is_deterministic or not step.is_plain:  # torch's exp of a row may differ beside others
             recorded.inputs.fill_decodes(columns)
             tensors, hidden = self._eager.begin(step), recorded.replay(self._drawn)[:num]
             return self._eager.draw(lambda first, stop: self._model.compute_logits(hidden[first:stop]), step, tensors)
@@ -87,7 +87,7 @@ class RecordedSteps:
         return self._last.compute(step)
 
     def can_compute_again(self, step: Step) -> bool:
-        """Whether its decodes are those that were last drawn here, alone, one token further."""
+        """Whether the step's decodes are those last drawn here, alone, one token further."""
         last, plan = self._last, step.plan
         if last is None or plan.scheduled or plan.masks is not None or self._rows.block_table is not self._block_table:
             return False
@@ -118,14 +118,14 @@ class RecordedSteps:
         recorded = self._recorder.record(
             lambda: self._forward_pass.compute(there.token_ids, there.positions, there.attention, there.adapters)
         )
-        if recorded is None:  # there is more to it than loops
+        if recorded is None:  # some operation is not a loop
             self._refused.add(kind.adapters)
         else:
             self._recorded[kind] = _RecordedStep(inputs, recorded)
 
 
 class RecordedDecodesAgain:
-    """A StepWay: the decodes that were recorded steps' last, one token further. What they read is advanced in place."""
+    """A StepWay: the last decodes of RecordedSteps, one token further. Their inputs are advanced in place."""
 
     def __init__(self, recorded: RecordedSteps) -> None:
         self._recorded = recorded
@@ -138,7 +138,7 @@ class RecordedDecodesAgain:
 
 
 class _Kind(NamedTuple):
-    """num_rows: with padding. adapters: whether some row has one. deterministic: as `Step.is_deterministic`."""
+    """num_rows: with padding. adapters: whether any row has one. deterministic: as in `Step.is_deterministic`."""
 
     num_rows: int
     adapters: bool
@@ -146,7 +146,7 @@ class _Kind(NamedTuple):
 
 
 def _kind(step: Step) -> _Kind:
-    """With as many rows as the least power of two that is no less."""
+    """Its number of rows is the step's, rounded up to a power of two."""
     return _Kind(1 << (len(step.columns.rows) - 1).bit_length(), step.has_adapters, step.is_deterministic)
 
 
@@ -157,14 +157,15 @@ class _RecordedStep(NamedTuple):
     recorded: RecordedLoops
 
     def replay(self, drawn: DrawnIds) -> Tensor:
-        """hidden [T, hidden_size], with that of padding, of what the inputs hold; overwritten by the next replay."""
+        """Run it on what the inputs hold. Returns hidden [T, hidden_size], padding included; the next replay overwrites
+        it."""
         self.inputs.fetch()
         drawn.fill_in(self.inputs.step.token_ids, self.inputs.step.decode_rows)
         return self.recorded.replay()
 
 
 class _DrawnStep(NamedTuple):
-    """A recorded step and its draws, whose parameters stand at fixed places, too."""
+    """A recorded step and its draws, whose parameters are at fixed addresses too."""
 
     recorded: _RecordedStep
     parameters: SamplingBatch

@@ -1,4 +1,4 @@
-"""The ways of computing a step that there are: kernel by kernel, and by what can be replayed."""
+"""The ways to compute a step: kernel by kernel, by CUDA graphs, or by recordings."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class TellsCaptures(Protocol):
 
 
 class Replays:
-    """CUDA graphs of three kinds: of steps without adapters, of those with, and of those that somebody asks to be
-    deterministic; on a CPU, recordings. Engine thread only.
+    """CUDA graphs of three kinds: for steps without adapters, for steps with adapters, and for steps that a sequence
+    asks to be deterministic. On a CPU, recordings. Engine thread only.
 
-    num_adapters: that a step may have. hand_over: of a stage; None where there is one. all_deterministic: as of
-    ModelRunner.
+    num_adapters: how many adapters a step may use. hand_over: of a pipeline stage; None if there is only one.
+    all_deterministic: as in ModelRunner.
 
-    ways: the first that takes a step is the one that computes it; the last takes any. stage_step: computes a step of a
-    stage that does not draw; None on the last one.
+    ways: the first one that takes a step computes it; the last one takes any step. stage_step: computes the steps of a
+    stage that does not draw; None on the last stage.
     """
 
     def __init__(
@@ -84,19 +84,19 @@ class Replays:
 
     @property
     def padded_size(self) -> Callable[[int, int, int], GraphSize | None] | None:
-        """(num_tokens, num_decodes, num_prompts) of a step -> the size that it is padded to, None if it is not. None
-        if no step is padded."""
+        """A function (num_tokens, num_decodes, num_prompts) of a step -> the size it is padded to, or None if it is not
+        padded. None if no step is padded."""
         return None if self._graphs is None else self._graphs.sizes.padded_size
 
     def recent_steps(self, *, adapters: bool = False, asked: bool = False) -> Collection[PaddedStep]:
-        """The last steps, with or without adapters, or that were asked to be deterministic, that were replayed, or
-        could not be for want of a size."""
+        """The last steps that were replayed, or could not be because no size fits: those without adapters, with
+        `adapters`, or with `asked` those that a sequence asked to be deterministic."""
         graphs = self._graphs_of(adapters=adapters, asked=asked)
         return () if graphs is None else graphs.sizes.recent_steps
 
     @property
     def captures_asked(self) -> bool:
-        """Whether there are to be graphs for steps that are deterministic because somebody asks."""
+        """Whether there are graphs for steps that are deterministic because a sequence asks for it."""
         return self._forward_pass.row_invariance.can_be_at_once and not self._all_deterministic
 
     @torch.inference_mode()
@@ -108,9 +108,13 @@ class Replays:
         adapters: bool = False,
         asked: bool = False,
     ) -> None:
-        """Steps, with or without adapters, or that are asked to be deterministic, that fit one of these sizes are
-        replayed from now on; but no steps that are computed token by token. On a GPU, while no iteration runs; may be
-        called again for more sizes. Raises GivenUpError soon after `must_give_up` has become true."""
+        """From now on, replay steps that fit one of these sizes: steps without adapters, with `adapters`, or with
+        `asked` those that are deterministic because a sequence asks for it. Steps that are computed token by token are
+        never replayed.
+
+        On a GPU, while no iteration runs. May be called again for more sizes. Raises GivenUpError soon after
+        `must_give_up` has become true.
+        """
         if self._all_deterministic and not self._forward_pass.row_invariance.can_be_at_once:
             return
         if self._graphs is None:
@@ -125,12 +129,12 @@ class Replays:
                 graphs.sizes.capture(sizes)
 
     def tell_captures(self, telling: TellsCaptures) -> None:
-        """Other ranks capture from now on what this one captures, within `telling`; none gives up alone, so nothing is
-        given up any more."""
+        """From now on other ranks capture what this one captures, within `telling`. No rank can stop alone, so captures
+        are never given up any more."""
         self._telling = telling
 
     def record(self) -> None:
-        """Decode steps that consist of compiled loops are recorded and replayed from now on. On a CPU."""
+        """On a CPU: from now on, record and replay decode steps that consist of compiled loops only."""
         loops = loops_for(self._storage.blocks)
         if loops is not None:
             recorded = RecordedSteps(
@@ -147,7 +151,7 @@ class Replays:
 
     @torch.inference_mode()
     def compute_padding(self, size: GraphSize, *, adapters: bool = False) -> None:
-        """The step that a graph of this size holds, of padding alone, kernel by kernel. adapters: for steps with
+        """Compute the step of a graph of this size, on nothing but padding, kernel by kernel. adapters: the step with
         adapters."""
         table, num_adapters = DeviceBlockTable(self._rows, self._device), self._num_adapters if adapters else 0
         inputs = self._graph_step.inputs(size, table.tensor, self._block_size, self._rows.columns, num_adapters)
@@ -170,7 +174,7 @@ class Replays:
         return self._asked_graphs if asked else self._adapter_graphs if adapters else self._graphs
 
     def _graph_ways(self, all_graphs: Sequence[StepGraphs]) -> Sequence[StepWay]:
-        """First those that need nothing of a step's columns, whichever graphs they replay."""
+        """First the ways that do not need a step's columns, of all graphs; then the others."""
         by_graphs = [self._ways_of(graphs) for graphs in all_graphs]
         return [*(again for again, *_ in by_graphs), *(way for _, *rest in by_graphs for way in rest)]
 
@@ -182,7 +186,7 @@ class Replays:
 
 
 def _vocab_shard(model: CausalLM) -> VocabShard | None:
-    """None if one rank has all logits, or this one has none."""
+    """None if one rank has all logits, or this rank has none."""
     parallel = model.parallel
     if parallel.size == 1 or not is_last(model.stage):
         return None

@@ -1,8 +1,8 @@
-"""Steps whose rows have the bits that they have alone: by which company a request is computed changes nothing.
+"""Row-invariant steps: each row gets the same bits as it would alone, whatever else is in the batch.
 
-Two ways lead there. Models whose operations all compute a row by itself (`CausalLM.is_row_invariant`) compute a step at
-once: products sum in one order, and so does attention, for a prompt's token as for a decode's. Others compute one token
-after the other, each alone: slow, and right whatever their operations do.
+There are two ways. If all of a model's operations compute each row by itself (`CausalLM.is_row_invariant`), a step is
+computed as one batch: products sum in a fixed order, and so does attention, for a prompt's token as for a decode's.
+Other models compute one token at a time, each alone: slow, but right whatever their operations do.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from service.models.causal_lm import CausalLM
 
 
 class RowInvariance:
-    """How a model computes the step that is being launched. Engine thread.
+    """Whether the step being launched must be row-invariant, and how that is done. Engine thread.
 
-    Between two steps of one kind nothing is done; a change tells every projection. max_model_len: tokens that a
-    sequence may have. plain_cache: keys and values are kept in the numbers that they are computed in. is_wanted: of the
+    `want` costs nothing between two steps of one kind; a change is passed on to every projection. max_model_len: most
+    tokens of a sequence. plain_cache: keys and values are cached in the dtype they are computed in. is_wanted: for the
     present step.
     """
 
@@ -34,23 +34,24 @@ class RowInvariance:
 
     @property
     def takes_one_by_one(self) -> bool:
-        """Whether the step's tokens are to be computed one after the other, and its draws."""
+        """Whether the step's tokens and its draws are computed one at a time."""
         return self.is_wanted and not self.can_be_at_once
 
     @property
     def takes_all_as_prompts(self) -> bool:
-        """Whether attention is to take every sequence as a prompt: on a CPU."""
+        """Whether attention treats every sequence as a prompt: on a CPU."""
         return self._is_at_once and not self._is_gpu
 
     @property
     def split_len(self) -> int | None:
-        """Of which keys a token's attention begins anew, on a GPU (kernels/ordered_attention_decode.py); None: it does
-        not."""
+        """On a GPU, the length of the splits of a token's keys, whose partial results are combined in order
+        (kernels/ordered_attention_decode.py); None: not split that way."""
         return self._split_len if self._is_at_once and self._is_gpu else None
 
     @property
     def draws_one_by_one(self) -> bool:
-        """Torch, which draws on a CPU, may take an exponential beside others to another last bit than alone."""
+        """Whether draws are made one at a time: torch, which draws on a CPU, may round an exponential differently
+        beside others."""
         return self.takes_one_by_one or self.takes_all_as_prompts
 
     @property
@@ -62,7 +63,7 @@ class RowInvariance:
         return self._plain_cache and self._model.is_row_invariant
 
     def want(self, is_wanted: bool) -> None:
-        """Of the steps from now on."""
+        """Set whether the steps from now on are row-invariant."""
         if is_wanted is self.is_wanted:
             return
         self.is_wanted = is_wanted

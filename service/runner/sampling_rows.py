@@ -1,9 +1,9 @@
 """What the executor remembers of sequences whose draws need more than the columns of every batch.
 
-Numbers that come from requests are columns (batch_columns.py). Here is what is made of a sequence's ids: of its past
-when the executor first sees it, and of every id that it computes from then on. An id is counted when it is computed,
-not when it is drawn: so a fork, a return from the host and a recomputation need no care, and the last id may be known
-to the device alone.
+Numbers from the request are columns (batch_columns.py). Here is what depends on a sequence's ids: on its past when the
+executor first sees it, and on every id that it computes from then on. An id is counted when it is computed, not when it
+is drawn. So a fork, a swap-in and a recomputation need no special care, and the last id may be known to the device
+only.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 class SamplingRow:
     """One sequence.
 
-    slot: of its token counts; -1 without penalties. output_ids: generated ids that are computed, if bad words of
-    several tokens look back at them. bias_ids, bias_values: what is added to its logits at every draw.
-    mask: words of a bitmask of its allowed tokens.
+    slot: of its token counts; -1 without penalties. output_ids: generated ids computed so far, if bad words of several
+    tokens look back at them. bias_ids, bias_values: added to its logits at every draw. mask: words of a bitmask of its
+    allowed tokens.
     """
 
     sampling: SamplingParams
@@ -50,15 +50,16 @@ class SamplingRow:
 
     @property
     def restricts(self) -> bool:
-        """Whether what a draw may be, or what is added to its logits, must be worked out for it alone."""
+        """Whether its draws need restrictions or biases that are worked out on the host for this sequence."""
         looks_back = self.output_ids is not None or self.sampling.min_tokens > 0
         return looks_back or len(self.bias_ids) > 0 or self.mask is not None
 
 
 class SamplingRows:
-    """Row -> SamplingRow, for rows of SequenceRows that `asks_more`. Engine thread.
+    """Row -> SamplingRow, for the rows of SequenceRows that `asks_more`. Engine thread.
 
-    If a plain sequence takes a row over without a release, what is here lies idle until the next one that is not.
+    If a plain sequence takes over a row without a release, the entry here stays unused until the next sequence that
+    asks for more.
     """
 
     def __init__(self, rows: SequenceRows, vocab_size: int, device: torch.device) -> None:
@@ -67,7 +68,7 @@ class SamplingRows:
         self._device = device
         self._counts = TokenCounts(vocab_size, device)
         self._rows: dict[int, SamplingRow] = {}
-        # Of each row, as in its SamplingRow: who needs no more than these costs no step of Python in an iteration.
+        # Per row, as in its SamplingRow: rows that need no more than these cost no Python step in an iteration.
         self._slots = np.full(0, -1)
         self._num_prompt_tokens = np.zeros(0, np.int64)
         self._restricts = np.zeros(0, np.bool_)
@@ -77,7 +78,7 @@ class SamplingRows:
         return len(self._rows)
 
     def release(self, row: int) -> None:
-        """Forget the row's sequence; one that is not here is fine."""
+        """Forget the row's sequence. A row without an entry is no error."""
         known = self._rows.pop(row, None)
         if known is not None and known.slot >= 0:
             self._counts.release(known.slot)
@@ -85,8 +86,8 @@ class SamplingRows:
     def update(
         self, scheduled: Sequence[ScheduledSequence], planned: PlanColumns, batch: FlatBatch, token_ids: Tensor
     ) -> None:
-        """Take over new sequences, and the ids that the plan computes. scheduled: the plan's, of which `planned` and
-        `batch` are made. token_ids [T]: the batch's, on the device."""
+        """Add new sequences, and count the ids that the plan computes. scheduled: the plan's, from which `planned` and
+        `batch` were made. token_ids [T]: the batch's, on the device."""
         rows, asks = planned.rows, self._sequence_rows["asks_more"][planned.rows]
         for index in asks[len(rows) - len(scheduled) :].nonzero()[0].tolist():
             self._take_over(scheduled[index])
@@ -109,8 +110,8 @@ class SamplingRows:
             self._counts.note_one_each(there["slots"], token_ids.index_select(0, there["places"]))
 
     def asked_tokens(self, batch: FlatBatch) -> dict[int, tuple[int, ...]]:
-        """Draw -> the tokens whose logprobs it wants instead of the most probable ones, in order of the draws. After
-        `update`."""
+        """Draw -> the tokens whose logprobs it wants instead of the most probable ones, in order of the draws. Call it
+        after `update`."""
         rows = batch.draw_rows
         (draws,) = (self._sequence_rows["asks_more"][rows] & self._asks_for_tokens[rows]).nonzero()
         return {draw: self._rows[rows[draw]].sampling.logprob_token_ids for draw in draws.tolist()}
@@ -118,8 +119,8 @@ class SamplingRows:
     def extras(
         self, batch: FlatBatch, asked_tokens: Mapping[int, tuple[int, ...]]
     ) -> tuple[SamplingExtras, list[int | None]]:
-        """What the draws ask for, and the number of top logprobs that each wants. After `update`. asked_tokens: by the
-        method of this name."""
+        """What the draws ask for, and how many top logprobs each wants. Call it after `update`. asked_tokens: from the
+        method of that name."""
         rows = batch.draw_rows
         asks, asked = self._sequence_rows["asks_more"][rows], self._sequence_rows["num_logprobs"][rows]
         arrays: dict[str, Array] = {}
@@ -144,8 +145,9 @@ class SamplingRows:
         return extras, [None if num < 0 else num for num in asked.tolist()]
 
     def _take_over(self, item: ScheduledSequence) -> None:
-        """If it may be new: its whole table is told. That of a known one may be, too (copy-on-write of its first
-        block); then there is no past, and it keeps its row, or what is made again is the same."""
+        """Add an entry if the plan sends a whole block table, so the sequence may be new. A known one may get its whole
+        table, too (copy-on-write of its first block); without its past it keeps its entry, and if it needs no past, an
+        equal entry is made."""
         is_known = item.sampling.looks_back and item.past is None
         if not item.block_ids or item.table_start > 0 or (is_known and item.row in self._rows):
             return
@@ -166,7 +168,7 @@ class SamplingRows:
             self._asks_for_tokens = np.append(self._asks_for_tokens, np.zeros(added, np.bool_))
 
     def _restrict(self, restrictions: _Restrictions, draw: int, row: SamplingRow, num_tokens: int) -> None:
-        """A fault at one draw fails that draw, and with it its request alone."""
+        """An error at one draw fails only that draw, and its request."""
         try:
             restrictions.add(draw, row, _forbidden_now(row, num_tokens))
         except Exception:
@@ -174,7 +176,7 @@ class SamplingRows:
             restrictions.allow(draw, self._mask(()))
 
     def _new_row(self, item: ScheduledSequence) -> SamplingRow:
-        """Likewise: of a row that cannot be made nothing may be drawn."""
+        """Likewise: if an entry cannot be made, its draws fail."""
         try:
             return self._make_row(item)
         except Exception:
@@ -205,7 +207,7 @@ class SamplingRows:
         return row
 
     def _note(self, row: SamplingRow, position: int, token_ids: Tensor) -> None:
-        """Count ids that stand at `position` and after it."""
+        """Count ids at `position` and after it."""
         border = max(0, row.num_prompt_tokens - position)
         if border > 0:
             self._counts.note_prompt(row.slot, token_ids[:border])
@@ -219,7 +221,7 @@ class SamplingRows:
 
 
 class _Restrictions:
-    """Biases and bitmasks of some of N draws, in the making."""
+    """Collects biases and bitmasks of some of N draws."""
 
     def __init__(self, num_draws: int) -> None:
         self._num_draws = num_draws
@@ -227,7 +229,7 @@ class _Restrictions:
         self._masks: dict[int, Tensor] = {}
 
     def add(self, draw: int, row: SamplingRow, forbidden: list[int]) -> None:
-        """The draw is the row's. forbidden: ids that it must not give, besides."""
+        """Add the restrictions of `row` for this draw. forbidden: further ids that it must not draw."""
         if row.mask is not None:
             self.allow(draw, row.mask)
         ids, values = row.bias_ids, row.bias_values
@@ -239,11 +241,11 @@ class _Restrictions:
             self._biases.append((draw, ids, values))
 
     def allow(self, draw: int, mask: Tensor) -> None:
-        """Nothing but what the mask has."""
+        """Allow only the tokens of the mask."""
         self._masks[draw] = mask
 
     def arrays(self) -> dict[str, Array]:
-        """What must go to the device."""
+        """The arrays to copy to the device."""
         arrays: dict[str, Array] = {}
         if self._biases:
             arrays["bias_rows"] = np.concatenate([np.full(len(ids), draw, np.int32) for draw, ids, _ in self._biases])
@@ -260,7 +262,7 @@ class _Restrictions:
 
 
 def _padded(rows: Sequence[tuple[int, ...]]) -> npt.NDArray[np.int64]:
-    """[rows, longest], filled up with token 0."""
+    """[rows, longest], padded with token 0."""
     padded = np.zeros((len(rows), max(map(len, rows))), np.int64)
     for at, row in enumerate(rows):
         padded[at, : len(row)] = row
@@ -268,7 +270,7 @@ def _padded(rows: Sequence[tuple[int, ...]]) -> npt.NDArray[np.int64]:
 
 
 def _forbidden_now(row: SamplingRow, num_tokens: int) -> list[int]:
-    """Ids that the next token must not be, by where the sequence stands; none twice."""
+    """Ids that the next token must not be, given what the sequence has so far; no duplicates."""
     sampling = row.sampling
     forbidden: set[int] = set()
     if num_tokens - row.num_prompt_tokens < sampling.min_tokens:

@@ -1,11 +1,11 @@
-"""Selective batching (ORCA, section 3): the tokens of all requests, in any phase and at any position, become one
-flat row of tokens for the dense operations; their borders are kept for attention and sampling.
+"""Selective batching (ORCA, section 3): the tokens of all requests, in any phase and at any position, become one flat
+sequence of tokens for the dense operations. Their borders are kept for attention and sampling.
 
-A plan becomes columns first; its decodes, most of it, are columns already. The commonest batch, in which every sequence
-computes one token and draws one id, needs less (`decode_columns`): rows stand in the plan's order, and blocks are named
-by their row in the block table.
+A plan becomes columns first; its decodes, most of it, are columns already. The most common batch, in which every
+sequence computes one token and draws one id, needs less (`decode_columns`): rows are in the plan's order, and kernels
+read each sequence's blocks from its row of the block table.
 
-Host side and numpy only: no tensor is made here.
+Host side, numpy only: no tensor is made here.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SEED = itemgetter(Sample._fields.index("seed"))
 
 
 class PlanColumns(NamedTuple):
-    """S sequences with T tokens and N draws in the plan's order, all int64.
+    """S sequences with T tokens and N draws, in the plan's order, all int64.
 
-    rows [S]: of SequenceRows. num_computed_tokens [S]. query_lens [S]: tokens to compute. token_ids [T].
-    num_samples [S]. seeds [N].
+    rows [S]: of SequenceRows. num_computed_tokens [S]. query_lens [S]: tokens to compute. token_ids [T]. num_samples
+    [S]. seeds [N].
     """
 
     rows: Int64Array
@@ -51,7 +51,7 @@ class PlanColumns(NamedTuple):
         return len(self.token_ids) == len(self.rows) and bool((self.num_samples == 1).all())
 
     def part(self, first: int, stop: int) -> PlanColumns:
-        """Of the tokens from `first` until `stop` alone, which draw nothing. Sequences may be cut."""
+        """Only the tokens from `first` until `stop`, without draws. Sequences may be cut."""
         ends = np.cumsum(self.query_lens)
         starts = ends - self.query_lens
         inside = slice(np.searchsorted(ends, first, "right"), np.searchsorted(starts, stop, "left"))
@@ -65,7 +65,7 @@ class PlanColumns(NamedTuple):
 
 
 def plan_columns(plan: IterationPlan, rows: SequenceRows) -> PlanColumns:
-    """Of a plan that computes something. `rows` takes over what the plan says has changed."""
+    """The columns of a plan that computes something. Also applies the plan's changes to `rows`."""
     parts = []
     if len(plan.decodes):
         parts.append(_of_decodes(plan.decodes, rows))
@@ -104,7 +104,8 @@ def _of_scheduled(scheduled: tuple[ScheduledSequence, ...], rows: SequenceRows) 
 
 
 def _take_over(changed: list[ScheduledSequence], rows: SequenceRows) -> None:
-    """Of sequences whose block table has changed: the changes, and what is remembered of those that may be new."""
+    """For sequences whose block table has changed: write the changes, and remember the columns of those that may be
+    new."""
     whole = [item for item in changed if item.table_start == 0]
     if whole:
         rows.remember(whole)
@@ -120,19 +121,16 @@ def _take_over(changed: list[ScheduledSequence], rows: SequenceRows) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """T tokens of S sequences, N draws. Sequences that compute one token stand first, longest context first.
+    """T tokens of S sequences, N draws. Sequences that compute one token (decodes) come first, longest context first.
 
     tokens, sequences, draws: the columns of BatchColumns, by name. Draws are in the plan's order; unless the batch
-    `is_plain` they have the columns of an ASKING_DRAW too.
-    query_starts [S + 1] int32. block_table [S, M] int32, M just enough for the longest; group by group, where layers
-    have several.
-    num_decode: sequences that compute one token. has_pending: some of their ids are PENDING_TOKEN_ID.
-    token_starts [S] int64: where each sequence's tokens begin, in the plan's order.
-    is_plain: every sequence's `SamplingParams.is_plain`.
-    logit_rows: tokens whose logits are needed, one a sequence that samples, in the plan's order. logit_places: these
-    sequences' places among the S. logit_lens: int32, each token's context.
-    samples_per_row: draws from each of them.
-    draw_rows [N]: the row in SequenceRows of the sequence whose logits are drawn from.
+    `is_plain` they include the columns per ASKING_DRAW. query_starts [S + 1] int32. block_table [S, M] int32, M just
+    enough for the longest; with several groups of layers, group by group. num_decode: sequences that compute one token.
+    has_pending: some of their ids are PENDING_TOKEN_ID. token_starts [S] int64, in the plan's order: where each
+    sequence's tokens begin. is_plain: all sequences' `SamplingParams.is_plain`. logit_rows: the tokens whose logits are
+    needed, one per sequence that samples, in the plan's order. logit_places: the places of these sequences among the S.
+    logit_lens: int32, the context of each token. samples_per_row: how many draws each has. draw_rows [N]: the row in
+    SequenceRows of the sequence that each draw belongs to.
     """
 
     tokens: dict[str, Array]
@@ -163,21 +161,21 @@ class FlatBatch:
         return len(self.draw_rows)
 
     def arrays(self) -> dict[str, Array]:
-        """What the device has to know, by name."""
+        """What goes to the device, by name."""
         names = ("query_starts", "block_table", "logit_rows", "logit_places", "logit_lens", "draw_rows")
         columns = {**self.tokens, **self.sequences, **self.draws, **adapter_columns(self.tokens, self.logit_rows)}
         return {**columns, **{name: getattr(self, name) for name in names}}
 
 
 def flat_order(planned: PlanColumns) -> Int64Array:
-    """[S] Which of the plan's sequences stand where in its flat batch: decodes first, longest first; prompts keep the
-    plan's order."""
+    """[S]: for each place in the flat batch, the index of its sequence in the plan. Decodes come first, longest context
+    first; prompts keep the plan's order."""
     context_lens = planned.num_computed_tokens + planned.query_lens
     return np.argsort(np.where(planned.query_lens == 1, -context_lens, 1), kind="stable")
 
 
 def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBatch:
-    """A plan's columns as one batch. rows: up to date with the plan."""
+    """A plan's columns as one batch. rows: already updated with the plan."""
     row, computed, query_lens, planned_ids, samples_per_seq, seeds = planned
     context_lens = computed + query_lens
     planned_starts = np.cumsum(query_lens) - query_lens
@@ -230,8 +228,8 @@ def flatten(planned: PlanColumns, rows: SequenceRows, block_size: int) -> FlatBa
 
 
 def decode_columns(planned: PlanColumns, rows: SequenceRows, block_size: int) -> dict[str, Array]:
-    """The batch's columns, by name, of a plan that `is_decode`; "decode_" before those of sequences. rows: up to date
-    with it."""
+    """The batch's columns, by name, for a plan that `is_decode`; those per sequence are named "decode_...". rows:
+    already updated with the plan."""
     row, positions = planned.rows, planned.num_computed_tokens
     columns: dict[str, Array] = {
         "token_ids": planned.token_ids,
@@ -249,9 +247,9 @@ def decode_columns(planned: PlanColumns, rows: SequenceRows, block_size: int) ->
 def adapter_columns(
     tokens: Mapping[str, Array], read: Int64Array, num_tokens: int = 0, num_adapters: int = 0
 ) -> dict[str, Array]:
-    """What is told of the adapters of a batch with these tokens: nothing if none has one. read: tokens that the last
-    layer's end is computed for. num_tokens: with the padding behind them, if there is any. num_adapters: that there may
-    be, if tiles are to be as many as for all of them.
+    """The adapter columns of a batch with these tokens; {} if no token has an adapter. read: the tokens for which the
+    end of the last layer is computed. num_tokens: with padding, if there is any. num_adapters: if given, make as many
+    tiles as that many adapters may need.
 
     adapter_tiles int32: kernels/lora_tiles.py's, flat. read_slots, read_tiles: slots and tiles of `read`.
     """

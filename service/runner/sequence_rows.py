@@ -1,8 +1,8 @@
-"""What the executor remembers of each sequence between iterations: one row in a few arrays.
+"""What the executor remembers of each sequence between iterations: one row in each of a few arrays.
 
-Rows are numpy, so that a batch is gathered by one fancy index and no Python object is touched per token. Of the block
-table there is a copy on the device, to which only the entries that changed are sent (most steps change one row in 16);
-the ids that were drawn last are on the device alone.
+Rows are numpy arrays, so a batch is gathered with one fancy index and no Python object is touched per token. The device
+has a copy of the block table and is sent only the entries that changed (most steps change one row in 16). The ids drawn
+last are on the device only.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from service.runner.device_copies import to_device
 
 
 class TableChanges(NamedTuple):
-    """Entries of the flattened block table to be written: places [C] int64, values [C] int32. A place that is there
-    twice has the same value twice."""
+    """Entries to write to the flattened block table: places [C] int64, values [C] int32. A place that occurs twice has
+    the same value twice."""
 
     places: Int64Array
     values: Int32Array
@@ -33,11 +33,11 @@ NO_CHANGES = TableChanges(np.empty(0, np.int64), np.empty(0, np.int32))
 
 
 class SequenceRows:
-    """block_table [rows, max_blocks] int32, and the columns that come from sequences, by name. Engine thread.
+    """block_table [rows, max_blocks] int32, and by name the columns that come from sequences. Engine thread.
 
-    Where layers have several groups, a row has max_blocks entries of the first one, then those of the next. The
-    scheduler assigns the rows, from 1 on; row 0 is that of padding. Entries of the block
-    table that change are noted until `take_changes`, for whoever keeps a copy of it.
+    With several groups of layers, a row has max_blocks entries of the first group, then those of the next. The
+    scheduler assigns rows from 1 on; row 0 is padding's. Changed entries of the block table are collected until
+    `take_changes`, for the owner of a copy.
     """
 
     def __init__(self, num_sequences: int, max_blocks: int, columns: BatchColumns = BATCH_COLUMNS) -> None:
@@ -62,11 +62,11 @@ class SequenceRows:
         return name in self._columns
 
     def gather(self, kind: Per, rows: Int64Array) -> dict[str, Array]:
-        """What is remembered per `kind`, of these rows."""
+        """The columns remembered per `kind`, for these rows."""
         return {name: self._columns[name][rows] for name in self._gathered[kind]}
 
     def reserve(self, row: int) -> None:
-        """Make room for this row: where there is none, twice as many from now on, or more."""
+        """Make room for this row: if there is none, double the number of rows until there is."""
         if row < self.num_rows:
             return
         while row >= self.num_rows:
@@ -77,14 +77,14 @@ class SequenceRows:
                 self._columns[column.name] = np.concatenate((old, column.padded(self.num_rows - len(old))))
 
     def remember(self, scheduled: Sequence[ScheduledSequence]) -> None:
-        """Their rows belong to these sequences from now on."""
+        """From now on these sequences own their rows: write their columns there."""
         rows = [item.row for item in scheduled]
         for name, of in self.columns.remembered.items():
             self._columns[name][rows] = [of(item) for item in scheduled]
 
     def write_blocks(self, rows: Int64Array, indexes: Int64Array, block_ids: Int64Array) -> None:
-        """[C] each: the block table of `rows` has `block_ids` at `indexes`, which count the groups' entries of one unit
-        after the other (core/layer_groups.py)."""
+        """[C] each: write `block_ids` into the block tables of `rows` at `indexes`. An index counts units, and within a
+        unit the groups: unit * num_groups + group (core/layer_groups.py)."""
         if self._num_groups > 1:
             units, groups = np.divmod(indexes, self._num_groups)
             indexes = groups * self._max_blocks + units
@@ -97,13 +97,13 @@ class SequenceRows:
                 self._changed = None
 
     def grow_tables(self, decodes: ScheduledDecodes) -> None:
-        """Take over the decodes' new blocks."""
+        """Add the decodes' new blocks to the block table."""
         grown = decodes.grown
         if len(grown.places):
             self.write_blocks(decodes.rows[grown.places], grown.table_starts, grown.block_ids)
 
     def slots_at(self, rows: Int64Array, positions: Int64Array, block_size: int) -> dict[str, Array]:
-        """[T] each: in every group of layers, where the token at this position of this row goes."""
+        """[T] each, for every group of layers: the cache slot of the token at this position of this row."""
         units, offsets = np.divmod(positions, block_size)
         return {
             name: self.blocks_at(rows, units, group) * block_size + offsets
@@ -111,18 +111,18 @@ class SequenceRows:
         }
 
     def blocks_at(self, rows: Int64Array, units: Int64Array, group: int = 0) -> Int64Array:
-        """[C] each: of these rows, the group's block in these units."""
+        """[C]: the block id of this group in unit units[c] of row rows[c]."""
         return self.block_table[rows, group * self._max_blocks + units].astype(np.int64)
 
     def first_blocks(self, rows: Int64Array, num_units: int) -> Int32Array:
-        """[S, groups * num_units]: of these rows, the blocks of the first units, group by group."""
+        """[S, groups * num_units]: the blocks of these rows' first units, group by group."""
         if self._num_groups == 1:
             return self.block_table[rows, :num_units]
         by_group = self.block_table.reshape(self.num_rows, self._num_groups, self._max_blocks)
         return by_group[rows, :, :num_units].reshape(len(rows), -1)
 
     def take_changes(self, num_rows: int) -> TableChanges:
-        """The changes in the first `num_rows` rows since the last call. Some of the values may be as before."""
+        """The changes to the first `num_rows` rows since the last call. Some of the values may be as before."""
         changed, self._changed, self._num_changed = self._changed, [], 0
         if changed == []:
             return NO_CHANGES
@@ -136,14 +136,14 @@ class SequenceRows:
         return TableChanges(places, self.block_table.reshape(-1)[places])
 
     def note_all(self) -> None:
-        """A copy may have missed what was taken: all entries count as changed."""
+        """Count all entries as changed, because a copy may have missed changes that were taken."""
         self._changed = None
 
 
 class DeviceBlockTable:
-    """A copy of the sequence rows' block table. tensor [rows, max_blocks] int32, at one address for good.
+    """A copy of SequenceRows' block table. tensor [rows, max_blocks] int32, at one address for good.
 
-    It has the rows that there were when it was made; those that were added later are not in it.
+    It has as many rows as there were when it was made; rows added later are not in it.
     """
 
     def __init__(self, rows: SequenceRows, device: torch.device) -> None:
@@ -159,8 +159,8 @@ class DeviceBlockTable:
         return len(self._rows.block_table) == len(self.tensor)
 
     def take_changes(self, most: int) -> TableChanges:
-        """The changes that the next step has to `write`. If they are more than `most`, they are written here and now,
-        and none are left."""
+        """The changes that the next step has to `write`. If there are more than `most`, they are written at once and
+        none are returned."""
         changes = self._rows.take_changes(self.tensor.shape[0])
         if len(changes.places) <= most:
             return changes
@@ -174,19 +174,20 @@ class DeviceBlockTable:
 
 
 class DrawnIds:
-    """The id that each sequence drew last, on the device, one for each row of SequenceRows. Overlapped iterations
-    decode from it: the host learns an id only after the next iteration has been launched. Everything happens in the
-    order of launches, on the device's stream."""
+    """The id that each sequence drew last, on the device: one per row of SequenceRows. Overlapped iterations decode
+    from it, because the host learns an id only after the next iteration has been launched. All calls take effect in
+    launch order, on the device's stream."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self._ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
 
     def note(self, rows: Tensor, token_ids: Tensor) -> None:
-        """These rows' sequences have drawn these ids. One that draws several (a prompt's choices) keeps any."""
+        """These rows' sequences have drawn these ids. A row that occurs several times (a prompt's choices)
+        keeps any."""
         self._ids.index_copy_(0, rows, token_ids)
 
     def fill_in(self, token_ids: Tensor, rows: Tensor) -> None:
-        """Replace PENDING_TOKEN_ID, in place: token_ids[d] belongs to rows[d]. A failed draw gives a valid id."""
+        """Replace PENDING_TOKEN_ID in place: token_ids[d] belongs to rows[d]. A failed draw becomes a valid id."""
         fill_pending_tokens(token_ids, rows, self._ids)
 
     def grow(self, num_rows: int) -> None:

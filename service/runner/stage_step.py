@@ -1,4 +1,4 @@
-"""What a stage before the last one computes of a step: its layers, and nothing is drawn (ORCA's inter-layer
+"""The step of a pipeline stage before the last: it computes its layers and draws nothing (ORCA's inter-layer
 parallelism)."""
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from service.runner.step_ways import Outputs, PendingTokenIds, Step, StepWay
 
 
 class HandOver:
-    """Hidden states between stages, [tokens, hidden_size]. For each plan that computes exactly one comes in and one
-    goes out, whatever goes wrong between them: so the stages stay in step, and who waits for a plan's gets no other's.
-    """
+    """Hidden states between stages, [tokens, hidden_size]. For each plan that computes, exactly one tensor comes in and
+    one goes out, whatever fails in between. So the stages stay in step, and no stage receives another plan's tensor."""
 
     def __init__(self, stage: PipelineStage, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._stage = stage
@@ -41,20 +40,20 @@ class HandOver:
         return hidden
 
     def compute_s(self) -> float | None:
-        """Seconds since then, where the host computes; None on a GPU, whose own clock tells."""
+        """Seconds since `receive`, if the host computes; None on a GPU, where the device's clock measures."""
         return None if self._device.type == "cuda" else time.perf_counter() - self._received_s
 
     def send(self, hidden: Tensor) -> None:
         self._stage.send(hidden)
 
     def send_nothing(self, num_tokens: int) -> None:
-        """The step failed here: NaN in its place, of which nothing can be drawn."""
+        """The step failed here: send NaN in its place, from which nothing can be drawn."""
         shape = num_tokens, self._hidden_size
         self._stage.send(torch.full(shape, math.nan, dtype=self._dtype, device=self._device))
 
 
 class StageStep:
-    """A StepWay that takes every plan, kernel by kernel. drawn: of a first stage the ids to be embedded."""
+    """A StepWay that takes every plan, kernel by kernel. drawn: on the first stage, the ids to embed."""
 
     def __init__(
         self, forward_pass: ForwardPass, rows: SequenceRows, drawn: DrawnIds, hand_over: HandOver, device: torch.device
@@ -69,7 +68,7 @@ class StageStep:
         return True
 
     def compute(self, step: Step) -> Outputs:
-        """Hands over what comes of it; of a step that fails, NaN."""
+        """Hands over the hidden states; NaN if the step fails."""
         try:
             hidden, tensors = self._computed(step)
         except BaseException:
@@ -79,7 +78,7 @@ class StageStep:
         return Outputs(PendingTokenIds(tensors["token_ids"], 0, step.turn))
 
     def graph_ways(self, graphs: StepGraphs, block_size: int) -> tuple[StepWay, ...]:
-        """What goes before this way where there are graphs."""
+        """The ways to try before this one if there are graphs."""
         return (StageGraph(graphs, self._rows, block_size, self._hand_over),)
 
     def note_drawn(self, rows: Int64Array, token_ids: Int64Array) -> None:
@@ -100,8 +99,8 @@ class StageStep:
 
 
 class StageGraph:
-    """A StepWay: decodes by a graph, whatever their draws ask for, as they are drawn elsewhere; and prompts beside
-    them."""
+    """A StepWay that replays graphs: decodes, whatever their draws ask for, because another stage draws; and decodes
+    beside prompts."""
 
     def __init__(self, graphs: StepGraphs, rows: SequenceRows, block_size: int, hand_over: HandOver) -> None:
         self._graphs = graphs
@@ -112,7 +111,7 @@ class StageGraph:
         return self._is_again(step) or self._decodes.has_room_for(step) or self._mixed.takes(step)
 
     def compute(self, step: Step) -> Outputs:
-        """Hands over what comes of it; of a step that fails, NaN."""
+        """Hands over the hidden states; NaN if the step fails."""
         plan = step.plan
         try:
             if self._is_again(step):

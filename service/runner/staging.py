@@ -1,9 +1,9 @@
-"""On a GPU: pinned memory for what an iteration sends to the device, and for the ids that come back; how long it took.
+"""Pinned memory on a GPU: for what an iteration sends to the device and the ids that come back. Also the step's time.
 
-A copy from or to pinned memory runs while the host computes. To allocate such memory in each iteration, and events,
-cost more than to use them (loadtest/LOG.md). So iterations use it in turns: one takes over what another has left whose
-ids have arrived. By then all of that one's copies have run, whatever the caller does: they stand before the ids in the
-device's stream. Other memory is fresh, and torch hands it out again only after the copies that used it.
+A copy from or to pinned memory runs while the host computes. Allocating such memory and events in each iteration costs
+more than using them (loadtest/LOG.md), so iterations reuse them: a new one takes over the turn of one whose ids have
+arrived. By then all copies of that turn have run, because they precede the ids in the device's stream. Other memory is
+fresh, and torch reuses it only after the copies that used it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ import torch
 from torch import Tensor
 
 _FIRST_NUM_BYTES, _FIRST_NUM_IDS = 1 << 18, 1 << 11
-"""In which nearly every iteration has room."""
+"""Enough for nearly every iteration."""
 
 
 class StagingTurns:
-    """Engine thread. As many turns are made as iterations are in flight at once; one that fails keeps its own."""
+    """Engine thread. There are as many turns as iterations in flight at once. An iteration that fails keeps
+    its turn."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._left: list[StagingTurn] = []
 
     def take(self) -> StagingTurn:
-        """One that nobody uses, for one iteration."""
+        """An unused turn, for one iteration."""
         return self._left.pop() if self._left else StagingTurn(self._device, self._left)
 
 
 class StagingTurn:
-    """One iteration's, from `StagingTurns.take` until `collect`.
+    """The staging memory of one iteration, from `StagingTurns.take` until `collect`.
 
-    A step's seconds are the device's, because what the host does between two steps is no part of them: its preparation,
-    or another process that kept it from launching, would make the same step 3 % longer or shorter each time (Llama-8B,
-    one H200).
+    A step's seconds are measured on the device. What the host does between two steps is no part of them: its
+    preparation, or another process that delays a launch, would change the time of the same step by 3 % (Llama-8B, one
+    H200).
     """
 
     def __init__(self, device: torch.device, left: list[StagingTurn]) -> None:
@@ -45,12 +46,12 @@ class StagingTurn:
         self._ids = _PinnedIds()
         self._stream = torch.cuda.current_stream(device)
         self._began = torch.cuda.Event(enable_timing=True)
-        # A thread that waits for it sleeps; for the default kind of event it would spin.
+        # A thread that waits for this event sleeps; with the default kind of event it would spin.
         self._done = torch.cuda.Event(enable_timing=True, blocking=True)
 
     def inputs(self, num_bytes: int) -> PinnedPart:
-        """At least so much memory for copies to the device. Whoever asks again in the same iteration gets memory of its
-        own."""
+        """At least `num_bytes` of pinned memory for copies to the device. A second call in the same iteration gets
+        separate memory."""
         if self._inputs_taken:
             return pinned(num_bytes, torch.uint8)
         self._inputs_taken = True
@@ -59,23 +60,24 @@ class StagingTurn:
         return self._inputs
 
     def begins(self) -> None:
-        """All that is launched from now on is the step's; a moment noted before counts no more."""
+        """The step's time starts here. A later call replaces an earlier one."""
         self._began.record(self._stream)
 
     def bring(self, token_ids: Tensor) -> None:
-        """[N] int64, perhaps none, begin to be copied to the host, behind the work that makes them. Once."""
+        """Start copying these ids ([N] int64, N may be 0) to the host, behind the work that computes them.
+        Called once."""
         if len(token_ids):
             self._ids.first(len(token_ids)).copy_(token_ids, non_blocking=True)
         self._done.record(self._stream)
 
     def is_done(self) -> bool:
-        """Whether what it was told to `bring` is there."""
+        """Whether the ids of `bring` have arrived."""
         is_done: bool = self._done.query()
         return is_done
 
     def collect(self, num: int) -> tuple[tuple[int, ...], float]:
-        """Wait for the ids, and give the turn back: the first `num` of them, and the step's seconds by the device's
-        clock, up to their arrival. Other threads run meanwhile. After a fault of the device it is not given back."""
+        """Wait for the ids and give the turn back. Returns the first `num` ids, and the step's seconds by the device's
+        clock until they arrived. Other threads run meanwhile. After a device error the turn is not given back."""
         self._done.synchronize()
         token_ids: tuple[int, ...] = tuple(self._ids.whole.array[:num].tolist())
         seconds: float = self._began.elapsed_time(self._done) / 1000
@@ -95,19 +97,20 @@ class PinnedPart:
 
 
 def pinned(num: int, dtype: torch.dtype) -> PinnedPart:
-    """Fresh memory. It is handed out again only after the copies that used it: torch sees to that."""
+    """Fresh pinned memory. Torch reuses it only after the copies that used it."""
     return PinnedPart(torch.empty(num, dtype=dtype, pin_memory=True))
 
 
 class _PinnedIds:
-    """int64, asked for in few numbers again and again: to cut a tensor costs nearly as much as to copy it."""
+    """int64. Slices are cached, since a few lengths recur: slicing a tensor costs nearly as much as copying it."""
 
     def __init__(self) -> None:
         self.whole = pinned(_FIRST_NUM_IDS, torch.int64)
         self._parts: dict[int, Tensor] = {}
 
     def first(self, num: int) -> Tensor:
-        """Of `whole` the first `num` entries. If it has fewer, it becomes longer, and what it held is gone."""
+        """The first `num` entries of `whole`. If there are fewer, `whole` is replaced by a longer one and its content
+        is lost."""
         part = self._parts.get(num)
         if part is None:
             if num > len(self.whole.array):
@@ -118,5 +121,5 @@ class _PinnedIds:
 
 
 def _power_of_two(num: int) -> int:
-    """The least that is not below `num`, which is positive."""
+    """The smallest power of two that is at least `num`, which is positive."""
     return 1 << (num - 1).bit_length()

@@ -1,4 +1,4 @@
-"""What a step over inputs at fixed places reads: which columns lie there, how long, and how attention sees them."""
+"""The inputs of a step at fixed addresses: which columns there are, how long they are, and how attention reads them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from service.sampling.sampler import SamplingBatch
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """T tokens, the first D of them decodes, and N draws; whatever is not used is padding.
+    """T tokens, the first D of them decodes, and N draws; unused entries are padding.
 
-    token_ids, positions [T] int64. decode_rows [D] int64: rows of SequenceRows. attention: its last layer is read where
-    a draw's logits come from, at N rows in their order. draw_rows [N] int64: the row of the sequence that draws, 0 for
+    token_ids, positions [T] int64. decode_rows [D] int64: rows of SequenceRows. attention: its last layer is computed
+    only for the N rows that draws need, in their order. draw_rows [N] int64: the row of the sequence that draws, 0 for
     padding. sampling: of all draws at once, whatever their parameters. adapters: None in a graph for steps without.
-    received [T, hidden_size]: from the stage before, if there is one; only read.
+    received [T, hidden_size]: from the previous stage, if there is one; read only.
     """
 
     token_ids: Tensor
@@ -48,14 +48,14 @@ _LOGITS = (
     Column("draw_rows", Per.DRAW, np.int64),
 )
 _QUERY_STARTS = Column("query_starts", Per.SEQUENCE, np.int32)
-"""Of steps with prompts: a decode's logits are its own."""
+"""Only for steps with prompts: a decode's logits are those of its one token."""
 
 _ADAPTER_TILES = Column("adapter_tiles", Per.TOKEN, np.int32)
 _READ_SLOTS, _READ_TILES = Column("read_slots", Per.DRAW, np.int32), Column("read_tiles", Per.DRAW, np.int32)
-"""Of graphs for steps with adapters. Tiles are always written whole, with the padding's places in them."""
+"""Only for steps with adapters. Tiles are always written whole, including those of padding."""
 
 _TABLE_CHANGES = Column("table_places", Per.ROW, np.int64), Column("table_values", Per.ROW, np.int32)
-"""Padding writes a 0 at place 0, in the row of padding."""
+"""Padding writes 0 at place 0, which is in padding's row."""
 
 
 class FixedColumns(Protocol):
@@ -65,7 +65,8 @@ class FixedColumns(Protocol):
 
 
 def column_lengths(size: GraphSize, columns: BatchColumns, num_adapters: int) -> dict[Column, int]:
-    """The columns of a step of this size, and the entries of each. num_adapters: that a step may have."""
+    """The columns of a step of this size, and how many entries each has. num_adapters: how many adapters a step may
+    use."""
     lengths = {
         **dict.fromkeys(columns.per(Per.TOKEN), size.num_tokens),
         **dict.fromkeys(_TABLE_CHANGES, size.num_tokens * len(columns.slots)),
@@ -84,7 +85,7 @@ def column_lengths(size: GraphSize, columns: BatchColumns, num_adapters: int) ->
 
 
 def mixed_values(batch: FlatBatch, size: GraphSize) -> dict[str, Array]:
-    """The columns of a batch that such a step has room for, but for those of adapters."""
+    """The columns of a batch that fits such a step, without those of adapters."""
     border = batch.num_decode
     query_starts = np.full(size.most_prompts + 1, batch.query_starts[-1])
     query_starts[: batch.num_seqs - border + 1] = batch.query_starts[border:]
@@ -101,7 +102,7 @@ def mixed_values(batch: FlatBatch, size: GraphSize) -> dict[str, Array]:
 
 
 def adapter_values(values: Mapping[str, Array], size: GraphSize, num_adapters: int) -> dict[str, Array]:
-    """Whose adapter each place has, with the padding behind them. values: all other columns."""
+    """The adapter columns, padding included. values: all other columns."""
     read = np.zeros(size.most_draws, np.int64)
     if size.is_mixed:
         read[: len(values["logit_rows"])] = values["logit_rows"]
@@ -122,7 +123,7 @@ def step_inputs(
     all_as_prompts: bool,
     reads_all: bool,
 ) -> StepInputs:
-    """As GraphInputs has them. fixed: the columns of `column_lengths`."""
+    """Arguments as in GraphInputs. fixed: the columns of `column_lengths`."""
 
     def of_group(table: Tensor, slots: Tensor) -> AttentionInputs:
         decode, lens, rows = None, fixed["decode_context_lens"], fixed["decode_rows"]

@@ -1,4 +1,4 @@
-"""Ways of computing a plan's step: each says whether it can, and the runner takes the first that does."""
+"""Ways to compute a plan's step. Each says whether it can take a step; the runner uses the first that does."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from service.runner.staging import StagingTurn
 
 
 class Step:
-    """A plan that computes something, and what it was turned into so far: ways that are asked share it.
+    """A plan that computes something, with the inputs derived from it so far. All ways that are asked share them.
 
-    turn: the iteration's; None on a CPU, where nothing is copied or timed. received: the hidden states of its tokens,
-    from the stage before; None on the first one. all_deterministic: every step is.
+    turn: the iteration's staging memory; None on a CPU, where nothing is copied or timed. received: the tokens' hidden
+    states from the previous pipeline stage; None on the first stage. all_deterministic: every step `is_deterministic`.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class Step:
         self._all_deterministic = all_deterministic
 
     def begin(self, device: torch.device) -> dict[str, Tensor]:
-        """The batch's arrays, on the device; all that is launched from now on is the step's."""
+        """Copy the batch's arrays to the device. The step's time starts here."""
         if self.turn is not None:
             self.turn.begins()
         return to_device(self.batch.arrays(), device, self.turn)
 
     @cached_property
     def columns(self) -> PlanColumns:
-        """SequenceRows has taken over what the plan says has changed."""
+        """The plan's columns. Also applies the plan's changes to SequenceRows."""
         return plan_columns(self.plan, self._rows)
 
     @cached_property
@@ -59,28 +59,28 @@ class Step:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the columns of every batch say all about the draws."""
+        """Whether the columns of every batch are enough to draw: no grammar masks, no sequence that `asks_more`."""
         return self.plan.masks is None and not self._rows["asks_more"][self.columns.rows].any()
 
     @cached_property
     def has_adapters(self) -> bool:
-        """Whether some sequence is computed with an adapter."""
+        """Whether any sequence uses an adapter."""
         return "adapter_slots" in self._rows and bool(self._rows["adapter_slots"][self.columns.rows].any())
 
     @cached_property
     def is_deterministic(self) -> bool:
-        """Whether some sequence's bits are to be those that it has alone: then all are computed so."""
+        """Whether any sequence must get the same bits as it would alone. Then all rows are computed that way."""
         return self._all_deterministic or bool(self._rows["deterministic"][self.columns.rows].any())
 
     @cached_property
     def reads_prompts(self) -> bool:
-        """Whether logprobs of a prompt are wanted, or hidden states."""
+        """Whether prompt logprobs or pooled hidden states are wanted."""
         return not self.batch.is_plain and any(item.targets or item.num_pooled for item in self.plan.scheduled)
 
 
 class PendingTokenIds:
-    """[N] int64 ids that are copied to the host; the first `num` of them count. turn: as Step has it. compute_s: once
-    they are there, `StagingTurn.collect`'s seconds; None on a CPU."""
+    """[N] int64 token ids on their way to the host; the first `num` count. turn: as in Step. compute_s: once the ids
+    have arrived, the step's seconds from `StagingTurn.collect`; None on a CPU."""
 
     def __init__(self, token_ids: Tensor, num: int, turn: StagingTurn | None = None) -> None:
         self.compute_s: float | None = None
@@ -92,11 +92,11 @@ class PendingTokenIds:
             self._turn = turn
 
     def is_done(self) -> bool:
-        """Whether they are there."""
+        """Whether the ids have arrived."""
         return self._turn is None or self._turn.is_done()
 
     def wait(self) -> tuple[int, ...]:
-        """Idempotent."""
+        """Wait for the ids and return them. Idempotent."""
         if self._turn is not None:
             self._token_ids, self.compute_s = self._turn.collect(self._num)
             self._turn = None
@@ -107,9 +107,9 @@ class PendingTokenIds:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a batch computed, being copied to the host; None where there is nothing. `token_ids` arrive once the batch
-    is computed, even if it drew nothing. is_replayed: as of IterationResult. compute_s: likewise, where the host has
-    timed it."""
+    """What a step computed, on its way to the host; None where there is nothing. `token_ids` complete once the step is
+    computed, even if it drew none. is_replayed, compute_s: as in IterationResult; compute_s only where the host has
+    timed the step."""
 
     token_ids: PendingTokenIds | None = None
     logprobs: DrawLogprobs | None = None
@@ -127,5 +127,5 @@ class StepWay(Protocol):
         ...
 
     def compute(self, step: Step) -> Outputs:
-        """Launch it: a step that it `takes`."""
+        """Launch a step that it `takes`."""
         ...

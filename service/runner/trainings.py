@@ -1,4 +1,4 @@
-"""The trainings that plans have shares of, and what they take of the device's time."""
+"""The trainings that plans can advance, and the device time they take."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from service.runner.kv_transfer import KvTransfer
 
 
 class Trainings:
-    """The engine's TrainingExecutor (service/engine/ports.py). A training that has failed has no more shares, and is
-    there until it is removed. Engine thread only."""
+    """The engine's TrainingExecutor (service/engine/ports.py). A training that has failed gets no more layer steps; it
+    stays here until it is removed. Engine thread only."""
 
     def __init__(self, storage: KvStorage, transfer: KvTransfer) -> None:
         self._is_gpu = storage.blocks.is_cuda
         self._storage = storage
         self._transfer = transfer
         self._trainings: dict[int, Training] = {}
-        self._arenas: dict[int, Arena | None] = {}  # that they know of
+        self._arenas: dict[int, Arena | None] = {}  # as last told to the training
         self._failed: set[int] = set()
 
     def add_training(self, training: Training) -> int:
@@ -34,7 +34,7 @@ class Trainings:
     def remove_training(self, training_id: int) -> None:
         training = self._trainings.pop(training_id, None)
         if training is not None and self._arenas.pop(training_id) is not None:
-            training.use_memory(None)  # which is others' from now on
+            training.use_memory(None)  # it belongs to others from now on
         self._failed.discard(training_id)
 
     @torch.inference_mode()
@@ -43,11 +43,12 @@ class Trainings:
 
     @torch.inference_mode()
     def advance(self, share: TrainingShare) -> LaunchedShare:
-        """Run its layer steps; on a GPU they are launched. A fault of the training is in the outcome."""
+        """Run the share's layer steps; on a GPU they are launched. An error of the training is reported in the
+        outcome."""
         training_id = share.training_id
         if training_id in self._failed or training_id not in self._trainings:
             nothing = TrainingOutcome(training_id, 0, 0.0, 0)
-            return LaunchedShare(self, self._transfer, nothing, None, HostStopwatch())  # the device has nothing to do
+            return LaunchedShare(self, self._transfer, nothing, None, HostStopwatch())  # nothing is launched
         watch: Stopwatch = DeviceStopwatch() if self._is_gpu else HostStopwatch()
         training, num_steps = self._trainings[training_id], 0
         fault: Exception | None = None
@@ -69,14 +70,14 @@ class Trainings:
             training.use_memory(memory)
 
     def note_failure(self, training_id: int) -> None:
-        """What was launched of it has failed."""
+        """Layer steps that were launched for it have failed."""
         if training_id in self._trainings:
             self._failed.add(training_id)
 
 
 class LaunchedShare:
-    """The engine's PendingIteration (service/engine/ports.py) of layer steps, which the device may still be computing.
-    outcome: as far as it is known. training: None if it had ended."""
+    """The engine's PendingIteration (service/engine/ports.py) for layer steps, which the device may still be computing.
+    outcome: what is known of it so far. training: None if it had already failed or been removed."""
 
     def __init__(
         self,
@@ -97,7 +98,8 @@ class LaunchedShare:
 
     @torch.inference_mode()
     def wait(self) -> IterationResult:
-        """What came of the share, and the training's news. Of faults it raises none that may be the training's."""
+        """The outcome of the share, and the training's news. Errors that may be the training's are not raised but put
+        into the outcome."""
         outcome = self._outcome if self._training is None else self._of(self._training)
         try:
             finished = self._transfer.take_finished(wait=False)
@@ -118,7 +120,7 @@ class LaunchedShare:
 
 
 class Stopwatch(Protocol):
-    """Runs from when it is made. is_of_device: by the device's clock."""
+    """Runs from its construction. is_of_device: measures by the device's clock."""
 
     @property
     def is_of_device(self) -> bool: ...
@@ -126,7 +128,7 @@ class Stopwatch(Protocol):
     def stop(self) -> None: ...
 
     def is_done(self) -> bool:
-        """Whether `seconds` would not wait."""
+        """Whether `seconds` would return without waiting."""
         ...
 
     def seconds(self) -> float: ...
@@ -149,7 +151,7 @@ class HostStopwatch:
 
 
 class DeviceStopwatch:
-    """By events on the current stream."""
+    """Measures with events on the current stream."""
 
     is_of_device = True
 
@@ -163,7 +165,7 @@ class DeviceStopwatch:
     def is_done(self) -> bool:
         try:
             return bool(self._stopped.query())
-        except RuntimeError:  # the device's; `seconds` has it too
+        except RuntimeError:  # a device error: `seconds` raises it
             return True
 
     def seconds(self) -> float:

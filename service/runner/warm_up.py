@@ -1,4 +1,4 @@
-"""Small iterations of every kind, before serving."""
+"""Small iterations of every kind, run before serving."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from service.runner.graph_sizes import GraphSize
 from service.runner.model_runner import ModelRunner
 
 _MANY_TOKENS = GraphSize(512, 1)
-"""More than few by kernels/lora_tiles.py: the kernels of adapters are compiled once more for them."""
+"""More tokens than kernels/lora_tiles.py counts as few: the adapters' kernels are compiled a second time for them."""
 
 
 def warm_up(runner: ModelRunner) -> None:
-    """Compute them, so that the first request finds all kernels compiled and loaded.
+    """Compute small iterations, so that the first request finds all kernels compiled and loaded.
 
-    To be called while no sequence is alive: the contents of the first two blocks are lost.
+    Call it while no sequence is alive: it overwrites the first two blocks.
     """
     drawing = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9)
     greedy = SamplingParams(max_tokens=2, temperature=0.0)
     for params in (greedy, drawing):
         _small_iteration(runner, 1, params)
     if runner.adapters is not None:
-        _small_iteration(runner, 1, greedy, adapter_slot=1)  # which is empty, so that it changes nothing
+        _small_iteration(runner, 1, greedy, adapter_slot=1)  # the slot is empty, so it changes nothing
         if runner.device.type == "cuda":
             runner.replays.compute_padding(_MANY_TOKENS, adapters=True)
     if runner.device.type == "cuda":

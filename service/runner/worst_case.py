@@ -1,4 +1,4 @@
-"""An iteration as large as one can be: what it compiles, and how much memory it leaves for the KV cache."""
+"""The largest possible iteration: compiles its kernels, and measures how much memory it leaves for the KV cache."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from service.sampling.token_counts import TokenCounts
 
 @dataclass(frozen=True, slots=True)
 class AdapterSizes:
-    """most_blocks: of all slots' adapters together. table_bytes: what says where they are. training_bytes: what the
-    training of one holds on the device, but for activations; 0 where none are trained. moments_bytes: of these, what
-    may lie on the host instead."""
+    """most_blocks: of the adapters of all slots together. table_bytes: of AdapterTables. training_bytes: what training
+    one adapter holds on the device, without activations; 0 if none are trained. moments_bytes: the part of
+    training_bytes that may lie on the host instead."""
 
     num_slots: int = 0
     most_blocks: int = 0
@@ -42,31 +42,31 @@ class AdapterSizes:
 
 
 def moments_bytes(layout: AdapterLayout) -> int:
-    """AdamW's two of each number of A and B of the largest adapter, in fp32."""
+    """AdamW's two moments, in fp32, for each number of A and B of the largest adapter."""
     return 2 * layout.most_numbers * torch.float32.itemsize
 
 
 def training_bytes(layout: AdapterLayout) -> int:
-    """What the training of the largest adapter holds on a device, but for activations: each number of A and B, its
-    gradient and AdamW's two moments of it in fp32, and a copy in the model's dtype if that is another."""
+    """What training the largest adapter holds on a device, without activations: each number of A and B, its gradient
+    and AdamW's two moments in fp32, and a copy in the model's dtype if that is not fp32."""
     copied = 0 if layout.dtype is torch.float32 else layout.dtype.itemsize
     return layout.most_numbers * (4 * torch.float32.itemsize + copied)
 
 
 _HELD_BY_GRAPHS = 160 << 20
-"""Graphs themselves, in as many places as are kept, and cuBLAS's workspace for captures."""
+"""The graphs themselves, for as many arenas as are kept, and cuBLAS's workspace for captures."""
 _ATTENTION_TOKEN_BYTES = 96 << 10
-"""FlashAttention's deterministic backward pass: gradients of so many splits that they and the heads fill a device of
-132 multiprocessors, in fp32, with heads of 128."""
+"""Per token: the gradients of FlashAttention's deterministic backward pass, in fp32 with heads of 128. There are as
+many splits as it takes, with the heads, to fill a device of 132 multiprocessors."""
 
 
 _WIDENING_TOKENS = 512
-"""Of a prompt whose attention is over an FP8 cache that is widened first, by the kernel for few rows."""
+"""Tokens of a prompt whose attention first widens the FP8 cache, with the kernel for few rows."""
 
 
 def training_graph_bytes(layout: AdapterLayout) -> int:
-    """What CUDA graphs of a training's layer steps hold on a device at most: besides themselves, the temporary tensors
-    of the largest, which has the widest linear's input and output with their gradients."""
+    """The most that CUDA graphs of a training's layer steps hold on a device: the graphs themselves, and the temporary
+    tensors of the largest, which has the widest linear's input and output with their gradients."""
     widths = (max(site.own_in_features, site.own_out_features) for site in layout.sites.values())
     token_bytes = 4 * max(widths) * layout.dtype.itemsize + _ATTENTION_TOKEN_BYTES
     return MOST_GRAPH_TOKENS * token_bytes + _HELD_BY_GRAPHS
@@ -74,8 +74,8 @@ def training_graph_bytes(layout: AdapterLayout) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What bounds an iteration. graphs: the sizes that may be captured, in this order, the largest of all first; none
-    without CUDA graphs. deterministic: all iterations are."""
+    """The bounds of an iteration. graphs: the sizes that may be captured, in this order, the largest of all first;
+    empty without CUDA graphs. deterministic: all iterations are."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -87,16 +87,16 @@ class StepSizes:
 
 
 class WorstCase:
-    """An iteration with the most tokens and the most sequences that one may have; each sequence draws by top-p.
+    """An iteration with the most tokens and the most sequences that one may have; each sequence draws with top-p.
 
-    All sequences share the blocks of one: only the shapes matter, not the values.
+    All sequences share the same blocks: only shapes matter, not values.
     """
 
     def __init__(self, model: CausalLM, layout: KvLayout, device: torch.device, sizes: StepSizes) -> None:
         self._num_seqs = min(sizes.max_num_seqs, sizes.max_num_batched_tokens)
         self._length = min(sizes.max_num_batched_tokens // self._num_seqs, sizes.max_model_len)
         self._num_blocks = -(-self._length // layout.block_size)
-        storage = KvStorage(layout, max(2, self._num_blocks), device)  # two: what warming up needs
+        storage = KvStorage(layout, max(2, self._num_blocks), device)  # two: for warm_up
         self.runner = ModelRunner(
             model,
             storage,
@@ -109,7 +109,7 @@ class WorstCase:
         self._graphs = sizes.graphs
         most = sizes.max_num_batched_tokens
         rows_of_each_kernel = {*model.rows_of_each_kernel, *((_WIDENING_TOKENS, most) if layout.is_fp8 else ())}
-        if not sizes.graphs:  # the largest of which is a long prompt, too
+        if not sizes.graphs:  # with graphs, the largest one covers long prompts
             rows_of_each_kernel.add(most)
         self._rows_of_each_kernel = sorted(n for n in rows_of_each_kernel if n <= most)
 
@@ -122,7 +122,7 @@ class WorstCase:
         )
 
     def run(self) -> None:
-        """Compute it, and forget its sequences."""
+        """Compute it and forget its sequences."""
         self.runner.launch(self.plan()).wait()
         self.runner.launch(IterationPlan((), released=tuple(range(1, 1 + self._num_seqs)))).wait()
 
@@ -146,12 +146,14 @@ def choose_and_measure(
     sizes: StepSizes,
     phases: LoadPhases,
 ) -> tuple[StepChoices, MemoryLedger]:
-    """Have the model's steps chosen, and tell where the device's memory goes: on a GPU that is measured by running the
-    worst case. Used first, each kernel would be compiled by itself. So all are compiled side by side, the worst case's
-    beside those that are timed, and then the few that only the choices have brought.
+    """Choose how the model's steps are computed, and measure where the device's memory goes; on a GPU by running the
+    worst case.
 
-    choose: gives the model its methods (service/runner/choices/choosing.py); takes launches to be compiled beside its
-    own.
+    A kernel that is compiled at its first use is compiled alone. So kernels are compiled side by side instead: the
+    worst case's beside those that are timed, then the few that only the choices need.
+
+    choose: gives the model its methods (service/runner/choices/choosing.py). Its argument launches kernels to compile
+    beside its own.
     """
     num_ranks = model.parallel.size * model.stage.size
     if device.type == "cpu":
@@ -161,7 +163,7 @@ def choose_and_measure(
     worst_case = WorstCase(model, layout, device, replace(sizes, deterministic=False))
     choices = choose(worst_case.launch_kernels)
     phases.end("choices")
-    if sizes.deterministic:  # it is known by now whether such steps are batched
+    if sizes.deterministic:  # by now it is known whether such steps are batched
         worst_case = WorstCase(model, layout, device, sizes)
     compile_for_ranks(worst_case.launch_kernels, model.parallel)
     phases.end("kernels")
@@ -178,15 +180,15 @@ def choose_and_measure(
         sizes.adapters.moments_bytes,
     )
     del worst_case
-    gc.collect()  # the runner that was measured and its graphs know each other
+    gc.collect()  # the runner and its graphs refer to each other
     torch.cuda.empty_cache()
     phases.end("profile")
     return choices, memory
 
 
 def _table_bytes(layout: KvLayout, sizes: StepSizes) -> int:
-    """Memory that grows with the sequences, besides their blocks: for each a row of the token counts and two of the
-    block table (as many as ModelRunner makes)."""
+    """Memory that grows with the number of sequences, besides their blocks: per sequence one row of the token counts
+    and two rows of the block table (as many as ModelRunner makes)."""
     max_blocks = -(-sizes.max_model_len // layout.block_size) * layout.num_groups
     return DeviceBlockTable.num_bytes(2 * sizes.max_num_seqs + 1, max_blocks) + TokenCounts.num_bytes(
         sizes.max_num_seqs, sizes.vocab_size

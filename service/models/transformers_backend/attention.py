@@ -1,7 +1,7 @@
-"""Attention as transformers' modules call it, answered by ours: what `AttentionInterface.register` is for.
+"""Our attention behind transformers' attention interface (`AttentionInterface.register`).
 
-Every module of every model reaches the one registered function. Which step is being computed it asks the module, for
-not all models hand further arguments down to their layers: all modules of one model hold its `CurrentStep`.
+All modules of all models call the one registered function. It finds the step being computed through the module, because
+not all models pass extra arguments to their layers: every module of a model holds the model's `CurrentStep`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from kernels.reshape_and_cache import reshape_and_cache
 from service.layers.attention import AttentionInputs, LayerCache, paged_attention
 
 IMPLEMENTATION = "headrace"
-"""The name by which transformers' configurations ask for it."""
+"""The name that transformers' configurations select it by."""
 
 _ATTRIBUTE = "headrace_step"
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What a layer asks for. query [1, H, T, D], key [1, K, T, D], value [1, K, T, V], V <= D.
+    """The arguments of a layer's call. query [1, H, T, D], key [1, K, T, D], value [1, K, T, V], V <= D.
 
-    window: tokens that a query sees, its own included; None: all. softcap: of the scores; None: none. sinks: [H], the
-    scores of a cell without a value; None: none. mask: of the model's own making. others: arguments that are not known
-    here, by their names.
+    window: how many tokens a query sees, itself included; None: all. softcap: of the scores; None: none. sinks: [H], a
+    score per head without a value; None: none. mask: made by the model itself. others: arguments that are not known
+    here, by name.
     """
 
     module: nn.Module
@@ -46,7 +46,7 @@ class AttentionCall:
 
 
 class RankHeads(NamedTuple):
-    """The heads of one rank of several, among so many of all."""
+    """The heads of one rank of several, out of `num_queries` and `num_keys`."""
 
     queries: range
     num_queries: int
@@ -54,7 +54,7 @@ class RankHeads(NamedTuple):
     num_keys: int
 
     def of(self, call: AttentionCall) -> AttentionCall:
-        """Of what a module asks for with all heads, as some compute queries and keys whole, this rank's alone."""
+        """Reduce a call that has all heads to this rank's: some modules compute all queries and keys."""
         sinks = call.sinks
         if sinks is not None and len(sinks) == self.num_queries:
             sinks = sinks[self.queries.start : self.queries.stop]
@@ -69,14 +69,15 @@ class RankHeads(NamedTuple):
 
 class AttentionStep(Protocol):
     def attend(self, call: AttentionCall) -> Tensor:
-        """[1, T, H, V]. Called once a layer, in the layers' order."""
+        """[1, T, H, V]. Called once per layer, in the layers' order."""
         ...
 
 
 class CurrentStep:
-    """Of one model: what answers the calls of its layers while it computes, on the thread that does.
+    """The step that a model is computing, which answers its layers' attention calls. Used on the computing thread.
 
-    heads: of this rank, where several divide them: no step is asked for others."""
+    heads: this rank's, if several divide them; steps are asked for these only.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._step: AttentionStep | None = None
@@ -98,7 +99,7 @@ class CurrentStep:
 
 
 class PagedStep:
-    """One step of one model: its tokens' keys and values go to the cache, its queries look at all that is there."""
+    """One step of one model: caches its tokens' keys and values; its queries attend to all that is cached."""
 
     def __init__(self, caches: Sequence[LayerCache], inputs: AttentionInputs) -> None:
         self._layers = zip(caches, inputs.of_all_tokens(len(caches)), strict=True)
@@ -114,7 +115,7 @@ class PagedStep:
 
 
 def register_attention() -> None:
-    """Have transformers know the function. May be called again."""
+    """Register the function with transformers. May be called again."""
     AttentionInterface.register(IMPLEMENTATION, _attend)
 
 
@@ -142,7 +143,7 @@ def _some(heads: Tensor, kept: range, num_all: int) -> Tensor:
 
 
 def rows_of_heads(heads: Tensor) -> Tensor:
-    """[1, heads, T, dim] -> [T, heads, dim], as the kernels want them: the last two dims dense."""
-    is_one = heads.shape[1] == 1  # whose stride may be anything, and which contiguous() leaves as it is
+    """[1, heads, T, dim] -> [T, heads, dim], with the last two dims contiguous, as the kernels need them."""
+    is_one = heads.shape[1] == 1  # its stride may be anything, and contiguous() keeps it
     rows = heads[0, 0].unsqueeze(1) if is_one else heads[0].transpose(0, 1)
     return rows if rows.stride()[1:] == (rows.shape[2], 1) else rows.contiguous()

@@ -1,4 +1,4 @@
-"""From a model folder to a model of transformers without memory, and to our words for its shape."""
+"""From a model folder to a transformers model without memory, and to a ModelConfig of its shape."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BuiltModel(NamedTuple):
 
 
 def build_with_transformers(folder: Path) -> BuiltModel:
-    """On the meta device. Raises ModelLoadError for what would not be computed right, by its name."""
+    """Built on the meta device. Raises ModelLoadError naming what would not be computed correctly."""
     config = _read(folder)
     check_config(config)
     register_attention()
@@ -83,7 +83,7 @@ def _meta_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _model_config(model: PreTrainedModel, calls: Sequence[AttentionCall]) -> ModelConfig:
-    """What the cache, the engine and the adapters need to know; the rest is transformers'."""
+    """What the cache, the engine and the adapters need to know; the rest is left to transformers."""
     text = model.config.get_text_config()
     query, key = calls[0].query, calls[0].key
     size = text.hidden_size

@@ -1,8 +1,8 @@
 """Where a checkpoint's tensors go, by transformers' own mapping of names.
 
-A checkpoint may have other names than transformers' modules, and a matrix an expert where these have one tensor for all
-experts. What transformers would rename and stack while it loads is here worked out from the names alone: each stored
-tensor has a place of its own, a view of a parameter.
+A checkpoint may use other names than transformers' modules, and may have one matrix per expert where these have one
+tensor for all experts. What transformers would rename and stack while loading is derived here from the names alone:
+each stored tensor gets its own place, a view of a parameter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from service.layers.weight_storage import Destination
 
 
 class CheckpointNames:
-    """model: as transformers built it, before anything in it is replaced."""
+    """model: as transformers built it, before any of it is replaced."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         mapping = get_model_conversion_mapping(model)
@@ -38,8 +38,8 @@ class CheckpointNames:
         self._known = dict.fromkeys(model.state_dict(), True)
 
     def places(self, stored: Collection[str], tensors: Mapping[str, Destination]) -> dict[str, Destination]:
-        """By a stored tensor's name where it goes; by the model's own where none is stored for it. tensors: the
-        model's, by its own names. A stored tensor that is none of the model's has no place. Raises ModelLoadError."""
+        """Name of a stored tensor -> where it goes; the model's own name where nothing is stored for it. tensors: the
+        model's, by its own names. A stored tensor that the model does not have gets no place. Raises ModelLoadError."""
         single, merged = self._by_own_name(stored, tensors)
         places = {name: tensors[own] for name, own in single.items()}
         for own, sources in merged.items():
@@ -52,7 +52,8 @@ class CheckpointNames:
         return places | {name: tensor for name, tensor in tensors.items() if name not in found}
 
     def shards(self, stored: Collection[str], shards: Mapping[str, Shard]) -> dict[str, Shard]:
-        """By a stored tensor's name which part of it a rank has. shards: of the model's tensors, by its own names."""
+        """Name of a stored tensor -> the part of it that a rank has. shards: of the model's
+        tensors, by its own names."""
         single, merged = self._by_own_name(stored, shards)
         of_stored = {name: shards[own] for name, own in single.items()}
         for own, sources in merged.items():
@@ -63,14 +64,14 @@ class CheckpointNames:
         return of_stored
 
     def own_name(self, name: str) -> str:
-        """The model's own, of a stored tensor's."""
+        """The model's own name for a stored tensor."""
         return self._own_name(name)[0]
 
     def _by_own_name(
         self, stored: Collection[str], wanted: Collection[str]
     ) -> tuple[dict[str, str], dict[str, dict[str, list[str]]]]:
-        """Of those stored tensors that are among the model's `wanted`: the own name of each; and by own names those
-        that several make, by the patterns that they have."""
+        """Sort the stored tensors that are among the model's `wanted`. single: stored name -> own name. merged: own
+        name -> pattern -> the stored names that together make that tensor."""
         single: dict[str, str] = {}
         merged: dict[str, dict[str, list[str]]] = {}
         for name in sorted(stored, key=dot_natural_key):
@@ -90,8 +91,8 @@ class CheckpointNames:
         return own, pattern
 
     def _in_order(self, own: str, num_experts: int, sources: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
-        """The stored tensors that make one of [E, ...]: one an expert, or several that follow each other within an
-        expert's; of each of these the names, by experts."""
+        """The stored tensors that make one tensor [E, ...]: one per expert, or several that are concatenated within
+        each expert. Returns a list of names by expert for each of these."""
         pattern = next(iter(sources))
         converter = next(each for each in self._converters if pattern in each.source_patterns)
         match converter.operations:
@@ -108,7 +109,8 @@ class CheckpointNames:
 
 
 def _of_one(shard: Shard, index: int, count: int) -> Shard:
-    """Of a tensor [E, ...] that is made of one an expert, or of `count` that follow each other: of such a one."""
+    """shard: of a tensor [E, ...] that is made of `count` tensors per expert. Returns the shard of the tensor `index`
+    of these."""
     if count == 1:
         return Shard(shard.dim - 1, shard.size, shard.ranges)
     assert shard.dim == 1 and shard.size % count == 0

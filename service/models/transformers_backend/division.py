@@ -1,7 +1,7 @@
-"""How the ranks of tensor parallelism divide a model of transformers: by the plan that comes with its configuration
-(`base_model_tp_plan`), and where that is silent by the names that most families have.
+"""How tensor-parallel ranks divide a transformers model: by the plan in its configuration (`base_model_tp_plan`), and
+where that says nothing, by the names that most families have.
 
-What is not divided is whole on every rank: embeddings, norms, routers, and linears of other names.
+What is not divided is whole on every rank: embeddings, norms, routers, and linears with other names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from service.models.transformers_backend.fusions import GatedRows
 from service.models.transformers_backend.linears import LinearPart, WholeLinear, gather_outputs
 
 Way = Literal["outputs", "gathered", "inputs"]
-"""A rank has some of the outputs; these are then given to all; a rank has some of the inputs, and sums are made."""
+""""outputs": a rank has some of the outputs. "gathered": and then all ranks get all of them. "inputs": a rank has some
+of the inputs, and the products are summed."""
 
 _WAYS: Mapping[str, Way] = {
     "colwise": "outputs",
@@ -35,7 +36,7 @@ _WAYS: Mapping[str, Way] = {
     "rowwise_rep": "inputs",
     "rowwise_split_input": "inputs",
 }
-"""transformers' names, of several versions. Others stand for what is whole on every rank."""
+"""transformers' names, of several versions. All others mean whole on every rank."""
 
 _USUAL: Mapping[str, Way] = {
     "self_attn.q_proj": "outputs",
@@ -52,7 +53,7 @@ _OF_KEYS = ("k_proj", "v_proj")
 
 
 class Heads(NamedTuple):
-    """Of all ranks: those of queries, and those of keys and values."""
+    """Numbers of heads over all ranks: of queries, and of keys and values."""
 
     num_queries: int
     num_keys: int
@@ -63,7 +64,7 @@ class Heads(NamedTuple):
 
 
 class Division:
-    """config: of the text. linears: by their names below `base`."""
+    """config: of the text part. linears: with their names below `base`."""
 
     def __init__(self, base: nn.Module, config: PreTrainedConfig, linears: Sequence[NamedLinear], heads: Heads) -> None:
         self._base = base
@@ -72,7 +73,7 @@ class Division:
         self._heads = heads
 
     def sizes(self) -> Iterator[tuple[str, int]]:
-        """What is divided evenly, by names without numbers, but for heads; each once."""
+        """The sizes that are divided evenly, except heads, by names without layer numbers; each once."""
         found: dict[tuple[str, int], None] = {}
         for names, linear, _ in self._linears:
             for name, size, way in zip(names, linear.out_features, self._ways(names), strict=True):
@@ -83,8 +84,8 @@ class Division:
         return iter(found)
 
     def carry_out(self, parallel: TensorParallel) -> dict[str, Shard]:
-        """Make each module this rank's part, before there is memory. Returns which part of each parameter that is no
-        linear's, by its name below `base`."""
+        """Make each module this rank's part; called before there is memory. Returns the parts of the parameters that
+        are not in a linear, by their names below `base`."""
         for named in self._linears:
             self._divide(named, parallel)
         return {
@@ -119,7 +120,8 @@ class Division:
         *,
         is_gathered: bool,
     ) -> Iterator[range]:
-        """Of the merged product's. What is to be gathered is whole where others beside it are not."""
+        """The outputs of the merged product that this rank keeps. A "gathered" part stays whole if other parts are not
+        gathered."""
         first = 0
         for name, size, way in zip(names, linear.out_features, ways, strict=True):
             kept = range(size)
@@ -141,7 +143,7 @@ class Division:
         return next((way for end, way in _USUAL.items() if name.endswith(f".{end}")), None)
 
     def _stands_alone(self, name: str) -> bool:
-        """Whether the linear is not a part of a gated MLP of ours."""
+        """Whether the linear is not part of one of our gated MLPs."""
         parent = self._base.get_submodule(name.rpartition(".")[0])
         return not isinstance(parent, GatedRows | GatedMlp)
 
@@ -150,7 +152,7 @@ class Division:
 
 
 def _patterns(plan: Mapping[str, str]) -> dict[re.Pattern[str], str]:
-    """Of a model with vision the names have more before them."""
+    """In a model with vision the names have a longer prefix."""
     return {
         re.compile(rf"(?:^|\.){re.escape(name).replace(re.escape('*'), '[0-9]+')}$"): style
         for name, style in plan.items()

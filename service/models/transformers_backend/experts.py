@@ -1,5 +1,5 @@
-"""Mixtures of experts as transformers' modules call them, answered by our kernels: what `ExpertsInterface.register` is
-for. Experts of an unusual form are computed by transformers' own function."""
+"""Our kernels for experts behind transformers' experts interface (`ExpertsInterface.register`). Experts of an unusual
+form are computed by transformers' own function."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _USUAL = ("has_gate", "is_concatenated")
 
 
 def register_experts() -> None:
-    """Have transformers know the function. May be called again."""
+    """Register the function with transformers. May be called again."""
     ExpertsInterface.register(IMPLEMENTATION, _experts)
 
 
 def _experts(module: nn.Module, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
-    """x [T, hidden_size], of each token the experts and their weights [T, k] -> [T, hidden_size]. On the meta device
-    there is no product of groups in every dtype."""
+    """x [T, hidden_size]; expert_ids, weights [T, k]: each token's experts and their weights -> [T, hidden_size]. On
+    the meta device there is no grouped product in every dtype, so only the shape is returned."""
     if x.is_meta:
         return x.new_empty(x.shape)
     if not is_computed_here(module):
@@ -45,13 +45,13 @@ def _experts(module: nn.Module, x: Tensor, expert_ids: Tensor, weights: Tensor) 
 
 
 def inner_size(module: nn.Module) -> int:
-    """Of each of the experts that are computed here."""
+    """Intermediate size of the experts that are computed here."""
     return cast(Tensor, module.down_proj).shape[2]
 
 
 def shard_experts(module: nn.Module, parallel: TensorParallel) -> dict[str, Shard]:
-    """Have this rank's part of each of the experts that are computed here, whose outputs are summed over the ranks.
-    Before there is memory. Returns which part of each parameter that is."""
+    """Keep this rank's part of each expert that is computed here; their outputs are summed over the ranks. Called
+    before there is memory. Returns the part of each parameter."""
     size = inner_size(module)
     kept = even_share(size, parallel)
     both = kept, range(size + kept.start, size + kept.stop)
@@ -67,8 +67,7 @@ def shard_experts(module: nn.Module, parallel: TensorParallel) -> dict[str, Shar
 
 
 def is_computed_here(module: nn.Module) -> bool:
-    """Whether it is a mixture's experts of the usual form: silu(gate) * up, gates before ups, [E, out, in], without
-    biases."""
+    """Whether these experts have the usual form: silu(gate) * up, gates before ups, [E, out, in], without biases."""
     return (
         hasattr(module, "gate_up_proj")
         and hasattr(module, "down_proj")

@@ -1,7 +1,7 @@
-"""Which of transformers' small modules are what a kernel of ours computes at once: found out by trying them.
+"""Finds the small transformers modules that one of our kernels can replace, by trying them.
 
-Their classes have other names in each family, and the same name may stand for another formula. So a copy of a module
-with small random weights computes a few rows on the CPU, and counts as what it equals there.
+Their classes have other names in each family, and the same name may mean another formula. So a copy of a module with
+small random weights computes a few rows on the CPU, and is replaced by what gives the same result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GATE, _UP, _DOWN = "gate_proj", "up_proj", "down_proj"
 
 
 class GatedRows(Layer):
-    """x [..., hidden_size] -> [..., hidden_size], in the place of one of transformers' gated MLPs."""
+    """x [..., hidden_size] -> [..., hidden_size]. Replaces a gated MLP of transformers."""
 
     def __init__(self, mlp: GatedMlp) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class GatedRows(Layer):
 
 
 class NormedRows(nn.Module):
-    """x [1, T..., size] -> the same, in the place of one of transformers' RMS norms. weight [size], by their name."""
+    """x [1, T..., size] -> the same shape. Replaces an RMS norm of transformers. weight [size], under the same name."""
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def use_our_norms(base: nn.Module) -> None:
 
 
 def gated_mlp_of(module: nn.Module) -> GatedMlp | None:
-    """The same MLP of ours, on the module's device; None if there is none."""
+    """Our MLP that equals the module, on its device; None if there is none."""
     children = [module._modules.get(name) for name in (_GATE, _UP, _DOWN)]
     if not all(type(child) is nn.Linear for child in children):
         return None
@@ -79,7 +79,7 @@ def _is_rms_norm(module: nn.Module, eps: float) -> bool:
     weight = torch.rand(_SIZE, device="cpu") + 0.5
     trial = copy.copy(module)
     trial._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
-    x = 0.01 * torch.randn(1, 3, _SIZE, device="cpu")  # so small that eps counts
+    x = 0.01 * torch.randn(1, 3, _SIZE, device="cpu")  # small, so that eps matters
     return _equals(trial, x, rms_norm(x[0], weight, eps)[None])
 
 
@@ -101,6 +101,6 @@ def _activation_of(module: nn.Module) -> Activation | None:
 def _equals(trial: nn.Module, x: Tensor, expected: Tensor) -> bool:
     try:
         made = trial(x)
-    except Exception:  # it is others' code: whatever it raises, it is something else
+    except Exception:  # foreign code: whatever it raises, it is not equal
         return False
     return isinstance(made, Tensor) and made.shape == expected.shape and torch.allclose(made, expected, 1e-5, 1e-6)

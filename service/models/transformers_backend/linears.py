@@ -1,7 +1,7 @@
-"""transformers' linears, replaced by ours: those that read the same rows become one matrix.
+"""Replaces transformers' linears by ours; those that read the same rows become one matrix.
 
-So a model's q, k and v, its gate and up, or whatever else belongs together by what it reads, is one product, as in our
-own files, and gets whatever methods our linears have.
+So q, k and v, gate and up, or whatever else reads the same input is one product, as in our own model files, and can use
+all methods of our linears.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from service.models.transformers_backend.fusions import GatedRows, gated_mlp_of
 
 
 class WholeLinear(Layer):
-    """x [..., in_features] -> [..., out_features], in the place of one of transformers'.
+    """x [..., in_features] -> [..., out_features]. Replaces one linear of transformers.
 
-    kept: of the inputs, where a rank has some; it is given them, or all."""
+    kept: this rank's inputs, if it has only some; x may have these or all.
+    """
 
     def __init__(self, linear: Linear) -> None:
         super().__init__()
@@ -38,9 +39,10 @@ class WholeLinear(Layer):
 
 
 class _SharedProduct:
-    """The merged product of the rows that were asked for last, until every part has been taken.
+    """The merged product for the last x that was asked for, kept until every part has been taken.
 
-    gathering: the ranks of which each has some of every part's outputs, where all are wanted."""
+    gathering: the ranks that each have some of every part's outputs, if all outputs are wanted on each.
+    """
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
@@ -65,7 +67,7 @@ class _SharedProduct:
 
 
 class LinearPart(Layer):
-    """One of several that read the same rows: a slice of their product, which the first of them computes."""
+    """One of several linears that read the same rows: a slice of their product, which the first call computes."""
 
     def __init__(self, linear: Linear, product: _SharedProduct, index: int) -> None:
         super().__init__()
@@ -78,19 +80,20 @@ class LinearPart(Layer):
 
 
 def gather_outputs(module: WholeLinear | LinearPart, parallel: TensorParallel) -> None:
-    """Each rank has some of the outputs of this linear, or of all those that it is merged with; give all."""
+    """Each rank has some of the outputs of this linear, and of those it is merged with: return all of them on every
+    rank."""
     whose = module if isinstance(module, WholeLinear) else module.product
     whose.gathering = parallel
 
 
 def _gathered(product: Tensor, sizes: Sequence[int], parallel: TensorParallel) -> tuple[Tensor, ...]:
-    """product [T, sum(sizes)], of each part some -> of each part all, [T, size of all ranks]."""
+    """product [T, sum(sizes)]: this rank's share of each part -> each part whole, [T, its size over all ranks]."""
     of_ranks = parallel.all_gather(product).movedim(0, 1)
     return tuple(part.flatten(1) for part in of_ranks.split(list(sizes), dim=2))
 
 
 def use_our_linears(base: nn.Module, groups: Sequence[Sequence[str]]) -> list[NamedLinear]:
-    """Replace these linears of a model on the meta device, and the gated MLPs that consist of them. Returns ours by
+    """Replace these linears of a model on the meta device, and the gated MLPs that consist of them. Returns ours with
     their names below `base`."""
     mlps = _gated_mlps(base, groups)
     ours = []
@@ -108,7 +111,7 @@ def use_our_linears(base: nn.Module, groups: Sequence[Sequence[str]]) -> list[Na
 
 
 def _gated_mlps(base: nn.Module, groups: Sequence[Sequence[str]]) -> dict[str, GatedMlp]:
-    """By the paths of theirs: gate and up read the same, and are the module's only linears but for down."""
+    """By path of the MLP. Gate and up must read the same input, and with down be the module's only linears."""
     by_parent: dict[str, list[Sequence[str]]] = {}
     for group in groups:
         by_parent.setdefault(_parent(group[0]), []).append(group)
@@ -126,7 +129,7 @@ def _parent(path: str) -> str:
 
 
 def _mergeable(base: nn.Module, group: Sequence[str]) -> list[list[str]]:
-    """With or without a bias: a merged one has it for all parts or for none."""
+    """Split by whether there is a bias: a merged linear has one for all parts or for none."""
     by_bias: dict[bool, list[str]] = {}
     for name in group:
         by_bias.setdefault(_linear(base, name).bias is not None, []).append(name)

@@ -1,4 +1,4 @@
-"""A model of transformers as one of ours."""
+"""A transformers model as one of our models."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ _OTHERWISE = {
 
 
 class TransformersModel(CausalLM):
-    """model: on the meta device, with our attention, and then a part of this one; its step, and what was seen of it."""
+    """model: on the meta device, with our attention; it becomes a part of this one. current: its step. made: the result
+    of its probe."""
 
     def __init__(self, model: PreTrainedModel, current: CurrentStep, made: Probe) -> None:
         super().__init__()
@@ -81,20 +82,20 @@ class TransformersModel(CausalLM):
     def _hidden(self, token_ids: Tensor, positions: Tensor, received: Tensor | None) -> Tensor:
         if received is None:
             made = self.base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
-        else:  # what is made of it before the layers is given up
+        else:  # what it computes before the layers is replaced
             self._stages.receive(received)
             made = self.base(inputs_embeds=received[None], position_ids=positions[None], use_cache=False)
         return made.last_hidden_state[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """By the model's own head, which may scale or cap them."""
+        """With the model's own head, which may scale or cap the logits."""
         return self.shell(inputs_embeds=hidden[None], use_cache=False).logits[0]
 
     def block_linears(self) -> Sequence[Sequence[NamedLinear]]:
         return [[each.below(f"{self._prefix}.") for each in block] for block in _by_block(self._linears)]
 
     def check_quantizes(self, quantization: Quantization) -> None:
-        """ModelLoadError if not all of its large weights are linears of ours."""
+        """Raises ModelLoadError if not all of its large weights are our linears."""
         if any(isinstance(getattr(module, "gate_up_proj", None), Tensor) for module in self.base.modules()):
             setting = "quantization" if quantization.is_at_load else "config.json: quantization_config"
             raise ModelLoadError(
@@ -104,7 +105,7 @@ class TransformersModel(CausalLM):
 
     @property
     def is_row_invariant(self) -> bool:
-        """Nobody knows what the modules' own operations do."""
+        """Unknown, because it depends on the modules' own operations."""
         return False
 
     def checkpoint_tensors(self) -> dict[str, Destination]:
@@ -136,7 +137,7 @@ class TransformersModel(CausalLM):
         return self._names.shards(stored, self.checkpoint_shards())
 
     def cut(self, stage: PipelineStage) -> None:
-        """Modules before the layers, but for the embedding, stay on every stage: what they give is not looked at."""
+        """Modules before the layers, except the embedding, stay on every stage; their output is ignored."""
         whole, kept = self.checkpoint_tensors().keys(), layers_of(stage, self._num_layers)
         self.stage, self.first_layer = stage, kept.start
         self._stages.keep(kept)
@@ -169,11 +170,11 @@ class TransformersModel(CausalLM):
             self._vocabulary.shard(parallel)
 
     def _trial(self) -> TransformersModel:
-        """A copy without memory, of one dtype."""
+        """A copy without memory, in one dtype."""
         return copy.deepcopy(self, {id(self.stage): self.stage}).float()
 
     def _try(self, setting: str, what: str, num_layers: int, heads: Heads) -> None:
-        """Compute a step of nothing, as this trial is now. Raises ConfigError naming the setting."""
+        """Run a probe step with this trial as it is now. Raises ConfigError naming the setting."""
         recorder, like = Recorder(), torch.empty(NUM_TOKENS, self.hidden_size, device="meta")
         positions = torch.zeros(NUM_TOKENS, dtype=torch.int64, device="meta")
         try:
@@ -199,11 +200,11 @@ class TransformersModel(CausalLM):
         return sorted({rows for num_experts in experts for rows in tokens_of_each_config(num_experts, top_k)})
 
     def materialize(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Buffers, too: transformers' own initialization fills those that no checkpoint holds."""
+        """Also the buffers: transformers' own initialization fills those that no checkpoint holds."""
         super().materialize(dtype, device)
         for name, module in self.base.named_modules():
             for child, parameter in module.named_parameters(recurse=False):
-                parameter._is_hf_initialized = True  # the checkpoint's
+                parameter._is_hf_initialized = True  # filled by the checkpoint
                 if self._kept_in_fp32 is not None and self._kept_in_fp32.search(f"{name}.{child}"):
                     parameter.data = parameter.data.float()
             buffers = {} if isinstance(module, WeightStorage) else dict(module.named_buffers(recurse=False))
@@ -214,19 +215,19 @@ class TransformersModel(CausalLM):
 
 
 class _HiddenStates(nn.Module):
-    """In the place of the model below its head: hands on what it is given."""
+    """Stands for the model below the head: returns its input."""
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _Made:
         return _Made(inputs_embeds)
 
     @property
     def decoder(self) -> _HiddenStates:
-        """Some heads ask a part of the model below them."""
+        """Some heads use a part of the model below them."""
         return self
 
 
 class _Made:
-    """What a model below its head returns, of whichever kind: a head passes the other fields on."""
+    """Stands for any kind of output of the model below the head: a head passes the other fields on."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -250,7 +251,7 @@ class _Rows(Layer):
 
 
 def _own_tensors(base: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of transformers' modules, which checkpoints hold, by their names below `base`."""
+    """Parameters and buffers of transformers' modules that checkpoints hold, by their names below `base`."""
     table: dict[str, Tensor] = {}
     for name, module in base.named_modules():
         if not isinstance(module, Layer | WeightStorage):
@@ -265,12 +266,12 @@ def _own_tensors(base: nn.Module) -> dict[str, Tensor]:
 
 
 def _module_of(tensor: str) -> str:
-    """A quantized one has tensors of other names in the same place."""
+    """The module's name, because a quantized weight has tensors of other names in the same module."""
     return tensor.rpartition(".")[0]
 
 
 def _by_block(linears: Sequence[NamedLinear]) -> list[list[NamedLinear]]:
-    """By the number in their names, which is their block's."""
+    """Grouped by the number in their names, which is the block's."""
     blocks: dict[int, list[NamedLinear]] = {}
     for each in linears:
         number = re.search(r"(?:^|\.)(\d+)\.", each.names[0])

@@ -1,4 +1,4 @@
-"""A step of nothing, on the meta device: what a model's layers ask of attention, and which linears read the same
+"""A probe step on the meta device: finds out what a model's layers ask of attention, and which linears read the same
 rows."""
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from service.errors import ModelLoadError
 from service.models.transformers_backend.attention import AttentionCall, CurrentStep
 
 NUM_TOKENS = 3
-"""In a step of nothing."""
+"""Tokens of a probe step."""
 
 _MOST_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """calls: of attention, in their order. linears: by their names below the model, in the order of their calls, groups
-    that read the same tensor; each is called once. num_returned: of each module, by its name, in the order of first
-    calls: how many values it returns; 0: a tensor alone."""
+    """calls: of attention, in order. linears: names below the model in the order of their calls, in groups that read
+    the same tensor; each is called once. num_returned: module name -> how many values it returns (0: a single tensor),
+    in the order of first calls."""
 
     calls: Sequence[AttentionCall]
     linears: Sequence[Sequence[str]]
@@ -31,7 +31,7 @@ class Probe:
 
 @dataclass(slots=True)
 class Recorder:
-    """An AttentionStep of nothing."""
+    """An AttentionStep that records the calls and computes nothing."""
 
     calls: list[AttentionCall] = field(default_factory=list)
 
@@ -41,8 +41,8 @@ class Recorder:
 
 
 def probe(base: nn.Module, current: CurrentStep) -> Probe:
-    """base: the model without its head, on the meta device, and its step. Raises ModelLoadError where it computes
-    nothing there."""
+    """base: the model without its head, on the meta device. current: its step. Raises ModelLoadError if it cannot
+    compute there."""
     recorder = Recorder()
     reads: dict[str, list[Tensor]] = {}
     handles = [
@@ -71,7 +71,7 @@ def probe(base: nn.Module, current: CurrentStep) -> Probe:
 
 
 def first_sentence(fault: Exception) -> str:
-    """Of what others' code says, which may go on for pages."""
+    """The first sentence of a foreign error, which may go on for pages."""
     words = " ".join(str(fault).split())
     return words.partition(". ")[0][:_MOST_CHARACTERS]
 
@@ -98,7 +98,7 @@ def _noting_form(num_returned: dict[str, int], name: str) -> Callable[[nn.Module
 
 
 def _groups(reads: Mapping[str, Sequence[Tensor]]) -> list[list[str]]:
-    """Neighbours in the module tree that read one tensor; the tensors are alive, so their ids are their own."""
+    """Sibling modules that read the same tensor. All tensors are alive, so their ids are unique."""
     groups: dict[tuple[str, int], list[str]] = {}
     for name, tensors in reads.items():
         if len(tensors) == 1:

@@ -1,7 +1,7 @@
-"""What transformers computes and we would not compute right: refused by name, before any weight is read.
+"""What transformers' modules compute but we would compute wrongly: refused by name, before any weight is read.
 
-Attention over a paged cache is all the memory that a sequence has here. A layer that keeps anything else (a state, a
-convolution's last inputs), or looks at other tokens than those before it, would give wrong text without any error.
+Here a sequence has no memory except attention over the paged cache. A layer that keeps anything else (a state, a
+convolution's last inputs), or sees tokens other than the previous ones, would give wrong text without any error.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def check_config(config: PreTrainedConfig) -> None:
 
 
 def check_modules(model: PreTrainedModel) -> None:
-    """Of a configuration that passes `check_config`: where it names its layers' kinds, all of them attend. So a class
-    of hybrids is served where its checkpoint has no other layers (Granite 4 Micro)."""
+    """For a configuration that passes `check_config`: if it names its layers' kinds, all of them are attention. So a
+    hybrid class is supported if its checkpoint has no other layers (Granite 4 Micro)."""
     name = type(model).__name__
     if model._is_stateful and not getattr(model.config.get_text_config(), "layer_types", None):
         raise ModelLoadError(f"config.json: {name} is not served: its layers keep a state besides keys and values")
@@ -77,7 +77,7 @@ def _check_call(text: PreTrainedConfig, index: int, call: AttentionCall) -> None
 
 
 def _ropes(text: PreTrainedConfig) -> list[dict[str, object]]:
-    """One of all layers, or one a kind of layer."""
+    """One for all layers, or one per kind of layer."""
     given = getattr(text, "rope_parameters", None) or {}
     nested = [each for each in given.values() if isinstance(each, dict)]
     return nested or [given]

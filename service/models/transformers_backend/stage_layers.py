@@ -1,8 +1,8 @@
-"""The layers of a model of transformers, of which a pipeline stage has some.
+"""The layers of a transformers model, of which a pipeline stage has only some.
 
-Its forward pass goes through all of them, by numbers that its configuration knows: which sees a window, which turns
-positions how. So those of other stages stay where they are, without anything in them, and hand on what they get; the
-last of those before the own ones gives what the stage before has handed over in its place.
+Its forward pass runs through all layers by number, because the configuration knows them by number: which have a window,
+and how each rotates positions. So the other stages' layers stay in place, emptied, and return their input. The last one
+before this stage's layers returns the hidden states from the previous stage instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.models.transformers_backend.probe import Probe
 
 
 class StageLayers:
-    """made: of a step of `base`."""
+    """made: the probe of `base`."""
 
     def __init__(self, base: nn.Module, made: Probe) -> None:
         paths = {id(module): path for path, module in base.named_modules()}
@@ -27,8 +27,8 @@ class StageLayers:
         self._received: Tensor | None = None
 
     def keep(self, kept: range) -> None:
-        """Leave all others, and the modules behind them if the last layer is another's. Raises ConfigError if it is not
-        known where the layers are."""
+        """Keep only these layers. The modules after the layers stay only if the last layer does. Raises ConfigError if
+        the layers cannot be found."""
         path = self._path()
         layers = [path + str(number) for number in range(len(self._of_calls))]
         if kept.stop < len(layers):
@@ -44,7 +44,7 @@ class StageLayers:
                 layer.forward = _Forward(gives, self._num_returned[name])
 
     def receive(self, hidden: Tensor) -> None:
-        """[T, hidden_size], for the forward pass that follows."""
+        """[T, hidden_size]: input of the next forward pass."""
         self._received = hidden
 
     def _receive(self, _: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class StageLayers:
         return received[None]
 
     def _path(self) -> str:
-        """Of the list that the layers are in, with a dot behind it."""
+        """Path of the list that holds the layers, with a trailing dot."""
         found = [re.match(r"(.*?)(\d+)\.", path) for path in self._of_calls]
         numbers = [None if each is None else int(each[2]) for each in found]
         paths = {each[1] for each in found if each is not None}
@@ -78,7 +78,7 @@ def _put(base: nn.Module, name: str, module: nn.Module) -> None:
 
 
 class _Forward:
-    """Of a layer that is elsewhere."""
+    """The forward of a layer that is on another stage."""
 
     def __init__(self, gives: Callable[[Tensor], Tensor], num_returned: int) -> None:
         self._gives = gives

@@ -1,4 +1,4 @@
-"""The ends of a model of transformers: its embedding, and the output head, whose weights may be one."""
+"""The embedding and the output head of a transformers model, whose weights may be one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.layers.vocab_division import vocab_share_size
 
 
 class Vocabulary:
-    """The head is ours. The embedding remains transformers', and is whole on every rank that has it."""
+    """The head is ours. The embedding stays transformers', and is whole on every rank that has it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         theirs, embedding = model.get_output_embeddings(), cast(nn.Embedding, model.get_input_embeddings())
@@ -23,21 +23,21 @@ class Vocabulary:
         self.head = OutputHead(theirs.out_features, theirs.in_features, self._tied, bias=theirs.bias is not None)
 
     def shard(self, parallel: TensorParallel) -> None:
-        """Have the head compute this rank's logits alone. Before there is memory."""
+        """Have the head compute only this rank's logits. Called before there is memory."""
         if self._tied is not None:
             size = vocab_share_size(self._num_ids, parallel.size)
             self._tied.divide(range(size * parallel.rank, size * (parallel.rank + 1)), size * parallel.size)
         self.head.shard(parallel)
 
     def without_padding(self, tensor: Tensor) -> Tensor:
-        """Of a tensor of the model what a checkpoint holds."""
+        """The part of a model's tensor that a checkpoint holds."""
         is_padded = self._tied is not None and self._tied.is_weight(tensor)
         return tensor[: self._num_ids] if is_padded else tensor
 
 
 class _TiedWeight:
-    """Of the embedding what the head multiplies by: all of it, or of several ranks this one's ids, and then padding
-    behind the embedding's last one."""
+    """The part of the embedding's weight that the head multiplies by: all of it or, with several ranks, this rank's
+    ids, followed by padding after the embedding's last id."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         self._embedding = embedding
@@ -49,7 +49,7 @@ class _TiedWeight:
         self._kept = kept
 
     def is_weight(self, tensor: Tensor) -> bool:
-        """Whether it is the embedding's, with padding."""
+        """Whether it is the embedding's weight, with padding."""
         return self._kept is not None and tensor is self._embedding.weight
 
     @property

@@ -1,3 +1,4 @@
-"""What is chosen before the first step, by timing: the number format, how each weight is multiplied by, which steps
-have a CUDA graph; and by looking, in which order products are summed. One value (`StepChoices`), made here or read from
-a file. Nobody else times to choose, and nobody chooses later. The loading thread."""
+"""What is chosen before the first step. By timing: the number format, the kernel of each weight, which step sizes have
+a CUDA graph. By trying: the order in which products are summed. All of it is one value (`StepChoices`), made here or
+read from a file; nothing else in the service times to choose, and nothing is chosen later. Runs on the loading thread.
+"""

@@ -21,7 +21,7 @@ _TIMED_FUSIONS = 8
 
 
 def launch_add_norm(fusion: AddNormFusion) -> None:
-    """Launch what is timed: to have it compiled ahead."""
+    """Launch all that is timed, so that it can be compiled ahead."""
     for num_rows in (n for n in timed_rows(fusion.product.held_weight) if n <= MAX_ROWS):
         x, residual = _tensors(fusion, num_rows)
         unfused(fusion, x, residual)
@@ -29,12 +29,12 @@ def launch_add_norm(fusion: AddNormFusion) -> None:
 
 
 def add_norm_rows(alike: Sequence[AddNormFusion], timer: Timer) -> RowRange:
-    """The numbers of rows for which the fused way takes less time, in places of equal shapes.
+    """The numbers of rows for which the fused way takes less time, for fusions of equal shapes.
 
-    To be asked once the methods have all other `KernelRows`, since the unfused way goes by them. Rows that go by one
-    kernel are decided at once: up to FEW_ROWS and all above, and of quantized weights up to MOST_REGISTER_ROWS, too. So
-    a row's result depends on nothing but which of them there are. Of all ranges of neighbours it is the one that gains
-    the most. On a CPU, and for types that the kernels do not know, nothing is fused.
+    Call it when the methods have all other `KernelRows`, because the unfused way uses them. Rows that one kernel serves
+    are decided together: up to FEW_ROWS, and all above; for quantized weights also up to MOST_REGISTER_ROWS. So a row's
+    result depends only on which of these ranges its batch is in. The result is the contiguous range that gains the
+    most. On a CPU, and for dtypes that the kernels do not support, nothing is fused.
     """
     weight = alike[0].product.held_weight
     bounds = [FEW_ROWS, MAX_ROWS]
@@ -50,12 +50,12 @@ def add_norm_rows(alike: Sequence[AddNormFusion], timer: Timer) -> RowRange:
 
 
 def unfused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Activated:
-    """next_product(norm(product(x) + residual)), by a kernel for each. The residual may be overwritten."""
+    """next_product(norm(product(x) + residual)), with one kernel for each. The residual may be overwritten."""
     return fusion.next_product(fusion.norm(fusion.product(x), residual)[0])
 
 
 def fused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Activated:
-    """The same by two kernels, for up to MAX_ROWS rows of a product that has a KernelMethod."""
+    """The same with two kernels, for up to MAX_ROWS rows, if the product has a KernelMethod."""
     method, norm = fusion.product.method, fusion.norm
     assert isinstance(method, KernelMethod)
     always = replace(method, choice=KernelRows(add_norm=RowRange(0, MAX_ROWS)))
@@ -65,7 +65,7 @@ def fused(fusion: AddNormFusion, x: Tensor, residual: Tensor) -> Activated:
 
 
 def _gain(alike: Sequence[AddNormFusion], rows: Sequence[int], timer: Timer) -> float:
-    """By how much less time the fused way takes, summed over these numbers of rows."""
+    """How much less time the fused way takes, in seconds summed over these numbers of rows."""
     gain_s = 0.0
     timed = list(islice(cycle(alike), _TIMED_FUSIONS))
     for num_rows in rows:
@@ -76,7 +76,7 @@ def _gain(alike: Sequence[AddNormFusion], rows: Sequence[int], timer: Timer) -> 
 
 
 def _tensors(fusion: AddNormFusion, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Random x and residual of a place."""
+    """Random x and residual for a fusion."""
     weight = fusion.product.held_weight
     num_features, size = weight.shape
     residual, x = (weight.new_empty(num_rows, n).normal_() for n in (num_features, size))

@@ -1,4 +1,4 @@
-"""`--choices FILE`: the choices of an earlier start, to be used again without any timing."""
+"""`--choices FILE`: the choices of an earlier start, used again without any timing."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _TO_CHOOSE_ANEW = "to have it timed anew, remove the file or name another"
 
 
 def choices_of_stage(path: Path, stage: PipelineStage) -> Path:
-    """Each stage's are its own: the last one's are in the file, those of the first in FILE.stage-0, and so on."""
+    """Each pipeline stage has its own choices: the last stage's are in FILE, the first stage's in FILE.stage-0, and so
+    on."""
     return path if is_last(stage) else path.with_name(f"{path.name}.stage-{stage.index}")
 
 
 class ChoicesFile:
-    """path: None keeps nothing. A file that is there is never written: one that does not fit is refused.
+    """path: None keeps nothing. An existing file is never written: if it does not fit, it is refused.
 
-    kept: what the file holds; None if it is not there yet. Made before anything is loaded, so that a file which cannot
-    be read, or written later, ends the start at once: raises ConfigError naming the file and the place.
+    kept: what the file holds; None if it does not exist yet. Made before anything is loaded, so that a file that cannot
+    be read now or written later ends the start at once: raises ConfigError naming the file and the place.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -33,8 +34,8 @@ class ChoicesFile:
         self.kept = None if path is None else _read(path)
 
     def fitting(self, made_for: MadeFor, candidates: Sequence[GraphSize]) -> StepChoices | None:
-        """The file's choices; None if it is not there yet. Raises ConfigError naming the first field by which they are
-        of something else. candidates: of which the sizes of graphs are some, the first of them included."""
+        """The file's choices; None if it does not exist yet. Raises ConfigError naming the first field that does not
+        fit. candidates: the file's graph sizes must be some of these, including the first."""
         if self.kept is None:
             return None
         difference = self.kept.made_for.difference(made_for)
@@ -46,7 +47,8 @@ class ChoicesFile:
         return self.kept
 
     def keep(self, choices: StepChoices) -> None:
-        """Write the file whole or not at all. Raises ConfigError if that fails, or if it has come to be meanwhile."""
+        """Write the file whole or not at all. Raises ConfigError if that fails, or if the file has appeared
+        meanwhile."""
         if self._path is None:
             return
         try:
@@ -73,7 +75,7 @@ def _read(path: Path) -> StepChoices | None:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Raises FileExistsError and leaves the file alone if there is one."""
+    """Raises FileExistsError, and leaves the file alone, if it exists."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as unfinished:
         unfinished.write(text)
         unfinished.flush()

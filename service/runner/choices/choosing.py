@@ -33,14 +33,13 @@ def choose_steps(
     *,
     in_two_forms: bool = True,
 ) -> StepChoices:
-    """Have a model with weights and positions compute by what is known or, if nothing is, by what is timed now. No
-    weight can be written afterwards.
+    """Make a model that has weights and positions compute by the known choices or, if there are none, by what is timed
+    now. No weight can be written afterwards.
 
-    candidates: sizes of CUDA graphs, none without them. also_launch: on a GPU, called once by all ranks if every stage
-    has timings; may use the model and is launched for nothing but to compile its kernels beside those that are timed
-    (kernels/compile_ahead.py). in_two_forms: on a CPU there is memory for a second form of the weights. Raises
-    ConfigError if this machine cannot do what is known. Of several ranks the first one chooses for all, and the others
-    wait for it.
+    candidates: sizes of CUDA graphs; empty without them. also_launch: on a GPU, called once by all ranks if every stage
+    has to time; its launches only compile kernels beside those that are timed (kernels/compile_ahead.py), and it may
+    use the model. in_two_forms: a CPU has memory for a second form of the weights. Raises ConfigError if this machine
+    cannot follow the known choices. Rank 0 chooses for all ranks; the others wait for it.
     """
     parallel = model.parallel
     choices = _of_first(known, parallel)
@@ -65,7 +64,7 @@ def choose_steps(
 
 
 def _of_first(choices: StepChoices | None, parallel: TensorParallel) -> StepChoices | None:
-    """Those of rank 0, on every rank."""
+    """Rank 0's choices, on every rank."""
     if parallel.size == 1:
         return choices
     told = parallel.of_first("" if choices is None else choices.to_json())
@@ -78,7 +77,7 @@ def _parts(model: CausalLM) -> tuple[Sequence[Projection], Sequence[GatedMlp], S
 
 
 def _launch_beside(model: CausalLM, also_launch: Callable[[], object]) -> None:
-    """What is compiled beside the kernels that are timed."""
+    """Launches to be compiled beside the kernels that are timed."""
     also_launch()
     if model.is_row_invariant:
         launch_sum_orders(model.projections)

@@ -1,5 +1,5 @@
-"""Who computes gate, up and activation of some hundred rows on a GPU: cuBLAS and the activation's kernel, which are the
-plain twin, or kernels/gated_linear.py. The answer depends on the shape and the device."""
+"""Which kernels compute gate, up and activation of some hundred rows on a GPU: cuBLAS and the activation's kernel (the
+plain twin), or kernels/gated_linear.py. The answer depends on the shape and the device."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from service.layers.linear_method import KernelMethod, KernelRows, RowRange
 from service.runner.choices.timer import Timer
 
 _STEP = 8
-"""CUDA graphs of decodes are padded to multiples of it."""
+"""CUDA graphs of decodes are padded to multiples of this."""
 _TIMED_BYTES = 512 << 20  # several times a GPU's L2 cache, and more than one layer's weight
 _MAX_LAUNCHES = 64
 
 
 def launch_gated(mlp: GatedMlp) -> None:
-    """Launch what is timed: to have it compiled ahead."""
+    """Launch all that is timed, so that it can be compiled ahead."""
     if _is_known(mlp):
         weight = mlp.gate_up.held_weight
         gate_by_kernel(mlp, weight.new_empty(MAX_ROWS, weight.shape[1]))
 
 
 def gated_rows(alike: Sequence[GatedMlp], most_skinny_rows: int, timer: Timer) -> RowRange:
-    """The numbers of rows for which gated_linear is the better one, in MLPs of equal shapes that are multiplied by
-    skinny_linear up to `most_skinny_rows`.
+    """The numbers of rows for which gated_linear is faster, in MLPs of equal shapes that use skinny_linear up to
+    `most_skinny_rows`.
 
-    From MAX_ROWS down as long as the kernel is the faster one: fewer rows gain it nothing, and cuBLAS something. None
-    on a CPU, on older GPUs, and where the kernel does not know the activation, a bias, the type or a quantized weight.
-    Takes some milliseconds.
+    Timed from MAX_ROWS downwards for as long as the kernel is faster: with fewer rows it gains nothing, while cuBLAS
+    gets faster. An empty range on a CPU, on older GPUs, and where the kernel does not support the activation, a bias,
+    the dtype or a quantized weight. Takes some milliseconds.
     """
     if not _is_known(alike[0]):
         return RowRange()

@@ -1,4 +1,4 @@
-"""Which sizes of steps have a CUDA graph: those of the candidates that no other one nearby outruns."""
+"""Which step sizes have a CUDA graph: the candidates, except those that a nearby larger size outruns."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def kept_sizes(
 ) -> tuple[GraphSize, ...]:
     """The candidates, in their order, without those that are outrun.
 
-    What is timed for each number of tokens is the products of the first layers, by the methods that they have, for the
-    products decide it: a size is slow where the library chose badly for its number of rows. That takes a tenth of the
-    time that a graph of the whole step does, so all sizes can be timed before the first of them is captured.
+    For each number of tokens, the products of the first layers are timed with their chosen methods. They decide it: a
+    size is slow if cuBLAS chose badly for its number of rows. That takes a tenth of the time of a graph of the whole
+    step, so all sizes can be timed before the first one is captured.
     """
     products = _products(projections, mlps)
     seconds = {n: _seconds(products, n, timer) for n in sorted({size.num_tokens for size in candidates})}
@@ -38,8 +38,8 @@ def kept_sizes(
 def _products(
     projections: Sequence[Projection], mlps: Sequence[GatedMlp]
 ) -> list[tuple[Callable[[Tensor], object], Weight]]:
-    """What multiplies by each weight, with its activation if it has one, and the weight. Not the head: of a step's rows
-    it multiplies those alone that draw."""
+    """For each weight, the product by it, with its activation if it has one, and the weight. Without the head, which
+    multiplies only the rows that draw."""
     gates: dict[int, Callable[[Tensor], object]] = {id(mlp.gate_up): mlp.gate for mlp in mlps}
     products, num_bytes = list[tuple[Callable[[Tensor], object], Weight]](), 0
     for projection in projections:
@@ -51,7 +51,7 @@ def _products(
 
 
 def _seconds(products: Sequence[tuple[Callable[[Tensor], object], Weight]], num_rows: int, timer: Timer) -> float:
-    """Of all of them for so many rows."""
+    """Seconds of all products together for `num_rows` rows."""
     inputs = {
         weight.shape[1]: torch.randn(num_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
         for _, weight in products

@@ -1,4 +1,4 @@
-"""Which kernels multiply a model's weights on a GPU. The answers depend on the shapes and on the device, so each is
+"""Which kernels multiply by a model's weights on a GPU. The answers depend on the shapes and on the device, so each is
 timed with the model's own weights."""
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def compile_timed(
     parallel: TensorParallel,
     also_launch: Callable[[], object],
 ) -> None:
-    """Have all kernels compiled that `choose_kernels` times. On all ranks. also_launch: launched once, to have its
-    kernels compiled beside them; may multiply by the projections."""
+    """Compile all kernels that `choose_kernels` times. Called on all ranks. also_launch: launched once, so that its
+    kernels are compiled beside them; may multiply by the projections."""
     use_choices(projections, dict.fromkeys(_alike(projections, lambda each: each), KernelRows()), device)
 
     def launch() -> None:
@@ -55,10 +55,11 @@ def choose_kernels(
     device: torch.device,
     timer: Timer,
 ) -> Mapping[str, KernelRows]:
-    """Time, have all projections multiply by what is faster, and return what was chosen. After `compile_timed`.
+    """Time the kernels, have all projections use the faster ones, and return the choices. Call it after
+    `compile_timed`.
 
-    mlps, fusions: of the projections, where more than a product can be had at once. Those that are asked later are
-    timed by the choices before.
+    mlps, fusions: of the projections, where several operations can be one kernel. Later timings use the earlier
+    choices.
     """
     by_shape = _alike(projections, lambda each: each)
     choices = dict.fromkeys(by_shape, KernelRows())

@@ -1,4 +1,4 @@
-"""What choices are good for: whatever the timings went by, and what makes equal choices compute the same."""
+"""What choices are valid for: all that the timings depended on, and all that makes equal choices compute the same."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True)
 class MadeFor:
-    """device: the name of its model. num_threads: of torch's operations on a CPU; 0 on a GPU. libraries: versions of
-    those that compute. weights: how many there are of each shape (`Projection.shape_name`)."""
+    """device: the name of its model. num_threads: of torch's operations on a CPU; 0 on a GPU. libraries: the versions
+    of those that compute. weights: how many weights there are of each shape (`Projection.shape_name`)."""
 
     headrace: str
     device: str
@@ -50,7 +50,7 @@ class MadeFor:
         enforce_eager: bool,
         deterministic: bool = False,
     ) -> MadeFor:
-        """model: may still be without memory."""
+        """model: need not have memory yet."""
         is_gpu = device.type == "cuda"
         return cls(
             headrace=distribution_version(),
@@ -87,7 +87,8 @@ def _version(name: str) -> str:
 
 
 def _cpu_name(cpuinfo: Path = _CPU_INFO) -> str:
-    """The processor's model and what tells its generations apart, as far as the system says; else its architecture."""
+    """The processor's model, and what distinguishes its generations, as far as the system says; else its
+    architecture."""
     facts = dict[str, str]()
     with suppress(OSError):
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():

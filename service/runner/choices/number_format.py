@@ -1,4 +1,4 @@
-"""In which number format a model is computed."""
+"""The number format in which a model is computed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Kernels that all ranks of a stage need are compiled once: the first one does, the others find them in Triton's cache,
-which the ranks of a host share.
-"""
+"""Kernels that all ranks of a stage need are compiled once: by the first rank. The others find them in Triton's cache,
+which the ranks of a host share."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from service.layers.tensor_parallel import TensorParallel
 
 
 def compile_for_ranks(launch: Callable[[], object], parallel: TensorParallel) -> None:
-    """Compile whatever the launches in `launch` need (kernels/compile_ahead.py). All ranks call it, with launches that
-    exchange alike; returns on each as soon as its own kernels are loaded."""
+    """Compile the kernels that `launch` launches (kernels/compile_ahead.py). All ranks call it, with launches that
+    exchange alike. It returns on each rank as soon as that rank's kernels are loaded."""
     noted = note_launches(launch)
     if parallel.rank > 0:
-        parallel.least(0)  # waits for the first
+        parallel.least(0)  # waits for rank 0
     compile_noted(noted)
     if parallel.rank == 0:
         parallel.least(0)

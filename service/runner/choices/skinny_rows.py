@@ -1,8 +1,8 @@
-"""Up to how many rows a weight is multiplied by `skinny_linear` (kernels/skinny_linear.py) and not by cuBLAS, or by
-what takes its place for quantized weights (kernels/quantized_linear.py).
+"""Up to how many rows a weight is multiplied by `skinny_linear` (kernels/skinny_linear.py) instead of cuBLAS; for
+quantized weights, by the kernel in its place (kernels/quantized_linear.py).
 
-A decode has a row for each sequence, so its products have few, and then the kernel is often faster than cuBLAS. How
-many are few depends on the weight's shape and on the GPU.
+Decodes have one row per sequence, so their products have few rows, and then the kernel is often faster than cuBLAS. How
+many rows are few depends on the weight's shape and on the GPU.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from service.layers.linear_method import KernelMethod, KernelRows
 from service.runner.choices.timer import Timer
 
 _TIMED_ROWS = (1, 8, FEW_ROWS, MAX_ROWS)
-"""MAX_ROWS in 16 bits only: for fp32 the kernel multiplies without matrix units."""
+"""MAX_ROWS only for 16-bit dtypes: in fp32 the kernel does not use tensor cores."""
 _TIMED_QUANTIZED_ROWS = (*_TIMED_ROWS, 128, MAX_QUANTIZED_ROWS)
 _TIMED_BYTES = 256 << 20  # several times a GPU's L2 cache
 _MAX_LAUNCHES = 64
 _MAY_COST = 1.08
-"""skinny_linear is taken even if it alone takes this much longer than cuBLAS: the kernel after it starts a microsecond
-or two earlier (kernels/dependent_launch.py), and timing the products alone does not show that."""
+"""skinny_linear is chosen even if it alone takes this many times as long as cuBLAS: the kernel after it starts a
+microsecond or two earlier (kernels/dependent_launch.py), which timing the products alone does not show."""
 
 
 def most_skinny_rows(alike: Sequence[KernelMethod], timer: Timer) -> int:
-    """The most rows for which skinny_linear is the better one; 0 if it never is, or cannot run (on a CPU, say).
+    """The most rows for which skinny_linear is faster; 0 if it never is, or cannot run (on a CPU, say).
 
-    alike: methods of weights of one shape, type and device. The timing takes some milliseconds, if what `launch_skinny`
-    launches is compiled, and seconds else.
+    alike: methods of weights of one shape, dtype and device. Timing takes some milliseconds if what `launch_skinny`
+    launches is compiled, otherwise seconds.
     """
     first = alike[0].weight
     if not timed_rows(first):
@@ -45,7 +45,7 @@ def most_skinny_rows(alike: Sequence[KernelMethod], timer: Timer) -> int:
     most = 0
     for num_rows in timed_rows(first):
         if num_rows <= FEW_ROWS and isinstance(first, QuantizedWeight) and multiplies_fp8(first):
-            most = num_rows  # else x would be rounded, for less than a tenth of a step's time
+            most = num_rows  # cuBLAS's way would round x, for less than a tenth of a step's time
             continue
         x = torch.randn(num_rows, first.shape[1], device=first.device, dtype=first.dtype)
         skinny_s, cublas_s = (timer([partial(each.multiply, x) for each in way]) for way in (by_skinny, by_cublas))
@@ -56,7 +56,7 @@ def most_skinny_rows(alike: Sequence[KernelMethod], timer: Timer) -> int:
 
 
 def launch_skinny(method: KernelMethod) -> None:
-    """Launch what is timed: to have it compiled ahead."""
+    """Launch all that is timed, so that it can be compiled ahead."""
     for num_rows in timed_rows(method.weight):
         for skinny in (num_rows, 0):
             by_rows(method, skinny).multiply(method.weight.new_empty(num_rows, method.weight.shape[1]))

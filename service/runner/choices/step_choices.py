@@ -1,4 +1,4 @@
-"""All that was chosen for a model's steps, as one value that can be kept, and given to another process."""
+"""All choices for a model's steps, as one value that can be kept and given to another process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from service.runner.graph_sizes import GraphSize
 
 @dataclass(frozen=True, slots=True)
 class StepChoices:
-    """linears: for each shape of weights (`Projection.shape_name`), how they are multiplied by. graphs: the sizes of
-    steps that have a CUDA graph, in the order of capture; none on a CPU.
+    """linears: for each shape of weights (`Projection.shape_name`), how to multiply by them. graphs: the step sizes
+    that have a CUDA graph, in the order of capture; empty on a CPU.
 
-    What it promises: two processes with equal choices and settings, on devices that `made_for` names, compute equal
-    steps to the same bits, once both have captured all of `graphs`. Until then a step runs in a wider graph or kernel
-    by kernel, and its numbers may round otherwise: so whoever was given a file of choices captures all before the first
-    request (service/runner/load.py). What it does not promise: that requests meet in the same steps, which depends on
-    when they arrive and on how many blocks the memory has, and that a step for which memory runs out is not halved.
+    Promise: two processes with equal choices and settings, on devices that `made_for` names, compute equal steps to the
+    same bits, once both have captured all of `graphs`. Until then a step runs in a wider graph or kernel by kernel and
+    may round differently; so a service that was given a file of choices captures all graphs before the first request
+    (service/runner/load.py). Not promised: that requests meet in the same steps, which depends on when they arrive and
+    on how many blocks fit into memory; and that no step is halved because memory runs out.
     """
 
     version: Literal[1] = field(default=1, kw_only=True)
@@ -42,7 +42,7 @@ class StepChoices:
 
     @staticmethod
     def from_json(text: str | bytes) -> StepChoices:
-        """Raises ValueError naming the places of its faults."""
+        """Raises ValueError naming the places of its errors."""
         try:
             choices = _ADAPTER.validate_json(text, strict=True)
         except ValidationError as faults:
@@ -70,7 +70,7 @@ def _told(fault: ErrorDetails) -> str:
 
 
 def _only_in(written: Any, known: Any, place: str = "") -> Iterator[str]:
-    """The fields of JSON objects that only the first value has."""
+    """The fields of JSON objects that only `written` has."""
     if isinstance(written, dict):
         for name, value in written.items():
             if name in known:

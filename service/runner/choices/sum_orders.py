@@ -1,5 +1,6 @@
-"""In which order a GPU's kernels and cuBLAS sum (kernels/sum_order.py): by what each weight is multiplied where sums
-are to have one order. This is looked at, not timed; a choice all the same, as equal ones are to compute equal bits."""
+"""The order in which a GPU's kernels and cuBLAS sum (kernels/sum_order.py), and so which of them may multiply each
+weight where sums need one fixed order. This is found by comparing results, not by timing. It is a choice all the same,
+because equal choices must compute equal bits."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ logger = logging.getLogger("headrace")
 
 
 def launch_sum_orders(projections: Sequence[Projection]) -> None:
-    """Launch what is compared: to have it compiled ahead."""
+    """Launch all that is compared, so that it can be compiled ahead."""
     for method in _of_each_shape(projections).values():
         launch_few_rows(method.weight, method.arrivals)
 
@@ -24,8 +25,8 @@ def launch_sum_orders(projections: Sequence[Projection]) -> None:
 def with_sum_orders(
     projections: Sequence[Projection], choices: Mapping[str, KernelRows], most_rows: int
 ) -> Mapping[str, KernelRows]:
-    """The choices, and what was seen of each shape's sums, where there are methods with one order. most_rows: of a
-    step. Takes some 10 ms for a shape, if what `launch_sum_orders` launches is compiled."""
+    """The choices, with the result for each shape that has an ordered method. most_rows: of a step. Takes some 10 ms
+    per shape if what `launch_sum_orders` launches is compiled."""
     methods = _of_each_shape(projections)
     found = {shape: sum_order(method, most_rows) for shape, method in methods.items()}
     for shape, ordered in found.items():

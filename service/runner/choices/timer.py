@@ -1,4 +1,4 @@
-"""How long launches take: what every choice goes by."""
+"""How long launches take: what every choice is based on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from kernels.replay_timing import seconds_by_replay
 
 Timer = Callable[[Sequence[Callable[[], object]]], float]
-"""Seconds of one of these launches, on the average of all in a row."""
+"""Average seconds of one launch, when all of them run in a row."""
 
 _GPU_ROUNDS, _CPU_ROUNDS = 5, 3
 
@@ -21,14 +21,14 @@ def timer_of(device: torch.device) -> Timer:
 
 
 def seconds_on_gpu(launches: Sequence[Callable[[], object]]) -> float:
-    """As a CUDA graph replays them."""
+    """Timed as a CUDA graph replays them."""
     for launch in launches:
         launch()  # nothing may be compiled in a capture
     return seconds_by_replay(launches, _GPU_ROUNDS)
 
 
 def seconds_on_cpu(launches: Sequence[Callable[[], object]]) -> float:
-    """A thread's processor time says what they take, also beside processes that keep the other cores busy."""
+    """Measured as the thread's processor time, which stays right when other processes keep the other cores busy."""
     with _one_thread():
         return min(_thread_seconds(launches) for _ in range(_CPU_ROUNDS)) / len(launches)
 

@@ -1,4 +1,4 @@
-"""In which form a CPU holds a model's weights (service/layers/packed_weight.py)."""
+"""The form in which a CPU holds a model's weights (service/layers/packed_weight.py)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _TIMED_BYTES = 1 << 29
 _TIMED_ROWS = (1, 16)
 _MANY_ROWS, _MANY_ROWS_BYTES = 256, 1 << 25
 _MAY_COST = 1.2
-"""Steps of loops alone can be recorded (kernels/loops/recording.py), which saves what timing the products does not
-show."""
+"""The loops may take this many times as long as oneDNN: steps that consist of loops only can be recorded
+(kernels/loops/recording.py), and timing the products does not show what that saves."""
 
 
 def choose_forms(projections: Sequence[Projection], timer: Timer, *, in_two_forms: bool) -> Mapping[str, WeightForm]:
-    """Pack all weights, and time few rows through both forms: unless the loops win, theirs is given up. If they win
-    with many rows too, oneDNN's is.
+    """Pack all weights, and time few rows with both forms. Unless the loops win, their form is dropped. If they win
+    with many rows too, oneDNN's form is dropped.
 
-    The answer depends on the machine and on whether the weights fit its caches, so the model's own are timed (the
-    first half GiB of them). in_two_forms: memory may hold both; else nothing is timed.
+    The answer depends on the machine and on whether the weights fit into its caches, so the model's own weights are
+    timed (the first half GiB). in_two_forms: memory may hold both forms; if not, nothing is timed.
     """
     for projection in projections:
         projection.pack(WeightForm.BOTH if in_two_forms else WeightForm.ONEDNN)
@@ -41,15 +41,15 @@ def choose_forms(projections: Sequence[Projection], timer: Timer, *, in_two_form
 
 
 def ordered_forms(projections: Sequence[Projection]) -> Mapping[str, WeightForm]:
-    """Pack all weights in the form whose products sum in one order; where there is none, in oneDNN's. Nothing is
-    timed."""
+    """Pack all weights in the loops' form, whose products sum in one order; where there are no loops, in oneDNN's.
+    Nothing is timed."""
     for projection in projections:
         projection.pack(WeightForm.LOOPS)
     return {projection.shape_name: _form(projection) for projection in projections}
 
 
 def bf16_is_faster(timer: Timer) -> bool:
-    """Times some rows through a matrix of both formats, as decode does. A few milliseconds."""
+    """Time a few rows times a matrix in both formats, as in a decode. Takes a few milliseconds."""
     return _seconds_of(torch.bfloat16, timer) < _seconds_of(torch.float32, timer)
 
 
@@ -61,7 +61,7 @@ def _fastest(both: Sequence[PackedWeight], timer: Timer) -> WeightForm:
 
 
 def _loops_win(weights: Sequence[PackedWeight], rows: Sequence[int], may_cost: float, timer: Timer) -> bool:
-    """may_cost: times what oneDNN takes."""
+    """may_cost: the loops may take this many times as long as oneDNN."""
     inputs = [torch.ones(n, weight.num_inputs, dtype=torch.bfloat16) for n in rows for weight in weights]
     loops_s, onednn_s = (
         timer(
@@ -73,7 +73,7 @@ def _loops_win(weights: Sequence[PackedWeight], rows: Sequence[int], may_cost: f
 
 
 def _first(weights: Sequence[PackedWeight], most_bytes: int) -> list[PackedWeight]:
-    """As many as have so many bytes, and one at least."""
+    """The first weights that together have at least `most_bytes`; at least one."""
     first, num_bytes = list[PackedWeight](), 0
     for weight in weights:
         if num_bytes < most_bytes:
