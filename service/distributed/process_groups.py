@@ -38,7 +38,7 @@ LOOPBACK = "lo"
 
 
 def open_store(meeting: MeetingPlace | None, file: str, num_ranks: int) -> Store:
-    """The store through which all ranks find each other. file: the path shared by all ranks, used if `meeting` is None."""
+    """The store through which all ranks find each other. file: a path shared by all ranks, for no `meeting`."""
     if meeting is None:
         return FileStore(file, num_ranks)
     return TCPStore(_HERE, meeting.port, is_master=False, wait_for_workers=False, timeout=_PATIENCE)
