@@ -42,8 +42,10 @@ def facts_of(task: RankTask) -> dict[str, str]:
         "block-size": task.cache.block_size,
         "kv-cache-dtype": task.cache.dtype,
         "swap-compression": task.cache.swap_compression,
+        "swap-space (0 with preemption recompute)": task.cache.swap_bytes,
         "max-loras": None if task.lora is None else task.lora.num_slots,
         "max-lora-rank": None if task.lora is None else task.lora.max_rank,
+        "enable-finetuning": task.lora is not None and task.lora.trains,
     }
     return {name: str(value) for name, value in facts.items()}
 

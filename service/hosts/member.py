@@ -188,6 +188,8 @@ class Member:
         """Returns whether more messages may follow."""
         match said.word:
             case Word.CONTROL:
+                if not said.payload:
+                    raise ValueError("an empty control message")
                 self._processes.writer.write(MessageKind(said.payload[0]), said.payload[1:])
             case Word.FACTS:
                 self._processes.statuses.put_row(0, said.payload)

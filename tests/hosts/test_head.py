@@ -18,6 +18,8 @@ from service.distributed.rank_status import Fact
 from service.errors import ConfigError, ModelLoadError
 from service.hosts import head as head_module
 from service.hosts.head import HeadHosts
+from service.hosts.host_line import HostLine, Word
+from service.hosts.member import Member
 from tests.distributed.test_rank_processes import comes_true, is_running, stop
 from tests.hosts.hosts import PARALLEL, TASK, Head, node
 
@@ -138,3 +140,15 @@ def test_ranks_end_with_the_process_that_stands_for_rank_0():
         other.kill()
         other.wait()
         assert comes_true(lambda: not is_running(rank))
+
+
+def test_a_control_frame_without_a_kind_is_a_loss_and_ends_no_thread_in_silence():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        head = HostLine(socket.create_connection(listening.getsockname()), "another host")
+        line = HostLine(listening.accept()[0], "the head")
+    member = Member(node(1, 1), TASK)
+    head.send(Word.CONTROL)
+    member._hear(line)
+    assert member._loss.reason == "the head says what makes no sense: an empty control message"
+    for each in (head, line, member._processes):
+        each.close()
