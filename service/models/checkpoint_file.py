@@ -6,7 +6,7 @@ only if a setting asks for it (`weight_loader.py`): that unpickler has been esca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ _DTYPE_NAMES = {
     torch.float32: "F32",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.int8: "I8",
 }
 
 
@@ -62,6 +64,21 @@ def read_tensors(file: Path, parts: Mapping[str, Shard | None]) -> Iterator[tupl
             if name in parts:
                 shard = parts[name]
                 yield name, tensors.get_tensor(name) if shard is None else _read_part(tensors, name, shard)
+
+
+class OpenFiles:
+    """Reads single tensors, out of files that stay open as long as this lives. For one thread."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, Callable[[str], Tensor]] = {}
+
+    def read(self, tensor: StoredTensor) -> Tensor:
+        """All of it, on the CPU. Raises ModelLoadError naming the file."""
+        file = tensor.file
+        if file not in self._files:
+            is_torch = file.suffix == TORCH_SUFFIX
+            self._files[file] = _torch_tensors(file).__getitem__ if is_torch else _opened(file).get_tensor
+        return self._files[file](tensor.name)
 
 
 def _part_of(tensor: Tensor, shard: Shard | None) -> Tensor:

@@ -2,7 +2,8 @@
 checkpoint that is not supported is refused before torch is loaded.
 
 Supported are the formats of compressed-tensors (llm-compressor), the fp8 of Hugging Face and AutoFP8, AutoAWQ, AutoGPTQ
-and GPTQModel, and AutoRound, which packs like AWQ or GPTQ. Only this file knows the names of their fields.
+and GPTQModel, AutoRound, which packs like AWQ or GPTQ, and bitsandbytes. Only this file knows the names of their
+fields.
 """
 
 from __future__ import annotations
@@ -61,12 +62,15 @@ class Quantization:
     """name: for the log and the model list. groups: (targets, scheme); a linear gets the first scheme whose targets
     match it. ignored: targets that stay plain. A target is a linear's name, a part of it that ends at a dot, `re:` and
     a pattern that matches its beginning, or Linear for all. is_of_text: the checkpoint is a model with vision, and
-    targets may name the text part's linears by their place in the whole model."""
+    targets may name the text part's linears by their place in the whole model. is_dequantized_at_load: weights become
+    plain while they are read (bitsandbytes_weights.py); the stored tensors tell which are quantized, so there are no
+    groups."""
 
     name: str
     groups: tuple[tuple[tuple[str, ...], Scheme], ...]
     ignored: tuple[str, ...] = ()
     is_of_text: bool = False
+    is_dequantized_at_load: bool = False
 
     def scheme_of(self, linear: str) -> Scheme | None:
         """The scheme of a linear, by its name in the checkpoint or in the text part's own;
@@ -99,7 +103,7 @@ quality the most."""
 
 def check_trains(quantization: Quantization | None) -> None:
     """Raises ConfigError if adapters cannot be trained beside weights of this form."""
-    if quantization is not None:
+    if quantization is not None and not quantization.is_dequantized_at_load:
         raise ConfigError(
             f"fine-tuning: the weights are quantized ({quantization.name}), and training multiplies by plain ones;"
             " serve the plain checkpoint, without quantization"
@@ -289,8 +293,35 @@ def _auto_round(written: Mapping[str, object]) -> Quantization:
     return Quantization(f"auto-round int4, as {layout}", ((("Linear",), scheme),), (*rules, "lm_head"))
 
 
+def is_bitsandbytes(fields: Mapping[str, object]) -> bool:
+    """Whether config.json with these fields describes a checkpoint of bitsandbytes."""
+    written = fields.get("quantization_config")
+    return isinstance(written, dict) and written.get("quant_method") == _BITSANDBYTES
+
+
+def _bitsandbytes(written: Mapping[str, object]) -> Quantization:
+    """The facts are what bitsandbytes' own products go by, and what each stored tensor tells, too."""
+    _refuse_unknown(
+        written,
+        known={"quant_method", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "llm_int8_has_fp16_weight"},
+        facts={"_load_in_4bit", "_load_in_8bit", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage"}
+        | {"bnb_4bit_use_double_quant", "llm_int8_enable_fp32_cpu_offload", "llm_int8_skip_modules"}
+        | {"llm_int8_threshold"},
+    )
+    _require(written, "llm_int8_has_fp16_weight", False)
+    is_4_bit, is_8_bit = (written.get(f"load_in_{bits}bit") is True for bits in (4, 8))
+    if is_4_bit is is_8_bit:
+        raise ModelLoadError(f"{_SOURCE}: one of load_in_4bit and load_in_8bit must be true; {WHAT_TO_DO}")
+    kind = written.get("bnb_4bit_quant_type", "fp4") if is_4_bit else "int8"
+    if is_4_bit and kind not in ("nf4", "fp4"):
+        raise _refused("bnb_4bit_quant_type", kind)
+    return Quantization(f"bitsandbytes {kind}", (), is_dequantized_at_load=True)
+
+
+_BITSANDBYTES = "bitsandbytes"
 _METHODS: Mapping[str, Callable[[Mapping[str, object]], Quantization]] = MappingProxyType(
     {"compressed-tensors": _compressed_tensors, "fp8": _fp8, "awq": _awq, "gptq": _gptq, "auto-round": _auto_round}
+    | {_BITSANDBYTES: _bitsandbytes}
 )
 
 

@@ -2,7 +2,8 @@
 name.
 
 The names and shapes of all files are checked before any weight is read. Then each file is read from beginning to end,
-several files at a time, each tensor directly into its place in the (merged) parameter.
+several files at a time, each tensor directly into its place in the (merged) parameter. Weights of bitsandbytes are
+dequantized on the destination's device, where those of the files that are being read take memory meanwhile.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from service.errors import ModelLoadError
 from service.layers.shard import Shard
 from service.layers.weight_storage import Destination
+from service.models.bitsandbytes_weights import DequantizedTensor, plain_tensors
 from service.models.causal_lm import CausalLM
-from service.models.checkpoint_file import StoredTensor, read_header, read_tensors
+from service.models.checkpoint_file import OpenFiles, StoredTensor, read_header, read_tensors
 from service.models.checkpoint_files import checkpoint_files, some_of
 from service.models.config_fields import read_json
+from service.models.quantization import is_bitsandbytes
 from service.models.text_part import text_fields, text_name
 
 OnProgress = Callable[[int, int], None]
@@ -50,14 +54,16 @@ def load_weights(
     the model is then unusable.
     """
     written = {entry.name: entry for file in checkpoint_files(folder, torch_format) for entry in read_header(file)}
-    stored = _of_text(written) if _has_vision(folder) else written
+    fields = _config_fields(folder)
+    plain = plain_tensors(written, OpenFiles().read) if is_bitsandbytes(fields) else written
+    stored = plain if text_fields(fields) is None else _of_text(plain)
     wanted, shards = model.checkpoint_places(stored), model.stored_shards(stored)
     _check(wanted, shards, stored, lambda name: name in unread or model.ignores(name))
     progress = _Progress(sum(destination.nbytes for destination in wanted.values()), on_progress)
     by_file: dict[Path, dict[str, _Part]] = {}
     for name, destination in wanted.items():
         if destination.shape.numel():
-            there = _Part(destination, shards.get(name))
+            there = _Part(stored[name], destination, shards.get(name))
             by_file.setdefault(stored[name].file, {})[stored[name].name] = there
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="weights") as pool:
         for reading in [pool.submit(_read_file, file, parts, progress) for file, parts in by_file.items()]:
@@ -77,9 +83,9 @@ def non_finite_weights(folder: Path) -> str:
     )
 
 
-def _has_vision(folder: Path) -> bool:
+def _config_fields(folder: Path) -> Mapping[str, object]:
     config = folder / "config.json"
-    return config.is_file() and text_fields(read_json(config)) is not None
+    return read_json(config) if config.is_file() else {}
 
 
 def _of_text(written: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -144,12 +150,27 @@ class _Progress:
 class _Part(NamedTuple):
     """Where a stored tensor goes; shard: the part of it that this rank has, None for all."""
 
+    stored: StoredTensor
     destination: Destination
     shard: Shard | None
 
+    @property
+    def read_shard(self) -> Shard | None:
+        """Which part is read: all of a quantized tensor, whose blocks go over the ends of rows."""
+        return None if isinstance(self.stored, DequantizedTensor) else self.shard
+
+    def plain(self, read: Tensor, others: OpenFiles) -> Tensor:
+        """What the destination takes. read: what `read_tensors` gave for it. others: to read what belongs to it."""
+        if not isinstance(self.stored, DequantizedTensor):
+            return read
+        whole = self.stored.dequantized(read, others.read, self.destination.device)
+        return whole if self.shard is None else self.shard.of(whole)
+
 
 def _read_file(file: Path, parts: Mapping[str, _Part], progress: _Progress) -> None:
-    for name, tensor in read_tensors(file, {name: part.shard for name, part in parts.items()}):
+    others = OpenFiles()
+    for name, stored in read_tensors(file, {name: part.read_shard for name, part in parts.items()}):
         destination = parts[name].destination
+        tensor = parts[name].plain(stored, others)
         destination.copy_(tensor.view(destination.shape) if tensor.numel() == 1 else tensor)
         progress.add(destination.nbytes)

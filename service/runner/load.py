@@ -273,6 +273,8 @@ def _store_quantized(
     unread = store_for_device(model, quantization, device, dtype)
     plain = made_plain(model, dtype) if device.type == "cpu" else ""
     how = f"made plain on the CPU, rounded like them: {plain}" if plain else "as they are"
+    if quantization.is_dequantized_at_load:
+        how = "dequantized while they are read: memory and speed are those of an unquantized model"
     logger.info("weights: quantized, %s; %s", quantization.name, how)
     return unread
 

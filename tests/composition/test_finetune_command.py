@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from service.composition import finetune_command as module
 from service.composition.finetune_command import CHECKPOINT, Progress, main
 from service.core.training import StepReport
 from service.lora.adapter_folder import WEIGHTS_FILE
+from service.settings.quickstart import QUICKSTART_MODEL
+from tests.models.bitsandbytes_checkpoints import BITSANDBYTES
+from tests.models.quantized_checkpoints import quantized
 
 LINES = [{"prompt": "the tower is", "completion": f" blue, {number} times"} for number in range(4)]
 SMALL = ["--device", "cpu", "--dtype", "float32", "--rank", "2", "--target-modules", "q_proj", "--batch-size", "1"]
@@ -42,6 +46,21 @@ def test_an_adapter_is_made_and_one_that_was_interrupted_goes_on_to_the_same_bit
     weights = [(tmp_path / name / WEIGHTS_FILE).read_bytes() for name in ("whole", "cut")]
     assert weights[0] == weights[1]
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["adapter_config.json", WEIGHTS_FILE]
+
+
+def test_beside_weights_of_bitsandbytes_an_adapter_is_what_it_is_beside_their_dequantized_ones(
+    data: Path, tmp_path: Path
+) -> None:
+    base = shutil.copytree(QUICKSTART_MODEL, tmp_path / "base")
+    folder = quantized(base, "int8", BITSANDBYTES)
+    made = []
+    for model in (folder, folder / "plain"):
+        for file in base.glob("*token*"):
+            shutil.copy(file, model)
+        out = tmp_path / f"adapter-{model.name}"
+        assert main([str(data), "--epochs", "1", *SMALL, "--model", str(model), "--out", str(out)]) == 0
+        made.append((out / WEIGHTS_FILE).read_bytes())
+    assert made[0] == made[1]
 
 
 @pytest.mark.parametrize(

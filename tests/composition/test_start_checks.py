@@ -64,7 +64,7 @@ def test_a_template_that_is_none_is_refused_before_anything_is_loaded(tmp_path: 
     [
         ("gguf file", "model: '{model}' is GGUF, which is llama.cpp's format"),
         ("adapter", "model: '{model}' is a LoRA adapter; serve 'some/base' with --lora-modules NAME={model}"),
-        ("quantized otherwise", "config.json: quantization_config.quant_method 'bitsandbytes' is not served; known: "),
+        ("quantized otherwise", "config.json: quantization_config.quant_method 'hqq' is not served; known: "),
         (
             "no such quantization",
             "quantization: only fp8 is made of plain weights; a checkpoint that is quantized already",
@@ -86,7 +86,7 @@ def test_the_command_says_so_in_one_line_within_a_second_and_without_torch_or_nu
         case "quantized otherwise":
             shutil.copytree(QUICKSTART_MODEL, tmp_path, dirs_exist_ok=True)
             fields = json.loads((tmp_path / "config.json").read_text())
-            fields["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+            fields["quantization_config"] = {"quant_method": "hqq", "quant_config": {}}
             (tmp_path / "config.json").write_text(json.dumps(fields))
         case "hybrid":
             kinds = {"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]}

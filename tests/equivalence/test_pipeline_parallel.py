@@ -29,7 +29,10 @@ NUM_LAYERS = 4
 TWO_STAGES, TWO_BY_TWO, FOUR_STAGES = ParallelConfig(1, 2), ParallelConfig(2, 2), ParallelConfig(1, 4)
 
 
-@pytest.fixture(scope="module", params=["llama", "llama, tied", "gpt-oss", "qwen2-moe", "opt, norms last", "gpt2"])
+STAGED = ["llama", "llama, tied", "llama, bitsandbytes", "gpt-oss", "qwen2-moe", "opt, norms last", "gpt2"]
+
+
+@pytest.fixture(scope="module", params=STAGED)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return FAMILIES[request.param](tmp_path_factory.mktemp("model"))
 

@@ -22,6 +22,7 @@ from tests.equivalence.rank_work import (
     answer_by_graphs,
     answer_overlapping,
 )
+from tests.models.bitsandbytes_checkpoints import BITSANDBYTES
 from tests.models.checkpoints import (
     gpt2,
     gpt_oss,
@@ -46,6 +47,7 @@ FAMILIES = {
     "llama, tied": partial(llama, tie_word_embeddings=True, num_key_value_heads=1),
     "llama, awq": lambda folder: quantized(llama(folder / "it", **WHOLE_GROUPS), "awq"),
     "llama, blocks of fp8": lambda folder: quantized(llama(folder / "it", **WHOLE_GROUPS), "blocks"),
+    "llama, bitsandbytes": lambda folder: quantized(llama(folder / "it"), "nf4, nested", BITSANDBYTES),
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": partial(qwen3, attention_bias=True, tie_word_embeddings=True),

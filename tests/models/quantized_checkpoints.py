@@ -4,7 +4,7 @@ and the plain checkpoint that each stands for."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,17 @@ Tensors = dict[str, Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 GROUP = 32
 _QUANTIZED = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+Format = tuple[dict[str, Any], Callable[[Tensor], tuple[Tensors, Tensor]]]
+"""config.json's quantization_config; and of a weight what is stored, by what stands behind the linear's name, and what
+that stands for."""
 _FP8_INPUTS = {"type": "float", "num_bits": 8, "strategy": "token", "dynamic": True, "symmetric": True}
 
 
-def quantized(folder: Path, kind: str) -> Path:
+def quantized(folder: Path, kind: str, formats: Mapping[str, Format] | None = None) -> Path:
     """Beside the folder, the same model quantized, and in its folder `plain`, what it stands for in fp32. Of a model
-    with vision the text part is."""
+    with vision the text part is. formats: other ones than FORMATS."""
     config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
-    fields, quantize = FORMATS[kind]
+    fields, quantize = (formats or FORMATS)[kind]
     new: Tensors = {}
     plain: Tensors = {}
     torch.manual_seed(0)
@@ -179,7 +182,7 @@ _AUTO_ROUND = {
     "static_kv_granularity": "tensor",
 }
 
-FORMATS: dict[str, tuple[dict[str, Any], Callable[[Tensor], tuple[Tensors, Tensor]]]] = {
+FORMATS: dict[str, Format] = {
     "channels": (_compressed(_float_weights("channel"), _FP8_INPUTS, "float-quantized"), _fp8_channels),
     "tensor": (
         _compressed(_float_weights("tensor"), {**_FP8_INPUTS, "strategy": "tensor", "dynamic": False}, "naive"),

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from service.errors import ModelLoadError
 from service.layers.shard import Shard
-from service.models.checkpoint_file import read_header, read_tensors
+from service.models.checkpoint_file import OpenFiles, read_header, read_tensors
 
 
 def tensors():
@@ -50,6 +50,18 @@ def test_header_and_tensors(save, tmp_path):
     got = dict(read_tensors(file, dict.fromkeys(("a", "b", "absent"))))
     assert set(got) == {"a", "b"}
     assert all(torch.equal(tensor, made[name]) for name, tensor in got.items())
+
+
+@pytest.mark.parametrize("save", WAYS)
+def test_a_tensor_alone_out_of_a_file_that_is_opened_once(save, tmp_path, monkeypatch):
+    made = tensors()
+    header = {entry.name: entry for entry in read_header(save(tmp_path, made))}
+    assert header["d"].dtype == "U8"
+    files = OpenFiles()
+    assert torch.equal(files.read(header["c"]), made["c"])
+    for opening in ("_opened", "_torch_tensors"):
+        monkeypatch.delattr(f"service.models.checkpoint_file.{opening}")
+    assert torch.equal(files.read(header["b"]), made["b"])
 
 
 @pytest.mark.parametrize("save", WAYS)

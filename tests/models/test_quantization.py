@@ -12,8 +12,10 @@ from service.models.quantization import (
     Fp8Scheme,
     Int4Scheme,
     check_trains,
+    is_bitsandbytes,
     parse_quantization,
 )
+from tests.models.bitsandbytes_checkpoints import BITSANDBYTES
 from tests.models.quantized_checkpoints import FORMATS
 
 SCHEMES = {
@@ -95,6 +97,16 @@ def test_what_autoround_packs_in_the_layouts_of_others():
         assert parse({**FORMATS[kind][0], **facts}).scheme_of("q_proj") == SCHEMES[kind]
 
 
+@pytest.mark.parametrize(("kind", "named"), [("nf4, nested", "nf4"), ("fp4", "fp4"), ("int8", "int8")])
+def test_of_bitsandbytes_the_tensors_tell_what_is_quantized(kind, named):
+    """No linear has a scheme: all are plain once they are read."""
+    quantization = parse(BITSANDBYTES[kind][0])
+    assert quantization.name == f"bitsandbytes {named}" and quantization.is_dequantized_at_load
+    assert quantization.scheme_of("model.layers.0.self_attn.q_proj") is None and not quantization.is_at_load
+    assert is_bitsandbytes({"quantization_config": BITSANDBYTES[kind][0]})
+    assert not is_bitsandbytes({"quantization_config": FORMATS["awq"][0]}) and not is_bitsandbytes({})
+
+
 def test_groups_of_linears_may_differ():
     groups = {
         "group_0": {**FORMATS["packed"][0]["config_groups"]["group_0"], "targets": ["re:.*mlp.*"]},
@@ -122,7 +134,12 @@ REFUSED = [
     ({**FORMATS["auto-round"][0], "extra_config": {"lm_head": {"bits": 8}}}, "extra_config {'lm_head'"),
     ({**FORMATS["auto-round"][0], "data_type": "mx_fp"}, "data_type 'mx_fp' is not served"),
     ({**FORMATS["gptq"][0], "data_type": "mx_fp"}, "data_type 'mx_fp' is not served"),
-    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method 'bitsandbytes' is not served; known: comp"),
+    ({"quant_method": "hqq", "load_in_4bit": True}, "quant_method 'hqq' is not served; known: comp"),
+    ({"quant_method": "bitsandbytes"}, "one of load_in_4bit and load_in_8bit must be true; serve"),
+    ({**BITSANDBYTES["nf4"][0], "load_in_8bit": True}, "one of load_in_4bit and load_in_8bit must be true"),
+    ({**BITSANDBYTES["nf4"][0], "bnb_4bit_quant_type": "af4"}, "bnb_4bit_quant_type 'af4' is not served"),
+    ({**BITSANDBYTES["int8"][0], "llm_int8_has_fp16_weight": True}, "llm_int8_has_fp16_weight True is not served"),
+    ({**BITSANDBYTES["nf4"][0], "bnb_2bit": 1}, "bnb_2bit 1 is not served"),
     ({"bits": 4}, "quant_method None is not served"),
     ([], "is not a JSON object"),
     ({**FORMATS["awq"][0], "bits": 8}, "bits 8 is not served"),
@@ -161,11 +178,14 @@ def test_what_is_not_understood_is_refused_by_name(fields, named):
 def test_plain_weights_are_quantized_once():
     with pytest.raises(ModelLoadError, match=r"quantization: fp8 is for plain weights; .* awq int4 already"):
         parse(FORMATS["awq"][0], "fp8")
+    with pytest.raises(ModelLoadError, match=r"quantization: fp8 is for plain weights; .* bitsandbytes nf4 already"):
+        parse(BITSANDBYTES["nf4"][0], "fp8")
     assert parse(FORMATS["channels"][0], "fp8").name.endswith("fp8")
 
 
 def test_only_plain_weights_are_trained_beside():
     check_trains(None)
+    check_trains(parse(BITSANDBYTES["nf4"][0]))
     with pytest.raises(ConfigError, match=r"fine-tuning: the weights are quantized \(fp8\)"):
         check_trains(FP8_AT_LOAD)
 

@@ -13,7 +13,9 @@ from service.models.model_config import load_model_config
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
 from tests.layers.test_shard import ranks
+from tests.models.bitsandbytes_checkpoints import BITSANDBYTES
 from tests.models.checkpoints import gpt2, llama, mistral, opt, oracle, qwen2, qwen3
+from tests.models.quantized_checkpoints import quantized
 
 
 def loaded(folder, dtype=torch.float32, on_progress=None, torch_format=False, parallel=ALONE):
@@ -263,3 +265,42 @@ def test_each_rank_reads_its_part_of_every_tensor_and_no_more(save, size, tmp_pa
             name for name in own if stored[name].dim() == 2 and "embed_positions" not in name and "wpe" not in name
         }
         assert divided <= shards.keys(), "every matrix is divided"
+
+
+@pytest.mark.parametrize("torch_format", [False, True])
+@pytest.mark.parametrize("num_files", [1, 3])
+@pytest.mark.parametrize("kind", ["nf4, nested", "int8"])
+def test_what_bitsandbytes_has_quantized_arrives_plain(kind, num_files, torch_format, tmp_path):
+    """On every rank its part of it; a weight's tensors may lie in several files."""
+    folder = quantized(llama(tmp_path / "it"), kind, BITSANDBYTES)
+    want = [loaded(folder / "plain", parallel=parallel) for parallel in (ALONE, *ranks(2))]
+    if torch_format:
+        as_torch_files(folder, num_files)
+    elif num_files > 1:
+        shard(folder, num_files)
+    for parallel, plain in zip((ALONE, *ranks(2)), want, strict=True):
+        table = loaded(folder, parallel=parallel, torch_format=torch_format).checkpoint_tensors()
+        for name, tensor in plain.checkpoint_tensors().items():
+            assert torch.equal(table[name], tensor), name
+
+
+def test_of_a_checkpoint_that_does_not_say_so_such_tensors_are_named(tmp_path):
+    folder = quantized(llama(tmp_path / "it"), "nf4", BITSANDBYTES)
+    (folder / "config.json").write_text((folder / "plain" / "config.json").read_text())
+    with pytest.raises(ModelLoadError, match=r"not part of this architecture: .*\.weight\.absmax.*mlp.*U8"):
+        loaded(folder)
+
+
+def test_a_matrix_that_bitsandbytes_turned_round_is_named(tmp_path):
+    """transformers has it quantize GPT-2's, which lie the other way round than all others, as [out, in]."""
+    folder = gpt2(tmp_path / "it")
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("h.0.attn.c_attn.weight"))
+    stored, _ = BITSANDBYTES["int8"][1](tensors.pop(name).T.contiguous())
+    stored = {f"{name.removesuffix('.weight')}.{suffix}": tensor for suffix, tensor in stored.items()}
+    save_file(tensors | stored, folder / "model.safetensors")
+    fields = json.loads((folder / "config.json").read_text())
+    fields["quantization_config"] = BITSANDBYTES["int8"][0]
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelLoadError, match=r"of another shape: .*attn\.c_attn\.weight \(192, 64\) instead of \(64"):
+        loaded(folder)

@@ -95,7 +95,9 @@ class TransformersModel(CausalLM):
         return [[each.below(f"{self._prefix}.") for each in block] for block in _by_block(self._linears)]
 
     def check_quantizes(self, quantization: Quantization) -> None:
-        """Raises ModelLoadError if not all of its large weights are our linears."""
+        """Raises ModelLoadError if not all of its large weights are our linears, which alone can stay quantized."""
+        if quantization.is_dequantized_at_load:
+            return
         if any(isinstance(getattr(module, "gate_up_proj", None), Tensor) for module in self.base.modules()):
             setting = "quantization" if quantization.is_at_load else "config.json: quantization_config"
             raise ModelLoadError(
