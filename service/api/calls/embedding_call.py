@@ -111,6 +111,7 @@ def _request(
     max_tokens = max_tokens_for(
         num_prompt_tokens=len(token_ids),
         asked=0,
+        min_tokens=0,
         default=None,
         max_model_len=served.max_model_len,
         room=1,

@@ -76,6 +76,7 @@ def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
         max_tokens = max_tokens_for(
             num_prompt_tokens=len(prompt),
             asked=checked.max_tokens,
+            min_tokens=checked.stops.min_tokens,
             default=prompts.default_max_tokens,
             max_model_len=model.max_model_len,
             room=min(room, kv_room(snapshot, len(prompt), checked.sampling.num_sequences, checked.adapter)),

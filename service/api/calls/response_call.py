@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.types import Receive
@@ -111,6 +111,7 @@ async def prepare_response(
     with fields_named(conversation.name_of):
         chat = parse(ChatRequest, _chat(fields, conversation, tools))
         call = await prepare_chat(chat, head, receive, model, context, also_unknown=tuple(dict.fromkeys(unread)))
+    call = replace(call, checked=replace(call.checked, max_tokens_param="max_output_tokens"))
     return ResponseCall(call, fields, tools, conversation)
 
 

@@ -34,6 +34,7 @@ def max_tokens_for(
     *,
     num_prompt_tokens: int,
     asked: int | None,
+    min_tokens: int,
     default: int | None,
     max_model_len: int,
     room: int,
@@ -45,6 +46,7 @@ def max_tokens_for(
     asked: what the client wrote; with the prompt it must fit the context, or ContextLengthExceeded with both
     numbers. default: used when the client wrote nothing, cut to the context and to `room`; None is the rest of
     the context. A prompt that nothing is to follow may fill the context.
+    InvalidRequest if `min_tokens` exceeds what is returned: it could not be kept.
     """
     rest = max_model_len - num_prompt_tokens
     if rest < (0 if asked == 0 else 1):
@@ -53,15 +55,17 @@ def max_tokens_for(
             "tokens. Please shorten it.",
             param=prompt_param,
         )
-    if asked is None:
-        return min(rest, room, rest if default is None else default)
-    if asked > rest:
+    if asked is not None and asked > rest:
         raise ContextLengthExceeded(
             f"This model's maximum context length is {max_model_len} tokens, but {num_prompt_tokens + asked} were "
             f"requested ({num_prompt_tokens} in the prompt, {asked} in {param}).",
             param=param,
         )
-    return asked
+    max_tokens = min(rest, room, rest if default is None else default) if asked is None else asked
+    if min_tokens > max_tokens:
+        limit = f"{max_tokens}, as the request gives none" if asked is None else f"{max_tokens}"
+        raise InvalidRequest(f"min_tokens must be at most {param} ({limit}), got {min_tokens}.", param="min_tokens")
+    return max_tokens
 
 
 def logprob_room(
