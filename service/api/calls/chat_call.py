@@ -72,7 +72,7 @@ async def prepare_chats(
     fields = conversations[0].fields
     with fields_named(conversations[0].name_of):
         logprobs = _check_top_logprobs(fields, context.config)
-        adapter = await find_adapter(fields.model, model, context.config)
+        adapter = await find_adapter(fields.model, model.adapters, context.config)
         call = check_call(fields, context.config, model.defaults, logprobs=logprobs, unknown=unknown, adapter=adapter)
     chats = []
     for conversation in conversations:

@@ -43,7 +43,7 @@ async def prepare_completion(
     """Refuses, by name, whatever can be refused before the engine is asked. receive: of the request, whose body has
     been read."""
     infill = _check_suffix(fields, model)
-    adapter = await find_adapter(fields.model, model, context.config)
+    adapter = await find_adapter(fields.model, model.adapters, context.config)
     call = _check(fields, context.config, model.defaults, adapter)
     if infill is not None and not call.ignore_eos:
         call = replace(call, stops=replace(call.stops, token_ids=call.stops.token_ids | infill.end_ids))

@@ -13,7 +13,7 @@ from service.api.calls.prompt_ids import PromptBound, as_prompts, empty_prompt, 
 from service.api.calls.token_budget import max_tokens_for
 from service.api.calls.token_checks import check_range
 from service.api.calls.unsupported import check_extra_fields
-from service.api.calls.validation import check_cache_salt, check_model, find_adapter, ignored_fields
+from service.api.calls.validation import check_cache_salt, find_adapter, ignored_fields
 from service.api.context import ApiContext
 from service.api.serving_state import ServedModel
 from service.config import ApiConfig
@@ -57,9 +57,7 @@ async def prepare_embedding(
     """Refuses, by name, whatever can be refused before the engine is asked. receive: of the request, whose body has
     been read."""
     config = context.config
-    adapter = await find_adapter(fields.model, served, config)
-    if adapter is None and fields.model is not None:
-        check_model(fields.model, config)
+    adapter = await find_adapter(fields.model, served.adapters, config)
     ignored = ignored_fields(_extra_fields(fields), config)
     _check_size(fields.dimensions, embedder)
     salt = scoped_salt(check_cache_salt(fields.cache_salt, config), head.client, config)

@@ -96,7 +96,7 @@ async def count_prompt(
     fields: CountTokensRequest, receive: Receive, model: ServedModel, context: ApiContext
 ) -> tuple[int, tuple[str, ...]]:
     """Tokens of the prompt as a call with these fields has it, and the fields that are ignored."""
-    check_name(fields.model, model, context.config)
+    check_name(fields.model, model.adapters, context.config)
     prompt = _prompt(fields, model.chat_template, context.config)
     _, unheeded = _budget(fields, model)
     ignored = ignored_fields((*_unknown_fields(fields), *prompt.unheeded, *unheeded), context.config)

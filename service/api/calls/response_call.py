@@ -121,7 +121,7 @@ async def count_input(
     """Tokens of the prompt as a response with these fields has it, and the fields that are ignored. history: as of
     `prepare_response`."""
     if fields.model is not None:
-        check_name(fields.model, model, context.config)
+        check_name(fields.model, model.adapters, context.config)
     _check(fields)
     tools = read_tools(fields.tools or ())
     conversation = _Conversation(fields, history, tools)

@@ -10,16 +10,16 @@ from service.api.calls.output_form import check_output_form
 from service.api.calls.sampling import CheckedSampling, check_sampling
 from service.api.calls.token_checks import INT64_MAX, check_num_logprobs, check_range, quote
 from service.api.calls.unsupported import check_extra_fields, extra_fields
-from service.api.serving_state import GenerationDefaults, ServedModel
+from service.api.serving_state import GenerationDefaults
 from service.config import ApiConfig
-from service.core.adapter import Adapter
+from service.core.adapter import Adapter, Adapters
 from service.core.grammar import GrammarSpec
 from service.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from service.protocol.generation import GenerationFields, StreamOptions
 from service.text.stop_strings import StopRules
 
 _MAX_PRIORITY = 1_000_000
-_MAX_NAMES_TOLD = 4
+_MAX_NAMES_TOLD = 24
 _PRIORITY_OF_TIER = {"flex": -1, "auto": 0, "default": 0, "priority": 1}
 
 
@@ -75,10 +75,8 @@ def check_call(
     """Check everything that needs neither the prompt nor the tokenizer.
 
     logprobs: of the endpoint's own spelling. unknown: unknown fields that the caller found deeper in the body.
-    adapter: by `find_adapter`.
+    adapter: by `find_adapter`, which has checked the model's name.
     """
-    if adapter is None and fields.model is not None:
-        check_model(fields.model, config)
     ignored = _check_unknown(fields, config, unknown)
     options, stream = fields.stream_options, bool(fields.stream)
     if options is not None and not stream:
@@ -120,18 +118,21 @@ def check_call(
     )
 
 
-def check_name(name: str, model: ServedModel, config: ApiConfig) -> None:
-    """As `check_model`; the name may be that of an adapter, too, which has its model's tokenizer and template."""
-    if model.adapters is None or is_model_name(name, config) or model.adapters.folder_name(name) is None:
-        check_model(name, config)
+def check_name(name: str, adapters: Adapters | None, config: ApiConfig) -> None:
+    """ModelNotFound, which lists the names there are, if this is neither the model's nor an adapter's."""
+    if not is_model_name(name, config) and (adapters is None or adapters.folder_name(name) is None):
+        raise _model_not_found(name, adapters, config)
 
 
-async def find_adapter(name: str | None, model: ServedModel, config: ApiConfig) -> Adapter | None:
-    """The adapter that a call asks for by the name of its model, read if need be; None if there is none of this name.
-    Raises AdapterError."""
-    if name is None or model.adapters is None or is_model_name(name, config):
+async def find_adapter(name: str | None, adapters: Adapters | None, config: ApiConfig) -> Adapter | None:
+    """The adapter that a call asks for by the name of its model, read if need be; None: it asks for the model itself.
+    Raises ModelNotFound, as `check_name`, and AdapterError."""
+    if name is None or is_model_name(name, config):
         return None
-    return await model.adapters.get(name)
+    adapter = None if adapters is None else await adapters.get(name)
+    if adapter is None:
+        raise _model_not_found(name, adapters, config)
+    return adapter
 
 
 def is_model_name(name: str, config: ApiConfig) -> bool:
@@ -139,11 +140,12 @@ def is_model_name(name: str, config: ApiConfig) -> bool:
     return name in config.served_model_names or name in config.model_aliases
 
 
-def check_model(name: str, config: ApiConfig) -> None:
-    """ModelNotFound, which says what there is, if no model is served under this name."""
-    if not is_model_name(name, config):
-        there_is = ", ".join(quote(each) for each in config.served_model_names[:_MAX_NAMES_TOLD])
-        raise ModelNotFound(f"The model {quote(name)} does not exist; this server has {there_is}.", param="model")
+def _model_not_found(name: str, adapters: Adapters | None, config: ApiConfig) -> ModelNotFound:
+    names = [*config.served_model_names, *({} if adapters is None else adapters.served())]
+    there_is = ", ".join(map(quote, names[:_MAX_NAMES_TOLD]))
+    if (num_more := len(names) - _MAX_NAMES_TOLD) > 0:
+        there_is += f" and {num_more} more (GET /v1/models)"
+    return ModelNotFound(f"The model {quote(name)} does not exist; this server has {there_is}.", param="model")
 
 
 def ignored_fields(unknown: Sequence[str], config: ApiConfig) -> tuple[str, ...]:

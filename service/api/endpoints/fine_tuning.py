@@ -48,7 +48,7 @@ class FineTuningRoutes:
         body = await read_json_object(http, self._context.texts, self._context.config)
         spec, unknown = checked_job(body, tuning.base)
         ignored = ignored_fields(unknown, self._context.config)
-        check_name(spec.model, self._context.state.check_ready(), self._context.config)
+        check_name(spec.model, self._context.state.check_ready().adapters, self._context.config)
         for param, file_id in spec.files().items():
             await self._check_file(param, file_id, client_of(http.scope))
         job = await tuning.jobs.create(client_of(http.scope), spec)

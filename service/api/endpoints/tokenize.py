@@ -95,7 +95,7 @@ class Tokenize:
 
     def _check(self, fields: WireRequest, model: str | None, deeper: tuple[str, ...] = ()) -> tuple[str, ...]:
         if model is not None:
-            check_name(model, self._context.state.check_ready(), self._context.config)
+            check_name(model, self._context.state.check_ready().adapters, self._context.config)
         return ignored_fields((*check_extra_fields(fields.model_extra or {}), *deeper), self._context.config)
 
 
