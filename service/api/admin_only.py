@@ -22,10 +22,12 @@ def admin_only(answer: Answer, config: ApiConfig) -> Answer:
     @wraps(answer)
     async def guarded(http: Request) -> Response:
         if not config.admin_api_keys:
-            raise PermissionDenied("This route is for operators; this server has no admin key (--admin-api-key).")
+            raise PermissionDenied(
+                "This route needs an admin API key, and this server has none; start it with --admin-api-key."
+            )
         if not http.scope.get("state", {}).get("is_admin", False):
             if client_of(http.scope):
-                raise PermissionDenied("This route asks for an admin key; this key is none.")
+                raise PermissionDenied("This route needs an admin API key; the given key is not one.")
             raise AuthenticationFailed("Incorrect or missing admin API key.")
         return await answer(http)
 

@@ -64,7 +64,7 @@ def _start_within_s(http: Request) -> float | None:
     for name in _OBJECTIVES:
         if text := header_of(http.scope, name):
             if not _MILLISECONDS.fullmatch(text) or not float(text):
-                raise InvalidRequest(f"{name.decode()} must be a number of milliseconds above 0, below 10^9.")
+                raise InvalidRequest(f"{name.decode()} must be a number of milliseconds above 0 and below 10^9.")
             return float(text) / 1e3
     return None
 
@@ -72,7 +72,8 @@ def _start_within_s(http: Request) -> float | None:
 def _note_own_id(own_id: str, state: MutableMapping[str, Any]) -> None:
     if not is_fit_id(own_id):
         raise InvalidRequest(
-            "request_id must be 1 to 64 letters, digits, dots, dashes or underscores.", param="request_id"
+            "request_id must have 1 to 64 characters, each a letter, digit, dot, dash or underscore.",
+            param="request_id",
         )
     if not state.get("request_id_is_given", False):
         state.update(request_id=own_id, request_id_is_given=True)

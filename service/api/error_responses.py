@@ -57,7 +57,9 @@ def internal_error() -> ServerError:
 def from_starlette(error: HTTPException) -> RequestError:
     """Starlette's own refusals: no such route, wrong method."""
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return NotFound(f"There is no such route; OpenAI's are {_OPENAI_ROUTES}; Anthropic's is {MESSAGES_PATH}.")
+        return NotFound(
+            f"There is no such route. The OpenAI API is at {_OPENAI_ROUTES}, Anthropic's at {MESSAGES_PATH}."
+        )
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return MethodNotAllowed("This route does not allow this method.")
     return internal_error()

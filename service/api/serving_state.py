@@ -149,7 +149,7 @@ class ServingState:
         """As `check_ready`; raises InvalidRequest where the model embeds."""
         model = self.check_ready()
         if model.embedder is not None:
-            raise InvalidRequest("This model embeds and generates no text; POST /v1/embeddings is its endpoint.")
+            raise InvalidRequest("This is an embedding model and generates no text; use /v1/embeddings.")
         return model
 
     def check_embeds(self) -> tuple[ServedModel, EmbedderConfig]:
@@ -157,7 +157,7 @@ class ServingState:
         model = self.check_ready()
         if model.embedder is None:
             raise InvalidRequest(
-                "This model generates text and embeds none: it says nothing of pooling (1_Pooling/config.json)."
+                "This model does not support embeddings: it has no pooling configuration (1_Pooling/config.json)."
             )
         return model, model.embedder
 

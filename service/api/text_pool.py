@@ -94,8 +94,8 @@ class _Lane:
     async def run(self, num_characters: int, work: Callable[[Callable[[], None]], Result]) -> tuple[Result, float]:
         if self._num_waiting and self._num_waiting + num_characters > self._max_waiting:
             raise Overloaded(
-                f"prompts of {self._num_waiting} characters wait to be read; the limit is {self._max_waiting}; "
-                "try again later",
+                f"Prompts of {self._num_waiting} characters are waiting to be tokenized; the limit is "
+                f"{self._max_waiting}. Try again later.",
                 retry_after_s=_RETRY_AFTER_S,
             )
         is_over = threading.Event()

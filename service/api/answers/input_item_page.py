@@ -30,7 +30,7 @@ def page_of(items: Sequence[Mapping[str, Any]], query: PageQuery) -> dict[str, A
     if query.after is not None:
         ids = [item["id"] for item in ordered]
         if query.after not in ids:
-            raise InvalidRequest("after is not the id of one of these items.", param="after")
+            raise InvalidRequest("after must be the id of an input item of this response.", param="after")
         start = ids.index(query.after) + 1
     page = ordered[start : start + query.limit]
     return {

@@ -48,20 +48,20 @@ def check_beams(
     if not fields.use_beam_search:
         for name, neutral in (("beam_width", 1), ("length_penalty", 1), ("early_stopping", False)):
             if getattr(fields, name) not in (None, neutral):
-                raise InvalidRequest(f"{name} means nothing without use_beam_search.", param=name)
+                raise InvalidRequest(f"{name} is only allowed when use_beam_search is true.", param=name)
         return None
     for name, neutral_values in _NEUTRAL.items():
         if (value := getattr(fields, name)) is not None and value not in neutral_values:
-            raise InvalidRequest(f"{name} means nothing to a beam search.", param=name)
+            raise InvalidRequest(f"{name} is not allowed when use_beam_search is true.", param=name)
     if form_param is not None:
-        raise UnsupportedParameter(f"{form_param} is not supported in a beam search.", param=form_param)
+        raise UnsupportedParameter(f"{form_param} is not supported when use_beam_search is true.", param=form_param)
     if 0 in (fields.max_tokens, fields.max_completion_tokens):
-        raise InvalidRequest("max_tokens must be at least 1 in a beam search.", param="max_tokens")
+        raise InvalidRequest("max_tokens must be at least 1 when use_beam_search is true, got 0.", param="max_tokens")
     n = fields.n or 1
     width = n if fields.beam_width is None else fields.beam_width
     check_range("beam_width", width, 2, config.max_beam_width)
     if n > width:
-        raise InvalidRequest(f"n is {n}; it must not be more than beam_width, which is {width}.", param="n")
+        raise InvalidRequest(f"n must be at most beam_width ({width}), got {n}.", param="n")
     length_penalty = 1.0 if fields.length_penalty is None else fields.length_penalty
     if math.isnan(length_penalty):
         raise InvalidRequest("length_penalty must be a number.", param="length_penalty")
@@ -75,8 +75,8 @@ def num_top_logprobs(beam: BeamParams, stop_token_ids: Collection[int], vocab_si
     most = min(_MAX_TOP, vocab_size)
     if num_top > most:
         raise InvalidRequest(
-            f"stop_token_ids: beam_width plus the number of tokens that end a beam may be at most {most}; it is "
-            f"{num_top}.",
+            f"stop_token_ids: beam_width plus the number of tokens that end a beam (EOS and stop_token_ids) must be at "
+            f"most {most}, got {num_top}.",
             param="stop_token_ids",
         )
     return max(num_top, min(most, beam.num_logprobs or 0))

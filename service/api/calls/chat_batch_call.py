@@ -41,7 +41,7 @@ def _check(fields: ChatBatchRequest, config: ApiConfig) -> None:
     for name, nothing in _REFUSED.items():
         value = getattr(fields, name)
         if value is not None and value not in nothing:
-            raise UnsupportedParameter(f"{name} is not for a batch of conversations.", param=name)
+            raise UnsupportedParameter(f"{name} is not supported for a batch of conversations.", param=name)
     most = min(config.max_prompts_per_call, config.max_sequences_per_call)
     if not 1 <= len(fields.messages) <= most:
         raise InvalidRequest(f"messages must hold 1 to {most} conversations.", param="messages")

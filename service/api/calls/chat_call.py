@@ -105,7 +105,8 @@ def _reasoning_of_all(
     first, *others = (_reasoning(chat, prompt, model, config) for prompt in prompts)
     if any(other is not first for other in others):
         raise InvalidRequest(
-            "messages: some conversations leave the reasoning open and others do not; send them apart.",
+            "messages: some conversations end inside a reasoning block and others do not; send them in separate "
+            "requests.",
             param="messages",
         )
     return first
@@ -148,6 +149,6 @@ def _check_top_logprobs(fields: ChatRequest, config: ApiConfig) -> int | None:
     num_top = check_num_logprobs("top_logprobs", fields.top_logprobs, config.max_logprobs)
     if not fields.logprobs:
         if num_top:
-            raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+            raise InvalidRequest("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
         return check_asked_tokens(fields.logprob_token_ids, None, "logprobs to be true")
     return check_asked_tokens(fields.logprob_token_ids, num_top or 0, "logprobs")

@@ -51,11 +51,13 @@ def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext
     continues = bool(fields.continue_final_message)
     if continues and fields.add_generation_prompt:
         raise InvalidRequest(
-            "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
+            "continue_final_message and add_generation_prompt cannot both be true.", param="continue_final_message"
         )
     last = fields.messages[-1]
     if continues and (last.tool_calls or last.content is None):
-        raise InvalidRequest("continue_final_message: the last message has no text.", param="continue_final_message")
+        raise InvalidRequest(
+            "continue_final_message: the last message has no text to continue.", param="continue_final_message"
+        )
     options = PromptOptions(
         tools=tools.definitions,
         documents=fields.documents or None,
@@ -111,7 +113,7 @@ def thinking_switches(template: ChatTemplate) -> list[str]:
 def _check_documents(documents: Sequence[Mapping[str, str]] | None, template: ChatTemplate) -> None:
     if documents and not template.knows_documents:
         raise UnsupportedParameter(
-            "documents is not supported: this model's chat template has no place for them.", param="documents"
+            "documents is not supported: this model's chat template does not use them.", param="documents"
         )
 
 
@@ -134,7 +136,7 @@ def _effort_options(effort: str | None, template: ChatTemplate) -> Mapping[str, 
     switches = thinking_switches(template)
     if not switches and (effort != "none" or template.knows_reasoning):
         raise UnsupportedParameter(
-            "reasoning_effort is not supported: this model's chat template has nothing to set by it.",
+            "reasoning_effort is not supported: this model's chat template does not use it.",
             param="reasoning_effort",
         )
     return dict.fromkeys(switches, effort != "none")
@@ -145,9 +147,9 @@ def _check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
         param = f"chat_template_kwargs.{name[:64]}"
         if name not in TEMPLATE_OPTIONS:
             allowed = ", ".join(sorted(TEMPLATE_OPTIONS))
-            raise InvalidRequest(f"{param} is not allowed; these are: {allowed}.", param=param)
+            raise InvalidRequest(f"{param} is not allowed; allowed are {allowed}.", param=param)
         if not isinstance(value, bool | int | float | str | None):
-            raise InvalidRequest(f"{param} must be a single value.", param=param)
+            raise InvalidRequest(f"{param} must be a string, a number, a boolean or null.", param=param)
         if isinstance(value, str) and len(value) > _MAX_OPTION_CHARACTERS:
             raise InvalidRequest(f"{param} may have at most {_MAX_OPTION_CHARACTERS} characters.", param=param)
     return options

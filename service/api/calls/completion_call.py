@@ -110,7 +110,9 @@ def _check(
     logprobs = check_num_logprobs("logprobs", fields.logprobs, config.max_logprobs)
     logprobs = check_asked_tokens(fields.logprob_token_ids, logprobs, "logprobs")
     if fields.logprob_token_ids and fields.echo:
-        raise InvalidRequest("logprob_token_ids is for tokens that are generated, not for echo.", param="echo")
+        raise InvalidRequest(
+            "logprob_token_ids cannot be combined with echo: it is for generated tokens only.", param="echo"
+        )
     least = 0 if fields.echo or fields.prompt_logprobs is not None else 1
     return check_call(fields, config, defaults, logprobs=logprobs, least_max_tokens=least, adapter=adapter)
 
@@ -128,8 +130,8 @@ def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | l
     each, param = max((getattr(fields, name) or 1, name) for name in ("n", "best_of", "beam_width"))
     if len(prompts) * each > config.max_sequences_per_call:
         raise InvalidRequest(
-            f"{len(prompts)} prompts times {param} {each} are more than {config.max_sequences_per_call} sequences, the "
-            "limit of one call.",
+            f"{len(prompts)} prompts with {param} {each} are {len(prompts) * each} sequences; a call may have at most "
+            f"{config.max_sequences_per_call}.",
             param=param,
         )
     return prompts
@@ -141,13 +143,13 @@ def _check_suffix(fields: CompletionRequest, model: ServedModel) -> Infill | Non
         return None
     for name in ("echo", "truncate_prompt_tokens"):
         if getattr(fields, name):
-            raise InvalidRequest(f"suffix cannot stand beside {name}.", param="suffix")
+            raise InvalidRequest(f"suffix cannot be combined with {name}.", param="suffix")
     if not all(isinstance(prompt, str) for prompt in as_prompts(fields.prompt)):
-        raise InvalidRequest("suffix: the prompt must be text, too.", param="suffix")
+        raise InvalidRequest("suffix: the prompt must be text, not token ids.", param="suffix")
     infill = infill_of(model.tokenizer)
     if infill is None:
         raise UnsupportedParameter(
-            "suffix is not supported: this model's tokenizer has no tokens for a hole in a text.", param="suffix"
+            "suffix is not supported: this model's tokenizer has no fill-in-the-middle tokens.", param="suffix"
         )
     return infill
 

@@ -89,7 +89,7 @@ def _inputs(fields: EmbeddingRequest, config: ApiConfig) -> list[str | list[int]
     inputs = as_prompts(fields.input)
     if len(inputs) > config.max_inputs_per_call:
         raise InvalidRequest(
-            f"{_PARAM}: {len(inputs)} inputs in one call; it may have {config.max_inputs_per_call}.", param=_PARAM
+            f"{_PARAM} may hold at most {config.max_inputs_per_call} inputs, got {len(inputs)}.", param=_PARAM
         )
     if not all(inputs):
         raise empty_prompt(_PARAM)
@@ -132,7 +132,7 @@ def _extra_fields(fields: EmbeddingRequest) -> tuple[str, ...]:
     """Unknown ones; those of the endpoints that generate mean nothing here."""
     extra = {name: value for name, value in (fields.model_extra or {}).items() if value is not None}
     for name in extra.keys() & GenerationFields.model_fields.keys():
-        raise UnsupportedParameter(f"{name} means nothing to embeddings.", param=name)
+        raise UnsupportedParameter(f"{name} is not supported for embeddings.", param=name)
     return check_extra_fields(extra)
 
 
@@ -140,4 +140,4 @@ def _check_size(size: int | None, embedder: EmbedderConfig) -> None:
     check_range("dimensions", size, 1, embedder.size)
     if size is not None and embedder.dimensions and size not in (*embedder.dimensions, embedder.size):
         there_are = ", ".join(map(str, embedder.dimensions))
-        raise InvalidRequest(f"dimensions: this model's vectors can be cut to {there_are}.", param="dimensions")
+        raise InvalidRequest(f"dimensions: this model supports {there_are}, got {size}.", param="dimensions")

@@ -77,7 +77,7 @@ class FileForm:
             case PartData(data):
                 self._value += data
                 if len(self._value) > _MAX_FIELD_BYTES:
-                    raise InvalidRequest(f"{self._name}: at most {_MAX_FIELD_BYTES} bytes.", param=self._name)
+                    raise InvalidRequest(f"{self._name} may have at most {_MAX_FIELD_BYTES} bytes.", param=self._name)
             case PartEnd() if self._is_file:
                 await self._write()
                 await self._upload.write(b"", lambda _: self._lines.finish())
@@ -88,7 +88,7 @@ class FileForm:
         self._part = part
         name = self._name
         if name in self._fields or (name == "file" and self._filename is not None):
-            raise InvalidRequest(f"{name} is there twice.", param=name)
+            raise InvalidRequest(f"{name} is given twice.", param=name)
         if name == "file":
             if part.filename is None:
                 raise InvalidRequest("file must be sent as a file, with a filename.", param="file")
@@ -117,7 +117,7 @@ class FileForm:
             raise InvalidRequest("purpose is required.", param="purpose", code="missing_required_parameter")
         if purpose not in PURPOSES:
             raise InvalidRequest(
-                f"purpose must be {' or '.join(PURPOSES)}: nothing here uses files of another.", param="purpose"
+                f"purpose must be {' or '.join(PURPOSES)}; files for other purposes are not supported.", param="purpose"
             )
 
     def _check_expiry(self) -> None:
@@ -135,7 +135,7 @@ def check_expiry(param: str, policy: Mapping[str, object]) -> int:
     is_number = text.isascii() and text.isdigit() and len(text) < 10
     if not (is_number and LEAST_EXPIRY_S <= int(text) <= MOST_EXPIRY_S):
         raise InvalidRequest(
-            f"{param}.seconds must be from {LEAST_EXPIRY_S} to {MOST_EXPIRY_S}.", param=f"{param}.seconds"
+            f"{param}.seconds must be between {LEAST_EXPIRY_S} and {MOST_EXPIRY_S}.", param=f"{param}.seconds"
         )
     return int(text)
 

@@ -65,4 +65,4 @@ def _check_content_type(content_type: str) -> None:
 def check_not_encoded(encoding: str) -> None:
     """encoding: the header Content-Encoding."""
     if encoding.strip().lower() not in {"", "identity"}:
-        raise UnsupportedMediaType("The body must be sent as it is, without a Content-Encoding.")
+        raise UnsupportedMediaType("The body must not be encoded: Content-Encoding is not supported.")

@@ -49,11 +49,11 @@ def legacy_names(fields: ChatPromptFields) -> Callable[[str], str]:
 
 def _check_one_form(fields: ChatPromptFields) -> None:
     if fields.functions and (fields.tools or fields.tool_choice is not None):
-        raise InvalidRequest("functions cannot stand beside tools or tool_choice.", param="functions")
+        raise InvalidRequest("functions cannot be combined with tools or tool_choice.", param="functions")
     if fields.tools and fields.function_call is not None:
-        raise InvalidRequest("function_call cannot stand beside tools; use tool_choice.", param="function_call")
+        raise InvalidRequest("function_call cannot be combined with tools; use tool_choice.", param="function_call")
     if not fields.functions and fields.function_call not in (None, "none", "auto"):
-        raise InvalidRequest("function_call: there are no functions to choose from.", param="function_call")
+        raise InvalidRequest("function_call is only allowed when functions are given.", param="function_call")
 
 
 def _tool_choice(function_call: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
@@ -72,7 +72,7 @@ def _messages(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         if message.function_call is not None:
             if message.tool_calls:
                 param = f"messages[{index}].function_call"
-                raise InvalidRequest(f"{param} cannot stand beside tool_calls.", param=param)
+                raise InvalidRequest(f"{param} cannot be combined with tool_calls.", param=param)
             last_id = f"call{index:05}"  # nine letters and digits, as Mistral's templates ask
             call = ToolCall(id=last_id, function=message.function_call)
             message = message.model_copy(update={"function_call": None, "tool_calls": [call]})

@@ -95,7 +95,10 @@ def check_continued(messages: Sequence[InputMessage]) -> bool:
     blocks = messages[-1].content
     if not isinstance(blocks, str) and any(block.type == "tool_use" for block in blocks):
         where = f"messages[{len(messages) - 1}].content"
-        raise InvalidRequest(f"{where}: the last message calls tools; their results must follow.", param=where)
+        raise InvalidRequest(
+            f"{where}: the last message calls tools; a user message with their tool_result blocks must follow.",
+            param=where,
+        )
     return True
 
 
@@ -176,8 +179,8 @@ def _check_blocks(message: InputMessage, where: str) -> None:
         param = f"{where}.content[{index}]"
         if block.type not in known:
             raise UnsupportedParameter(
-                f"{param}.type: {quote(block.type)} is not supported; what the {message.role} says may be "
-                f"{', '.join(known)}.",
+                f"{param}.type: {quote(block.type)} is not supported; the blocks of a message with role "
+                f"{message.role} may be {', '.join(known)}.",
                 param=f"{param}.type",
             )
         for name in _NEEDED[block.type]:

@@ -141,7 +141,7 @@ def _prompt(fields: MessagesPromptFields, template: ChatTemplate | None, config:
 def _tool(tool: MessagesTool, where: str) -> Tool:
     if tool.type not in (None, "custom"):
         raise UnsupportedParameter(
-            f"{where}.type: only tools of the client's own, of type 'custom', are supported.", param=f"{where}.type"
+            f"{where}.type: only client tools, of type 'custom', are supported.", param=f"{where}.type"
         )
     if tool.input_schema is None:
         param = f"{where}.input_schema"

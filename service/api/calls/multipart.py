@@ -122,7 +122,7 @@ class MultipartReader:
             self._buffer.clear()
             return None
         if end != b"\r\n":
-            raise InvalidRequest("A boundary of the body is followed by something else than a line's end.")
+            raise InvalidRequest("A boundary in the body is not followed by a line break.")
         self._num_parts += 1
         if self._num_parts > _MAX_PARTS:
             raise InvalidRequest(f"The form may have at most {_MAX_PARTS} parts.")
@@ -154,10 +154,10 @@ def _part_of(headers: bytes) -> PartBegin:
         raise InvalidRequest("The headers of a part are not UTF-8.") from None
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     if fields.get("content-transfer-encoding", "binary").lower() not in ("binary", "8bit", "7bit"):
-        raise InvalidRequest("A part must be sent as it is, without a Content-Transfer-Encoding.")
+        raise InvalidRequest("A part must not be encoded: Content-Transfer-Encoding is not supported.")
     message = Message()
     message["content-disposition"] = fields.get("content-disposition", "")
     name = message.get_param("name", header="content-disposition")
     if message.get_content_disposition() != "form-data" or not isinstance(name, str):
-        raise InvalidRequest("A part does not say which field of the form it is.")
+        raise InvalidRequest("A part has no field name in its Content-Disposition header.")
     return PartBegin(name, message.get_filename())

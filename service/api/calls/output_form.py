@@ -31,7 +31,7 @@ def check_output_form(fields: GenerationFields, config: ApiConfig) -> GrammarSpe
         specs += _json(getattr(fields, name), name, config)
     if len(specs) > 1:
         both = f"{specs[0].param} and {specs[1].param}"
-        raise InvalidRequest(f"{both} exclude each other: an output has one form.", param=specs[1].param)
+        raise InvalidRequest(f"{both} cannot be combined: an output can have only one form.", param=specs[1].param)
     return specs[0] if specs else None
 
 
@@ -65,14 +65,14 @@ def _of_response_format(format_: ResponseFormat | None, config: ApiConfig) -> li
         return _structural_tag(tag, "response_format", config)
     if tag:
         name = f"response_format.{next(iter(tag))}"
-        raise UnsupportedParameter(f"{name} is for type structural_tag.", param=name)
+        raise UnsupportedParameter(f"{name} is only allowed with type structural_tag.", param=name)
     if format_.type == "json_object":
         if format_.schema_ is not None:
             return _json(format_.schema_, "response_format.schema", config)
         return [GrammarSpec("json_schema", ANY_OBJECT, "response_format")]
     if format_.schema_ is not None:
         raise UnsupportedParameter(
-            f"response_format.schema is for type json_object; a schema belongs in {param}.",
+            f"response_format.schema is only allowed with type json_object; put the schema in {param}.",
             param="response_format.schema",
         )
     if format_.type == "text":
@@ -150,9 +150,11 @@ def _choice(choices: Sequence[str] | None, param: str, config: ApiConfig) -> lis
     if choices is None:
         return []
     if not choices or not all(choices):
-        raise InvalidRequest(f"{param} must hold at least one text, and none that is empty.", param=param)
+        raise InvalidRequest(f"{param} must hold at least one string, and no empty one.", param=param)
     if len(choices) > config.max_enum_values:
-        raise InvalidRequest(f"{param} may hold at most {config.max_enum_values} texts.", param=param)
+        raise InvalidRequest(
+            f"{param} may hold at most {config.max_enum_values} strings, got {len(choices)}.", param=param
+        )
     return [GrammarSpec("choice", schema_text(list(choices), param, config), param)]
 
 

@@ -112,6 +112,13 @@ def scoped_salt(salt: str, client: str, config: ApiConfig) -> str:
 def _check_beside_grammar(call: CheckedCall) -> None:
     """A form that the client asked for, or calls that it wants to be made, leave no room for these."""
     if call.stops.min_tokens:
-        raise InvalidRequest("min_tokens: the form of the output says where it may end.", param="min_tokens")
+        raise InvalidRequest(
+            "min_tokens cannot be combined with a structured output or required tool calls: their form says where the "
+            "output may end.",
+            param="min_tokens",
+        )
     if call.sampling.beam is not None:
-        raise InvalidRequest("use_beam_search: beams cannot be held to a form.", param="use_beam_search")
+        raise InvalidRequest(
+            "use_beam_search cannot be combined with a structured output or required tool calls.",
+            param="use_beam_search",
+        )

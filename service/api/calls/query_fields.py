@@ -26,5 +26,5 @@ def number_of(http: Request, name: str) -> int | None:
     if asked is None:
         return None
     if not (asked.isascii() and asked.isdigit() and len(asked) <= _MAX_DIGITS):
-        raise InvalidRequest(f"{name} must be a number from 0 on, of {_MAX_DIGITS} digits at most.", param=name)
+        raise InvalidRequest(f"{name} must be an integer of at least 0, with at most {_MAX_DIGITS} digits.", param=name)
     return int(asked)

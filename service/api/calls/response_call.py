@@ -170,9 +170,9 @@ def _check(fields: ResponsesRequest) -> None:
             raise UnsupportedParameter(f"{name} is not supported for responses.", param=name)
     for index, each in enumerate(fields.include or ()):
         if each not in _INCLUDABLE:
-            raise InvalidRequest(f"include[{index}] is not known; there are {sorted(_INCLUDABLE)}.", param="include")
+            raise InvalidRequest(f"include[{index}] must be one of {', '.join(sorted(_INCLUDABLE))}.", param="include")
     if fields.top_logprobs and _LOGPROBS not in (fields.include or ()):
-        raise InvalidRequest(f"top_logprobs needs include to hold {_LOGPROBS}.", param="top_logprobs")
+        raise InvalidRequest(f"top_logprobs is only allowed when include holds {_LOGPROBS}.", param="top_logprobs")
     if len(fields.metadata or {}) > _MOST_METADATA:
         raise InvalidRequest(f"metadata may hold at most {_MOST_METADATA} pairs.", param="metadata")
 

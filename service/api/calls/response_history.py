@@ -28,7 +28,9 @@ async def read_history(fields: ResponsesRequest, client: str, context: ApiContex
     if response_id is None:
         return []
     if not context.responses.keeps:
-        raise UnsupportedParameter(f"{_PARAM} needs a server with --responses-store.", param=_PARAM)
+        raise UnsupportedParameter(
+            f"{_PARAM} is not supported: this server stores no responses (--responses-store).", param=_PARAM
+        )
     try:
         stored = context.responses.get(response_id, client)
     except NotFound as error:

@@ -163,7 +163,7 @@ def _text(part: InputPart, param: str) -> str:
         return _required(part.refusal, f"{param}.refusal")
     if part.type not in _TEXTS:
         raise UnsupportedParameter(
-            f"{param}.type: parts of type '{part.type[:64]}' are not supported; text is.", param=f"{param}.type"
+            f"{param}.type: parts of type '{part.type[:64]}' are not supported, only text.", param=f"{param}.type"
         )
     return _required(part.text, f"{param}.text")
 

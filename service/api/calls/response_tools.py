@@ -102,7 +102,7 @@ def _members(tool: ResponseTool, place: str) -> Iterator[tuple[str, ResponseTool
 def _function(tool: ResponseTool, place: str, namespace: str | None, ignored: list[str]) -> dict[str, object]:
     if tool.type not in ("function", "custom"):
         raise UnsupportedParameter(
-            f"{place}.type: tools of type '{tool.type[:64]}' are not supported; function and custom are.",
+            f"{place}.type: tools of type '{tool.type[:64]}' are not supported, only function and custom.",
             param=f"{place}.type",
         )
     function: dict[str, object] = {"name": joined_name(_named_at(tool, place), namespace)}

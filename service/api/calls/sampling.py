@@ -76,7 +76,8 @@ def check_sampling(
         by_name = {"temperature": 0.0}
     if fields.deterministic and not config.exact_swap:
         raise InvalidRequest(
-            "deterministic: this server rounds the KV blocks of preempted requests (--swap-compression fp8).",
+            "deterministic is not supported: this server rounds the KV blocks of preempted requests "
+            "(--swap-compression fp8).",
             param="deterministic",
         )
     num_logprobs = 0 if logprobs is None and n > num_returned else logprobs  # the best choices are found by them
@@ -105,8 +106,8 @@ def sampling_maker(
     """
     if sampling.deterministic and not model.takes_deterministic:
         raise InvalidRequest(
-            "deterministic: of this model this server would compute one token after the other, for all who share its"
-            " steps. It does so only if it is started with --deterministic.",
+            "deterministic is not supported: this server can compute this model deterministically only one token at a"
+            " time, which slows down all requests. It does so if it is started with --deterministic.",
             param="deterministic",
         )
     check_token_ids([token_id for token_id, _ in sampling.logit_bias], model.vocab_size, "logit_bias")
@@ -165,9 +166,12 @@ def _check_best_of(fields: GenerationFields, n: int, config: ApiConfig) -> int:
         return n
     check_range("best_of", best_of, 1, max(config.max_best_of, n))
     if best_of < n:
-        raise InvalidRequest(f"best_of is {best_of}; it must not be less than n, which is {n}.", param="best_of")
+        raise InvalidRequest(f"best_of must be at least n ({n}), got {best_of}.", param="best_of")
     if best_of > 1 and fields.stream:
-        raise InvalidRequest("best_of is not for streams: the best is known when all are done.", param="best_of")
+        raise InvalidRequest(
+            "best_of above 1 cannot be combined with stream: the best choices are known only at the end.",
+            param="best_of",
+        )
     return best_of
 
 
@@ -176,7 +180,7 @@ def _check_leaves_some(
 ) -> None:
     if forbidden.issuperset(range(model.vocab_size) if allowed is None else allowed):
         param = "bad_words" if allowed is None else "allowed_token_ids"
-        raise InvalidRequest(f"{param}: min_tokens and bad_words can leave no token to draw.", param=param)
+        raise InvalidRequest(f"{param}: min_tokens and bad_words could forbid every token.", param=param)
 
 
 def _check_logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -66,7 +66,9 @@ def check_grammar(text: str, param: str, config: ApiConfig) -> None:
         except ValueError as error:  # for the compiler to refuse, if it is no literal
             num_unread += 1
             if num_unread > _MOST_UNREAD:
-                raise InvalidRequest(f"{param}: more than {_MOST_UNREAD} %json without JSON.", param=param) from error
+                raise InvalidRequest(
+                    f"{param} may hold at most {_MOST_UNREAD} %json that no JSON follows.", param=param
+                ) from error
             continue
         _check_schema(schema, param, config)
 
@@ -95,7 +97,7 @@ def _check_depth(schema: object, param: str, config: ApiConfig) -> None:
 
 
 def _too_deep(param: str, config: ApiConfig) -> InvalidRequest:
-    return InvalidRequest(f"{param} may be nested {config.max_schema_depth} deep at most.", param=param)
+    return InvalidRequest(f"{param} may be nested at most {config.max_schema_depth} levels deep.", param=param)
 
 
 def _check_enum(node: dict[str, Any], param: str, config: ApiConfig) -> None:
@@ -115,7 +117,7 @@ def _check_patterns(node: dict[str, Any], param: str, config: ApiConfig) -> None
 
 def _check_least(each: _Value, param: str) -> None:
     if each.ends_integers is not None and isinstance(each.value, int | float) and each.value < _LEAST:
-        raise InvalidRequest(f"{param}: {each.ends_integers} must not be less than {_LEAST}.", param=param)
+        raise InvalidRequest(f"{param}: {each.ends_integers} must be at least {_LEAST}.", param=param)
 
 
 def _check_divisor(node: dict[str, Any], param: str) -> None:

@@ -57,15 +57,16 @@ def check_thinking_budget(fields: GenerationFields, model: ServedModel) -> Think
 def check_beside_budget(limit: ThinkingLimit, sampling: CheckedSampling, stop_token_ids: frozenset[int]) -> None:
     """The end of the thinking must be there to be drawn when it is to come."""
     if sampling.beam is not None:
-        raise InvalidRequest(f"{_PARAM}: beams cannot be held to a budget.", param=_PARAM)
+        raise InvalidRequest(f"{_PARAM} cannot be combined with use_beam_search.", param=_PARAM)
     allowed = sampling.allowed_token_ids
     if allowed is not None and limit.end_think not in allowed:
         raise InvalidRequest(
-            f"{_PARAM}: allowed_token_ids leaves out {limit.end_think}, which ends the thinking.", param=_PARAM
+            f"{_PARAM}: allowed_token_ids must hold {limit.end_think}, the token that ends the thinking.", param=_PARAM
         )
     if sampling.by_name.get("min_tokens") and limit.end_think in stop_token_ids:
         raise InvalidRequest(
-            f"{_PARAM}: min_tokens holds off {limit.end_think}, which ends the thinking and is in stop_token_ids.",
+            f"{_PARAM}: min_tokens would hold off token {limit.end_think}, which ends the thinking and is in "
+            "stop_token_ids.",
             param=_PARAM,
         )
 

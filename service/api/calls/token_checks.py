@@ -16,8 +16,8 @@ def check_range(param: str, value: float | None, low: float, high: float) -> Non
     """None is fine."""
     if value is not None and not low <= value <= high:
         if value < low and high >= INT64_MAX:
-            raise InvalidRequest(f"{param} must be at least {low}.", param=param)
-        raise InvalidRequest(f"{param} must be between {low} and {high}.", param=param)
+            raise InvalidRequest(f"{param} must be at least {low}, got {value}.", param=param)
+        raise InvalidRequest(f"{param} must be between {low} and {high}, got {value}.", param=param)
 
 
 def check_num_logprobs(param: str, value: int | None, most: int) -> int | None:

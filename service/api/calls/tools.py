@@ -54,7 +54,7 @@ def check_tools(fields: ChatPromptFields, template: ChatTemplate, config: ApiCon
     mode, allowed = _check_choice(fields.tool_choice)
     if not tools:
         if mode == "required":
-            raise InvalidRequest("tool_choice: there are no tools to choose from.", param="tool_choice")
+            raise InvalidRequest("tool_choice is only allowed when tools are given.", param="tool_choice")
         return ToolUse()
     for index, tool in enumerate(tools):
         _check_tool(tool, f"tools[{index}]", config)
@@ -62,7 +62,7 @@ def check_tools(fields: ChatPromptFields, template: ChatTemplate, config: ApiCon
     if len(names) < len(tools):
         raise InvalidRequest("tools: two tools have the same name.", param="tools")
     if allowed is not None and not allowed <= names:
-        raise InvalidRequest("tool_choice names a function that is not among the tools.", param="tool_choice")
+        raise InvalidRequest("tool_choice names a function that is not in tools.", param="tool_choice")
     if mode == "none":
         return ToolUse()
     by_template = config.tool_call_parser == "auto" or not template.knows_tools
@@ -71,7 +71,10 @@ def check_tools(fields: ChatPromptFields, template: ChatTemplate, config: ApiCon
     if style is None and must_call:
         style = ToolStyle.HERMES  # the grammar leaves the model no choice, whatever it was taught
     if style is None:
-        raise UnsupportedParameter("tools: this model's chat template shows calls in no known style.", param="tools")
+        raise UnsupportedParameter(
+            "tools is not supported: this model's chat template writes tool calls in a format that is not known here.",
+            param="tools",
+        )
     return ToolUse(
         [_definition(tool) for tool in tools],
         tuple(_callable(tool) for tool in tools if allowed is None or tool.function.name in allowed),

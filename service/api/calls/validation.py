@@ -168,7 +168,7 @@ def _check_prompt_fields(fields: GenerationFields, config: ApiConfig) -> int | N
     """Of how many most probable tokens the prompt's log probabilities are wanted; None: of none."""
     prompt_logprobs = check_num_logprobs("prompt_logprobs", fields.prompt_logprobs, config.max_logprobs)
     if prompt_logprobs is not None and fields.stream:
-        raise InvalidRequest("prompt_logprobs is not for streams.", param="prompt_logprobs")
+        raise InvalidRequest("prompt_logprobs cannot be combined with stream.", param="prompt_logprobs")
     if fields.truncate_prompt_tokens != -1:
         check_range("truncate_prompt_tokens", fields.truncate_prompt_tokens, 1, INT64_MAX)
     return prompt_logprobs
@@ -202,7 +202,10 @@ def _check_priority(fields: GenerationFields, defaults: GenerationDefaults) -> i
     if not defaults.heeds_priority:
         for name, asked in (("priority", fields.priority), ("service_tier", of_tier)):
             if asked:
-                raise UnsupportedParameter(f"{name} means nothing to this server's scheduling policy.", param=name)
+                raise UnsupportedParameter(
+                    f"{name} is not supported: this server does not schedule by priority (--scheduling-policy).",
+                    param=name,
+                )
     check_range("priority", fields.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
     if fields.priority is None:
         return of_tier

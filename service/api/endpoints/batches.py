@@ -49,7 +49,7 @@ class Batches:
             raise InvalidRequest(f"Unknown field {quote(name)}.", param=name[:64], code="unknown_parameter")
         if fields.endpoint not in BATCH_ENDPOINTS:
             raise InvalidRequest(
-                f"endpoint {quote(fields.endpoint)} is not served in batches; these are: {', '.join(BATCH_ENDPOINTS)}.",
+                f"endpoint must be one of {', '.join(BATCH_ENDPOINTS)}, got {quote(fields.endpoint)}.",
                 param="endpoint",
             )
         expiry = fields.output_expires_after
@@ -80,7 +80,7 @@ class Batches:
         batch = await self._jobs.get(http.path_params["batch_id"], client_of(http.scope))
         if self._num_followed >= MAX_FOLLOWED:
             raise Overloaded(
-                f"{MAX_FOLLOWED} batches are being followed, which is the limit; look at the batch instead"
+                f"{MAX_FOLLOWED} streams of batch events are open, which is the limit. Poll the batch instead."
             )
         self._num_followed += 1
         return EventStreamResponse(self._followed(batch, wants_lines), self._context, self._note_end)
@@ -137,6 +137,7 @@ def _seconds_of(window: str) -> int:
     seconds = 0 if found is None else int(found[1]) * _SECONDS[found[2]]
     if not 0 < seconds <= _MOST_WINDOW_S:
         raise InvalidRequest(
-            "completion_window must be a number of s, m, h or d, 7d at most, such as 24h.", param="completion_window"
+            "completion_window must be a whole number of s, m, h or d, at most 7d, such as 24h.",
+            param="completion_window",
         )
     return seconds

@@ -73,7 +73,7 @@ def _compacted(response: Mapping[str, Any], conversation: Sequence[Mapping[str, 
     texts = [part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"]]
     summary = "".join(texts).strip()
     if not summary:
-        raise InvalidRequest("The model has written no summary of this conversation.", code="no_summary", param="input")
+        raise InvalidRequest("The model wrote no summary of this conversation.", code="no_summary", param="input")
     listed = listed_items(conversation, response["id"])
     kept = [item for item in listed if item["type"] == "message" and item.get("role") in _KEPT_ROLES]
     return orjson.dumps(

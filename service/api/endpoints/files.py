@@ -83,7 +83,7 @@ class Files:
     def _seat(self) -> Iterator[None]:
         if self._num_uploads >= self._config.max_uploads:
             raise Overloaded(
-                f"{self._num_uploads} files are being uploaded, which is the limit; try again later",
+                f"{self._num_uploads} files are being uploaded, which is the limit. Try again later.",
                 retry_after_s=_RETRY_AFTER_S,
             )
         self._num_uploads += 1

@@ -32,7 +32,7 @@ MAX_FOLLOWED = 64
 
 _USUAL_JOBS, _USUAL_CHECKPOINTS = 20, 10
 _METADATA = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
-_TURN_ON = "Fine-tuning is off on this server; --enable-finetuning turns it on."
+_TURN_ON = "Fine-tuning is not enabled on this server; start it with --enable-finetuning."
 _PURPOSE = "fine-tune"
 _STREAM = {"": True, "1": True, "true": True, "0": False, "false": False}
 
@@ -103,12 +103,14 @@ class FineTuningRoutes:
             raise InvalidRequest(f"{param}: there is no file {quote(file_id)}.", param=param) from None
         if file.purpose != _PURPOSE:
             raise InvalidRequest(
-                f"{param}: the purpose of {file_id} is {file.purpose!r}, not {_PURPOSE!r}.", param=param
+                f"{param}: the purpose of {file_id} must be {_PURPOSE!r}, got {file.purpose!r}.", param=param
             )
 
     def _followed(self, jobs: FineTuningJobs, job: Job) -> Response:
         if self._num_followed >= MAX_FOLLOWED:
-            raise Overloaded(f"{MAX_FOLLOWED} jobs are being followed, which is the limit; ask without a stream")
+            raise Overloaded(
+                f"{MAX_FOLLOWED} streams of job events are open, which is the limit. Poll the job instead."
+            )
         self._num_followed += 1
         return EventStreamResponse(_stream(jobs, job), self._context, self._note_end)
 
@@ -140,10 +142,12 @@ def _metadata(http: Request) -> dict[str, str] | None:
         if name.startswith("metadata"):
             key = _METADATA.fullmatch(name)
             if key is None:
-                raise InvalidRequest("metadata is asked for as metadata[key]=value or metadata=null.", param="metadata")
+                raise InvalidRequest(
+                    "metadata must be given as metadata[key]=value or metadata=null.", param="metadata"
+                )
             wanted[key[1]] = value
     if len(wanted) > MAX_METADATA:
-        raise InvalidRequest(f"metadata: at most {MAX_METADATA} pairs may be asked for.", param="metadata")
+        raise InvalidRequest(f"metadata may hold at most {MAX_METADATA} pairs.", param="metadata")
     return wanted
 
 

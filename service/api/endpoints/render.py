@@ -53,7 +53,7 @@ class Render:
 
     async def _rendered(self, call: PreparedCall, cache_salt: str | None) -> Sequence[bytes]:
         if call.checked.sampling.beam is not None:
-            raise UnsupportedParameter("use_beam_search cannot be rendered.", param="use_beam_search")
+            raise UnsupportedParameter("use_beam_search is not supported by this route.", param="use_beam_search")
 
         def made() -> list[bytes]:
             requests = build_requests(call, self._context.config)

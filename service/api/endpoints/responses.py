@@ -80,9 +80,11 @@ class Responses:
     def _check_background(self, fields: ResponsesRequest, client: str) -> None:
         most = self._context.config.max_requests_per_key
         if not self._context.responses.keeps:
-            raise UnsupportedParameter("background needs a server with --responses-store.", param="background")
+            raise UnsupportedParameter(
+                "background is not supported: this server stores no responses (--responses-store).", param="background"
+            )
         if fields.store is False:
-            raise InvalidRequest("background can only be used when `store` is true.", param="background")
+            raise InvalidRequest("background is only allowed when store is true.", param="background")
         if client and most is not None and self._context.responses.num_running(client) >= most:
             raise RateLimited(f"This API key has {most} responses running in the background, which is its limit.")
 

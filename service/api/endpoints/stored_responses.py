@@ -29,14 +29,16 @@ class StoredResponses:
         stored, after = self._find(http), number_of(http, "starting_after")
         if not flag_of(http, "stream"):
             if after is not None:
-                raise InvalidRequest("starting_after needs stream to be true.", param="starting_after")
+                raise InvalidRequest("starting_after is only allowed when stream is true.", param="starting_after")
             return _json(stored.response)
         if stored.events is None:
             raise InvalidRequest(
                 "Only a response that was made with background and stream can be streamed again.", param="stream"
             )
         if stored.events.num_followers >= MOST_FOLLOWERS:
-            raise Overloaded(f"{MOST_FOLLOWERS} follow this response already, which is the limit")
+            raise Overloaded(
+                f"{MOST_FOLLOWERS} streams of this response are open, which is the limit. Try again later."
+            )
         return following(stored.events, -1 if after is None else after, self._context, {})
 
     async def delete(self, http: Request) -> Response:

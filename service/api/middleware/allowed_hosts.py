@@ -43,7 +43,7 @@ class AllowedHosts:
         host = _without_port(header).lower().removesuffix(".")
         if not header or host in self._names or host.endswith(self._endings) or _is_address(host):
             return
-        raise HostNotAllowed(f"This server is not called {host[:100]!r}; --allowed-hosts names what it may be called.")
+        raise HostNotAllowed(f"The host {host[:100]!r} is not allowed; --allowed-hosts lists those that are.")
 
 
 def _without_port(host: str) -> str:

@@ -61,8 +61,8 @@ class BodyBudget:
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(
-            f"requests that are being read hold {self._num_bytes} bytes of bodies; the limit is {self._most_bytes}; "
-            "try again later",
+            f"The bodies that are being read have {self._num_bytes} bytes; the limit is {self._most_bytes}. "
+            "Try again later.",
             retry_after_s=_RETRY_AFTER_S,
         )
 

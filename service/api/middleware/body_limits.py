@@ -131,7 +131,7 @@ class _LimitedBody:
             if not self._share.is_evicted:
                 raise BodyTimeout(f"The body did not arrive within {self._timeout_s:g} s.") from None
         if self._share.is_evicted:
-            raise Overloaded("the room of this body is needed for smaller ones; try again later")
+            raise Overloaded("The memory of this body is needed for smaller ones. Try again later.")
         num_bytes = len(message.get("body", b""))
         self.num_bytes += num_bytes
         self.check_size(self.num_bytes)

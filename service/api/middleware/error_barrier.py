@@ -47,7 +47,7 @@ class ErrorBarrier:
             await self._refuse(error, scope, receive, None if started else send)
         except MemoryError:  # whatever it was that needed it is gone with its frames
             await self._refuse(
-                Overloaded("memory is short; try again later"), scope, receive, None if started else send
+                Overloaded("The server is short of memory. Try again later."), scope, receive, None if started else send
             )
         except Exception:  # a defect of ours: it costs this request, not the connection
             _logger.exception("request %s failed", scope["state"]["request_id"])
