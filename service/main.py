@@ -225,7 +225,7 @@ class _Service:
         if not draining.done():
             draining.cancel()
             await asyncio.wait({asyncio.create_task(self._engine.drain(0.0))}, timeout=TO_STOP_AT_ONCE_S)
-            self._engine.give_up(Unavailable("the server is shutting down", code="shutting_down"))
+            self._engine.give_up(Unavailable("The server is shutting down.", code="shutting_down"))
         await closing
 
     async def _close_jobs(self) -> None:
@@ -248,13 +248,13 @@ class _Service:
     def _on_rank_lost(self, reason: str) -> None:
         self._state.set_failed()
         if self._engine is not None:
-            self._engine.give_up(ServerError("a device of this server is lost"))
+            self._engine.give_up(ServerError("The server has lost a device."))
         self._shutdown.fail(reason)
 
     def _on_hang(self, seconds: float) -> None:
         assert self._engine is not None
         self._state.set_failed()
-        self._engine.give_up(ServerError("the engine hangs"))
+        self._engine.give_up(ServerError("The engine hangs."))
         self._shutdown.fail(f"an iteration has not come to an end for {seconds:.0f} s")
 
     def _stream_interval(self) -> StreamInterval:

@@ -54,4 +54,4 @@ def _wrapped(number: int, value: dict[str, Any]) -> dict[str, Any]:
     for field, url in (("messages", CHAT), ("prompt", COMPLETIONS)):
         if field in value:
             return {"custom_id": str(number), "method": "POST", "url": url, "body": value}
-    raise BatchFileError(f"line {number} is no request: it has neither url and body, nor messages, nor a prompt")
+    raise BatchFileError(f"line {number} is not a request: it has neither url and body, nor messages, nor a prompt")

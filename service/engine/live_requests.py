@@ -204,7 +204,7 @@ def _log(request_id: str, fault: Exception) -> None:
 
 
 def _failed_inside() -> ServerError:
-    return ServerError("the request failed inside the engine")
+    return ServerError("The request failed inside the engine.")
 
 
 def _request_stats(group: SequenceGroup, finished_s: float) -> RequestStats:

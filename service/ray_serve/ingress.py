@@ -59,7 +59,7 @@ class Ingress:
     async def _answer(self, request: Request) -> Response:
         path = request.url.path
         if path.startswith(OF_ONE_REPLICA):
-            raise NotFound(f"{path} is not served behind Ray Serve: ask a server that runs by itself.")
+            raise NotFound(f"{path} is not served behind Ray Serve, only by a server that runs by itself.")
         target = f"{path}?{request.url.query}" if request.url.query else path
         body = await self._body(request)
         call = Call(request.method, target, end_to_end(request.headers.raw), body, prompt_of(body))
@@ -114,7 +114,7 @@ class Ingress:
 
     def _last_event(self, request: Request) -> bytes:
         """As the service itself ends a stream that fails."""
-        error = ServerError("The replica that computed this answer is lost.")
+        error = ServerError("The replica that computed this answer was lost.")
         if is_messages_route(request.scope):
             return b"event: error\n" + data_frame(messages_error_body(error, request.scope["state"]["request_id"]))
         return data_frame(error_body(error)) + DONE

@@ -136,14 +136,14 @@ class FileStore:
         await self._drop_expired()
         page = await self._database.run(lambda connection: list_files(connection, client, purpose, query))
         if page is None:
-            raise InvalidRequest("after is not the id of one of these files.", param="after")
+            raise InvalidRequest("after must be the id of a file of yours.", param="after")
         return page
 
     async def delete(self, file_id: str, client: str) -> None:
         """As `get`; InvalidRequest while it is held."""
         file = await self.get(file_id, client)
         if file_id in self._held:
-            raise InvalidRequest("A job that has not ended uses this file.", param="id", code="file_in_use")
+            raise InvalidRequest("This file is in use by a job that has not ended.", param="id", code="file_in_use")
         await self._delete(file)
 
     def close(self) -> None:

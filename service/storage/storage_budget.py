@@ -28,7 +28,7 @@ class StorageBudget:
     def check_files(self) -> None:
         """StorageFull if there may be no more files."""
         if self.num_files >= self._max_files:
-            raise StorageFull(f"The server stores {self.num_files} files, which is the limit. Delete files.")
+            raise StorageFull(f"The server stores {self.num_files} files, which is the limit. Delete some.")
 
     def take(self, num_bytes: int) -> None:
         """As `check_room`, and they are taken."""

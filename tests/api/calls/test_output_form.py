@@ -216,7 +216,11 @@ def test_a_stop_string_cuts_before_the_grammar_ends(server: RunningServer, http:
         ),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "structures must be"),
         ({"response_format": TAG | {"format": {"value": "x" * 66_000}}}, "response_format", "65536"),
-        ({"response_format": {"type": "text", "triggers": ["a"]}}, "response_format.triggers", "only allowed with type struct"),
+        (
+            {"response_format": {"type": "text", "triggers": ["a"]}},
+            "response_format.triggers",
+            "only allowed with",
+        ),
         ({"guided_json": {"allOf": [{"pattern": f".*{n}.*"} for n in range(13)]}}, "guided_json", "allOf"),
         (
             {"guided_json": {"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"properties": PATTERNS}}}},

@@ -52,7 +52,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "integer", "multipleOf": 9_999_991}, "multipleOf may have at most 5 significant digits"),
     ({"items": {"multipleOf": 99_999.99}}, "multipleOf may have at most 5 significant digits"),
     ({"allOf": [{"pattern": "a"}, {"pattern": "b"}, {"pattern": "c"}]}, "at most 2 patterns"),
-    ({"items": {"items": {"items": {"items": {"items": {"items": {"items": {"items": {}}}}}}}}}, "at most 8 levels deep"),
+    (
+        {"items": {"items": {"items": {"items": {"items": {"items": {"items": {"items": {}}}}}}}}},
+        "at most 8 levels deep",
+    ),
 ]
 
 
