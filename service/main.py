@@ -210,7 +210,10 @@ class _Service:
     async def _drain(self) -> None:
         if self._engine is not None and self._settings.shutdown_delay:
             self._state.announce_end()
-            logger.info("requests are still taken for %g s: balancers hear of the end", self._settings.shutdown_delay)
+            logger.info(
+                "/ready is 503; requests are still taken for %g s, while load balancers notice",
+                self._settings.shutdown_delay,
+            )
             forced = asyncio.create_task(self._shutdown.forced())  # at a fault it is, already
             await asyncio.wait({forced}, timeout=self._settings.shutdown_delay)
             forced.cancel()
@@ -265,7 +268,7 @@ class _Service:
         wanted = self._settings.connection_limits()
         allowed = connections_allowed(wanted.max_connections)
         if allowed < wanted.max_connections:
-            logger.warning("max-connections: open files are limited (ulimit -n), so it is %d", allowed)
+            logger.warning("max-connections is lowered to %d, since open files are limited (ulimit -n)", allowed)
         return replace(wanted, max_connections=allowed)
 
     def _make_recorder(self, instruments: Instruments) -> Recorder:

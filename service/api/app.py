@@ -83,7 +83,7 @@ def create_app(
     neither starts nor stops the engine.
     Streams are not ended at SIGTERM by this app: they end when the engine ends their requests.
     """
-    unread = RareWarning(_logger, "streams that were not read for %g s were cut: %d")
+    unread = RareWarning(_logger, "streams whose client read nothing for %g s were cut: %d")
     texts = TextPool(config.tokenizer_threads, recorder.times)
     responses = ResponseStore(config.responses_store_entries, config.responses_store_bytes)
     context = ApiContext(state, config, texts, recorder, TraceStore(), RandomIds(), unread, responses, storage)

@@ -193,7 +193,7 @@ def _loaded(options: argparse.Namespace) -> tuple[LoraJobWork, str]:
 
 def _check(options: argparse.Namespace, base: ServedBase) -> None:
     if options.max_length is not None and options.max_length > base.max_length:
-        raise ConfigError(f"--max-length: the model has {base.max_length} positions")
+        raise ConfigError(f"--max-length must be at most {base.max_length}, the model's context length")
     unknown = sorted(set((options.target_modules or "").split(",")) - base.linears - {""})
     if unknown:
         there_are = ", ".join(sorted(base.linears))
@@ -203,7 +203,7 @@ def _check(options: argparse.Namespace, base: ServedBase) -> None:
 def _whole(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {low} to {high}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
         return int(text)
 
     return parse
@@ -215,7 +215,7 @@ def _above_0(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
 
 

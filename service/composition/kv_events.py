@@ -14,7 +14,7 @@ def make_kv_events(settings: Settings, tokens_per_entry: int, at_end: ExitStack)
     if settings.kv_events_endpoint is None:
         return NoKvEvents()
     if not settings.enable_prefix_caching:
-        raise ConfigError("kv-events-endpoint: there is nothing to tell without enable-prefix-caching")
+        raise ConfigError("kv-events-endpoint needs enable-prefix-caching: there are no events without it")
     try:
         from service.kv_events.publisher import KvEventPublisher
     except ImportError as fault:

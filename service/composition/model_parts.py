@@ -162,9 +162,7 @@ def _record_phases(
 def _embedder(settings: Settings, folder: Path) -> EmbedderConfig | None:
     embedder = load_embedder_config(folder)
     if embedder is not None and settings.enable_finetuning:
-        raise ConfigError(
-            "enable-finetuning: the model embeds and has no output head; models that generate are trained"
-        )
+        raise ConfigError("enable-finetuning: this is an embedding model; only models that generate can be trained")
     return embedder
 
 
@@ -180,7 +178,7 @@ def _read_adapters(settings: Settings, reader: AdapterReader | None) -> dict[str
 def _check_template_options(template: ChatTemplate | None, options: Mapping[str, object]) -> None:
     for name in options:
         if template is None or not template.takes(name):
-            raise ConfigError(f"default-chat-template-kwargs: the model's chat template does not ask for {name!r}")
+            raise ConfigError(f"default-chat-template-kwargs: the model's chat template does not use {name!r}")
 
 
 def _make_cost(

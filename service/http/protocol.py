@@ -336,5 +336,7 @@ class _UvicornLog(logging.Logger):
 
 def bounded_protocol(limits: ConnectionLimits) -> Callable[..., HttpToolsProtocol]:
     """What uvicorn calls for each connection."""
-    too_many = RareWarning(_logger, "%d connections are open, as many as may be: new ones closed: %d")
+    too_many = RareWarning(
+        _logger, "%d connections are open, which is the limit (--max-connections); new ones closed: %d"
+    )
     return partial(BoundedProtocol, limits=limits, too_many=too_many, log=_UvicornLog())

@@ -25,5 +25,5 @@ def connections_allowed(wanted: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     fewest = _FILES_BESIDE + min(wanted, _FEWEST_CONNECTIONS)
     if soft != resource.RLIM_INFINITY and soft < fewest:
-        raise ConfigError(f"open files: the process may have {soft} (ulimit -n), and needs {fewest} at least")
+        raise ConfigError(f"open files: the limit is {soft} (ulimit -n), but at least {fewest} are needed")
     return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - _FILES_BESIDE)

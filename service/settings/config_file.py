@@ -26,14 +26,14 @@ def read_config_file(path: Path, known: Collection[str]) -> dict[str, object]:
     if value is None:
         return {}
     if not isinstance(value, _Pairs):
-        raise ConfigError(f"config: {path} must hold names of settings and their values")
+        raise ConfigError(f"config: {path} must be a mapping of settings to their values")
     settings: dict[str, object] = {}
     for key, setting in value:
         name = str(key).replace("-", "_")
         if name not in known:
             raise ConfigError(f"config: {key} is not a setting{did_you_mean(name, known)}")
         if name in settings:
-            raise ConfigError(f"config: {key} is there twice")
+            raise ConfigError(f"config: {key} is given twice")
         settings[name] = _plain(setting)
     return settings
 
@@ -44,7 +44,7 @@ def _plain(value: object) -> object:
         names = [key for key, _ in value]
         twice = next((key for key in names if names.count(key) > 1), None)
         if twice is not None:
-            raise ConfigError(f"config: {twice} is there twice")
+            raise ConfigError(f"config: {twice} is given twice")
         return {key: _plain(each) for key, each in value}
     return [_plain(each) for each in value] if isinstance(value, list) else value
 

@@ -105,25 +105,30 @@ class HttpSettings(BaseModel):
     def _check_admin_keys(self) -> HttpSettings:
         keys, admin_keys = ({entry.rpartition(":")[2] for entry in each} for each in (self._keys(), self._admin_keys()))
         if keys & admin_keys:
-            raise ValueError("a key of admin-api-key is one of api-key, too: whoever calls would be an operator")
+            raise ValueError(
+                "admin-api-key and api-key have a key in common: every client that has it would be an admin"
+            )
         return self
 
     @model_validator(mode="after")
     def _check_key_limit(self) -> HttpSettings:
         if self.max_requests_per_key is not None and not self._keys():
-            raise ValueError("max-requests-per-key means nothing without api-key or api-key-file")
+            raise ValueError("max-requests-per-key needs api-key or api-key-file")
         return self
 
     @model_validator(mode="after")
     def _check_body_bytes(self) -> HttpSettings:
         if self.max_total_body_bytes < self.max_body_bytes:
-            raise ValueError("max-total-body-bytes must be at least max-body-bytes")
+            raise ValueError(
+                f"max-total-body-bytes ({int(self.max_total_body_bytes)}) must be at least max-body-bytes"
+                f" ({int(self.max_body_bytes)})"
+            )
         return self
 
     @model_validator(mode="after")
     def _check_certificate(self) -> HttpSettings:
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            raise ValueError("ssl-keyfile means nothing without ssl-certfile")
+            raise ValueError("ssl-keyfile needs ssl-certfile")
         return self
 
     def _keys(self) -> tuple[str, ...]:

@@ -56,8 +56,8 @@ class ModelSettings(BaseModel):
     def _made_at_load(cls, value: object) -> object:
         if value not in (None, "fp8"):
             raise ValueError(
-                "only fp8 is made of plain weights; a checkpoint that is quantized already is served without the"
-                " setting, as its config.json says"
+                "only fp8 can be made of plain weights; serve a checkpoint that is already quantized without this"
+                " setting, since its config.json names the format"
             )
         return value
 

@@ -67,7 +67,9 @@ class Settings(
     @model_validator(mode="after")
     def _check_swap(self) -> Settings:
         if self.deterministic and self.swap_compression != "none" and self.preemption != "recompute":
-            raise ValueError(f"deterministic: swap-compression {self.swap_compression} rounds what is swapped")
+            raise ValueError(
+                f"deterministic cannot be combined with swap-compression {self.swap_compression}, which rounds values"
+            )
         return self
 
     @classmethod
@@ -92,15 +94,15 @@ class Settings(
     def _check_hosts(self) -> Settings:
         if self.node_rank >= self.nnodes:
             raise ValueError(
-                f"node-rank {self.node_rank}: of {self.nnodes} hosts (nnodes) the last one is {self.nnodes - 1}"
+                f"node-rank must be at most {self.nnodes - 1} with nnodes {self.nnodes}, got {self.node_rank}"
             )
         if self.pipeline_parallel_size % self.nnodes:
             raise ValueError(
-                f"nnodes {self.nnodes}: does not divide pipeline-parallel-size {self.pipeline_parallel_size}; each host"
-                " has as many stages"
+                f"pipeline-parallel-size ({self.pipeline_parallel_size}) must be a multiple of nnodes ({self.nnodes}):"
+                " every host has the same number of stages"
             )
         if self.nnodes > 1 and self.node_secret is None:
-            raise ValueError("nnodes: several hosts need a node-secret, the same on all")
+            raise ValueError(f"nnodes {self.nnodes} needs a node-secret, the same on all hosts")
         return self
 
     @property

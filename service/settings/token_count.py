@@ -20,7 +20,9 @@ def _parse_tokens(value: object) -> object:
     if suffix in _DECIMAL:
         return int(whole + fraction) * _DECIMAL[suffix] // 10 ** len(fraction)
     if fraction:
-        raise ValueError(f"{suffix} counts in 1024s, which have no decimals; {suffix.lower()} counts in 1000s")
+        raise ValueError(
+            f"no decimals may stand before {suffix}, which is a power of 1024; use {suffix.lower()}, a power of 1000"
+        )
     return int(whole) * _BINARY[suffix]
 
 

@@ -48,7 +48,7 @@ def test_an_adapter_is_made_and_one_that_was_interrupted_goes_on_to_the_same_bit
     ("more", "why"),
     [
         (["--target-modules", "qkv"], "no linear layer 'qkv'"),
-        (["--max-length", "100000"], "positions"),
+        (["--max-length", "100000"], "context length"),
         (["--model", "/nowhere"], "nowhere"),
         (["--validation", "/nowhere"], "/nowhere"),
     ],
