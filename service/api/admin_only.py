@@ -16,8 +16,9 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 def admin_only(answer: Answer, config: ApiConfig) -> Answer:
-    """Answers callers with an admin key (`BearerAuth` has looked at it) as `answer` does; refuses all others before
-    their body is read, and everybody on a server that has no such keys: an open server is open for its users."""
+    """Answers callers with an admin key as `answer` does; `BearerAuth` has checked the key. Refuses all others before
+    their body is read. On a server without admin keys everybody is refused: an open server is open to its users
+    only."""
 
     @wraps(answer)
     async def guarded(http: Request) -> Response:
