@@ -1,7 +1,7 @@
 """Beam search, an extension: `use_beam_search` with `beam_width`, `length_penalty` and `early_stopping`.
 
-Nothing is drawn, so fields that shape draws are refused beside it rather than ignored. The n best beams are the
-choices; they are known when the search is over, so a stream brings their text at its end.
+Beam search does not sample, so sampling parameters beside it are refused rather than ignored. The n best beams are the
+choices; they are known when the search ends, so a stream has their text at its end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.errors import InvalidRequest, UnsupportedParameter
 from service.protocol.generation import GenerationFields, SamplingFields
 
 _MAX_TOP = 128
-"""Next tokens that are looked at for each beam at most: what the executor gives."""
+"""The most next tokens per beam that the executor returns."""
 _MAX_PENALTY = 10.0
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -34,16 +34,16 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "logprob_token_ids": ([],),
     "best_of": (),
 }
-"""Fields that draws heed -> the values, besides null, at which they ask for nothing."""
+"""Sampling fields -> the values, besides null, at which they have no effect."""
 
 
 def check_beams(
     fields: GenerationFields, logprobs: int | None, form_param: str | None, config: ApiConfig
 ) -> BeamParams | None:
-    """None if no beam search is asked for. Without beam_width, n is the width, as with vLLM.
+    """None if no beam search is asked for. Without beam_width, n is the width, as in vLLM.
 
-    logprobs: of each token of a choice, so many of the most probable ones; None: not asked for.
-    form_param: the field that asks for a form of the output, if one does.
+    logprobs: number of top log probabilities per token of a choice; None: not asked for.
+    form_param: the field that constrains the form of the output, if one does.
     """
     if not fields.use_beam_search:
         for name, neutral in (("beam_width", 1), ("length_penalty", 1), ("early_stopping", False)):
@@ -70,7 +70,8 @@ def check_beams(
 
 
 def num_top_logprobs(beam: BeamParams, stop_token_ids: Collection[int], vocab_size: int) -> int:
-    """How many next tokens each beam is asked for: enough that some do not end it, and those to be shown."""
+    """How many next tokens to ask for per beam: enough that some do not end it, and enough for the log probabilities to
+    return."""
     num_top = beam.width + len(stop_token_ids)
     most = min(_MAX_TOP, vocab_size)
     if num_top > most:

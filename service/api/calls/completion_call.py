@@ -34,7 +34,7 @@ from service.text.long_text import UndividedTextTooLong
 
 _DEFAULT_MAX_TOKENS = 16
 _IDS_A_CHARACTER = 16
-"""Ids that are checked in the time in which one character is tokenized."""
+"""How many ids are checked in the time that one character takes to tokenize."""
 
 
 async def prepare_completion(
@@ -56,7 +56,7 @@ async def prepare_completion(
         "prompt",
         _DEFAULT_MAX_TOKENS,
         _num_prompt_logprobs(call, bool(fields.echo)),
-        call.sampling.num_returned,  # each choice tells the prompt's
+        call.sampling.num_returned,  # each choice repeats the prompt's
         await _echoes(prompts, prompt_ids, call, model, context) if fields.echo else None,
     )
     return PreparedCall(head, model, call, to_submit, await compile_form(call.form, model), limit)
@@ -71,8 +71,8 @@ async def _prompt_ids(
     context: ApiContext,
     infill: Infill | None,
 ) -> list[list[int]]:
-    """Ids of each prompt: text as the tokenizer does it, by default with the special tokens around it; ids as they
-    are; with a suffix, what stands before and behind the hole."""
+    """Ids of each prompt. Text is tokenized, by default with special tokens; ids are taken as they are. With a suffix,
+    the ids of a fill-in-the-middle prompt."""
     special = fields.add_special_tokens is not False
     bound = PromptBound(model, "prompt", must_fit=call.truncate_prompt_tokens is None)
     suffix = fields.suffix or ""
@@ -92,7 +92,7 @@ async def _prompt_ids(
 async def _echoes(
     prompts: Prompts, prompt_ids: Sequence[list[int]], call: CheckedCall, model: ServedModel, context: ApiContext
 ) -> list[str]:
-    """The text of each prompt; of one that may be cut, what is left of it."""
+    """The text of each prompt; for a prompt that may be truncated, the text that is left."""
     is_whole = call.truncate_prompt_tokens is None
 
     def texts() -> list[str]:
@@ -123,7 +123,7 @@ def _num_prompt_logprobs(call: CheckedCall, echo: bool) -> int | None:
 
 
 def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | list[int]]:
-    """The prompts of a call, each text or ids, none of them empty and not too many sequences of them."""
+    """The prompts of a call, each text or ids. None is empty, and they do not make too many sequences."""
     prompts = as_prompts(fields.prompt)
     if not all(prompts) and not fields.suffix:
         raise empty_prompt("prompt")
@@ -138,7 +138,7 @@ def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | l
 
 
 def _check_suffix(fields: CompletionRequest, model: ServedModel) -> Infill | None:
-    """How the model is shown the hole before the suffix; None without one."""
+    """How a fill-in-the-middle prompt is written for this model; None without a suffix."""
     if not fields.suffix:
         return None
     for name in ("echo", "truncate_prompt_tokens"):

@@ -27,14 +27,14 @@ from service.protocol.generation import GenerationFields
 
 _PARAM = "input"
 _CHARACTERS_OF_AN_INPUT = 64
-"""What an input costs besides its text, as characters that are tokenized."""
+"""The cost of an input besides its text, in characters that are tokenized."""
 _IDS_A_CHARACTER = 16
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingCall:
-    """model: its name in the answer. requests: one an input. size: that vectors are cut to; None: they are whole.
-    is_base64: how they are written. ignored: unknown fields, to be named in the answer's header."""
+    """A checked call. model: its name in the answer. requests: one per input. size: dimensions that vectors are cut to;
+    None: all. is_base64: the encoding of vectors. ignored: unknown fields, named in the answer's header."""
 
     head: CallHead
     served: ServedModel
@@ -105,7 +105,7 @@ def _request(
     cache_salt: str,
     adapter: Adapter | None,
 ) -> Request:
-    """Of one input; ContextLengthExceeded if it does not fit."""
+    """The request of one input; ContextLengthExceeded if it does not fit."""
     max_tokens = max_tokens_for(
         num_prompt_tokens=len(token_ids),
         asked=0,
@@ -129,7 +129,7 @@ def _request(
 
 
 def _extra_fields(fields: EmbeddingRequest) -> tuple[str, ...]:
-    """Unknown ones; those of the endpoints that generate mean nothing here."""
+    """The unknown fields. Fields of endpoints that generate are refused."""
     extra = {name: value for name, value in (fields.model_extra or {}).items() if value is not None}
     for name in extra.keys() & GenerationFields.model_fields.keys():
         raise UnsupportedParameter(f"{name} is not supported for embeddings.", param=name)

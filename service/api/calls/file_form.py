@@ -1,4 +1,4 @@
-"""The form of an upload: its file on the way to the disk, and its other fields."""
+"""The form of an upload: its fields, and its file, which is written to disk as it arrives."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class FileForm:
-    """Reads the form; `purpose`, `filename` and `expires_after_s` are there when `read` has returned.
+    """Reads the form. `purpose`, `filename` and `expires_after_s` are set when `read` has returned.
 
-    The file goes to `upload` in pieces, and each is looked at before it is written: it must be lines of JSON.
+    The file goes to `upload` in pieces. Each piece is checked before it is written: it must be JSON Lines.
     """
 
     def __init__(self, boundary: bytes, upload: Upload, config: ApiConfig) -> None:
@@ -42,7 +42,7 @@ class FileForm:
         self._filename: str | None = None
 
     async def read(self, http: Request) -> None:
-        """The whole body. Raises InvalidRequest, StorageFull, StorageUnavailable, ClientDisconnect."""
+        """Reads the whole body. Raises InvalidRequest, StorageFull, StorageUnavailable, ClientDisconnect."""
         async for piece in http.stream():
             for event in self._reader.feed(piece):
                 await self._take(event)
@@ -128,7 +128,7 @@ class FileForm:
 
 
 def check_expiry(param: str, policy: Mapping[str, object]) -> int:
-    """The seconds of an expiration policy, as OpenAI has it."""
+    """The seconds of an OpenAI expiration policy. InvalidRequest if it is not one."""
     if policy.get("anchor") != "created_at":
         raise InvalidRequest(f"{param}.anchor must be created_at.", param=f"{param}.anchor")
     text = str(policy.get("seconds"))
@@ -141,6 +141,6 @@ def check_expiry(param: str, policy: Mapping[str, object]) -> int:
 
 
 def _plain(filename: str) -> str:
-    """Without folders and control characters, of a bounded length."""
+    """The file name without folders and control characters, of a bounded length."""
     name = _UNPRINTABLE.sub("", filename.replace("\\", "/").rpartition("/")[2]).strip()
     return name[-_MAX_FILENAME:] or "file"

@@ -1,6 +1,6 @@
-"""Chats in the form that OpenAI had before tools: `functions`, `function_call`, results in the role `function`.
+"""Chats in the form that OpenAI had before tools: `functions`, `function_call`, results with the role `function`.
 
-They become chats with tools, of which one may be called at a time, so that there is one way to the model.
+They are converted to chats with tools, of which one may be called at a time, so that there is one way to the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _TOOL_PATH = re.compile(r"tools(?:(\[\d+\])\.function)?")
 
 
 def with_tools(fields: Fields) -> Fields:
-    """The same chat with tools for functions; InvalidRequest if it has both. Earlier calls may be of either form."""
+    """The same chat with tools instead of functions; InvalidRequest if it has both. Earlier calls may have either
+    form."""
     _check_one_form(fields)
     update: dict[str, Any] = {"functions": None, "function_call": None}
     if fields.functions:
@@ -32,7 +33,7 @@ def with_tools(fields: Fields) -> Fields:
 
 
 def legacy_names(fields: ChatPromptFields) -> Callable[[str], str]:
-    """For `fields_named`: the path of a field of `with_tools(fields)` -> what the client has written there."""
+    """For `fields_named`: maps the path of a field of `with_tools(fields)` to the path that the client wrote."""
 
     def name_of(path: str) -> str:
         if (match := _CALL_PATH.match(path)) and fields.messages[int(match[1])].function_call is not None:
@@ -66,7 +67,7 @@ def _tool_choice(function_call: str | dict[str, Any] | None) -> str | dict[str, 
 
 
 def _messages(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """A call gets an id by its place, the same whenever the chat is sent, and a result has that of the last call."""
+    """A call gets an id from its index, the same whenever the chat is sent; a result gets the id of the last call."""
     read, last_id = [], None
     for index, message in enumerate(messages):
         if message.function_call is not None:

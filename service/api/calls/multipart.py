@@ -1,8 +1,8 @@
-"""A multipart/form-data body (RFC 7578), read piece by piece, however it is cut.
+"""Reads a multipart/form-data body (RFC 7578) piece by piece, however it is cut.
 
-Memory is bounded by a part's headers and the piece at hand, and every byte is looked at a fixed number of times. Not
-Starlette's form: that lays each file into a temporary folder first, outside the room that files may take, and its
-library puts no bound to a part's headers.
+Memory is bounded by a part's headers and the current piece, and every byte is read a fixed number of times. Starlette's
+form is not used: it writes each file to a temporary folder first, outside the storage limit, and its library does not
+bound the headers of a part.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ _HEADERS_END = b"\r\n\r\n"
 
 
 class PartBegin(NamedTuple):
-    """name: of the form's field. filename: None if it is no file."""
+    """name: of the form's field. filename: None if it is not a file."""
 
     name: str
     filename: str | None
 
 
 class PartData(NamedTuple):
-    """More of the part that has begun."""
+    """More bytes of the part that has begun."""
 
     data: bytes
 
 
 class PartEnd(NamedTuple):
-    """The part is whole."""
+    """The part is complete."""
 
 
 PartEvent = PartBegin | PartData | PartEnd
 
 
 class _State(Enum):
-    BOUNDARY_END = auto()  # behind a boundary: the next part's headers, or nothing more
+    BOUNDARY_END = auto()  # after a boundary: the next part's headers, or the end
     HEADERS = auto()
     DATA = auto()
     OVER = auto()
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Of the header Content-Type; UnsupportedMediaType if it is no form."""
+    """The boundary in the Content-Type header; UnsupportedMediaType if the body is not a form."""
     message = Message()
     message["content-type"] = content_type[:_MAX_HEADER_BYTES]
     boundary = message.get_boundary()
@@ -59,18 +59,18 @@ def boundary_of(content_type: str) -> bytes:
 
 
 class MultipartReader:
-    """`feed` each piece of the body, then `finish`. InvalidRequest if it is no form as clients send them: what may
-    stand before the first boundary in theory may not here."""
+    """Call `feed` with each piece of the body, then `finish`. InvalidRequest if it is not a form as clients send them:
+    a preamble before the first boundary, which the standard allows, is refused."""
 
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary
-        self._buffer = bytearray(b"\r\n")  # so that the first boundary looks like any other
+        self._buffer = bytearray(b"\r\n")  # so that the first boundary looks like all others
         self._state = _State.DATA
         self._is_in_part = False
         self._num_parts = 0
 
     def feed(self, piece: bytes) -> Iterator[PartEvent]:
-        """What the piece completes. To be used up before the next call."""
+        """The events that the piece completes. To be exhausted before the next call."""
         if self._state is _State.OVER:
             return
         self._buffer += piece
@@ -87,7 +87,7 @@ class MultipartReader:
             raise InvalidRequest("The body ends before its last boundary.")
 
     def _step(self) -> PartEvent | bool | None:
-        """The next event; True if there is none but more to look at, None if more bytes are needed."""
+        """The next event; True if the buffer has more to parse, None if more bytes are needed."""
         match self._state:
             case _State.DATA:
                 return self._read_data()

@@ -1,4 +1,4 @@
-"""How a call draws its tokens: checked as far as its fields tell, then turned into ids of the model's vocabulary."""
+"""A call's sampling parameters: checked first without the vocabulary, then converted to ids of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.protocol.generation import GenerationFields, SamplingFields
 _GREEDY_TEMPERATURE = 1e-5
 """Dividing logits by a smaller temperature only overflows; it means argmax."""
 _GREEDY_TOP_P = 1e-6
-"""The likeliest of fewer than a million tokens is a nucleus of this size by itself."""
+"""The most probable of fewer than a million tokens alone has more probability than this."""
 _GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 _BOUNDS = {
     name: cast(Mapping[str, float], field.json_schema_extra) for name, field in SamplingFields.model_fields.items()
@@ -28,12 +28,13 @@ _BOUNDS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckedSampling:
-    """How tokens are drawn, as the client wrote it.
+    """How tokens are sampled, as the client wrote it.
 
-    n: choices that are generated; num_returned: the best of them that are shown. seed: None when the client gave none.
-    by_name: parameters of SamplingParams that are the same on the wire. beam: the choices are the best beams instead of
-    draws. num_logprobs: of each drawn token; logprob_token_ids: or of these instead. Ids are in the vocabulary only
-    once `sampling_maker` has looked.
+    n: choices that are generated; num_returned: the best of them that are returned. seed: None if the client gave none.
+    by_name: parameters with the same names in SamplingParams. beam: the choices come from a beam search.
+    num_logprobs: top log probabilities per generated token; logprob_token_ids: log probabilities of these tokens
+        instead.
+    Ids are checked against the vocabulary by `sampling_maker`.
     """
 
     n: int
@@ -50,7 +51,7 @@ class CheckedSampling:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of a prompt that run side by side."""
+        """Sequences of one prompt that run side by side."""
         return self.n if self.beam is None else self.beam.width
 
 
@@ -61,11 +62,12 @@ def check_sampling(
     logprobs: int | None = None,
     form_param: str | None = None,
 ) -> CheckedSampling:
-    """Everything that needs no vocabulary. form_param: the field that asks for a form of the output, if one does."""
+    """Checks everything that needs no vocabulary. form_param: the field that constrains the form of the output, if one
+    does."""
     check_range("n", fields.n, 1, config.max_n)
     num_returned = 1 if fields.n is None else fields.n
     n = _check_best_of(fields, num_returned, config)
-    # Choice i draws with seed + i, and that must be an int64 too.
+    # Choice i samples with seed + i, which must be an int64 too.
     check_range("seed", fields.seed, -INT64_MAX - 1, INT64_MAX - (n - 1))
     by_name = _check_by_name(fields, defaults)
     logit_bias = _check_logit_bias(fields.logit_bias or {})
@@ -80,7 +82,7 @@ def check_sampling(
             "(--swap-compression fp8).",
             param="deterministic",
         )
-    num_logprobs = 0 if logprobs is None and n > num_returned else logprobs  # the best choices are found by them
+    num_logprobs = 0 if logprobs is None and n > num_returned else logprobs  # which the best choices are chosen by
     return CheckedSampling(
         n=n,
         num_returned=num_returned,
@@ -99,10 +101,10 @@ def check_sampling(
 def sampling_maker(
     sampling: CheckedSampling, model: ServedModel, stop_token_ids: frozenset[int], num_prompt_logprobs: int | None
 ) -> Callable[[int], SamplingParams]:
-    """Makes a prompt's parameters, given its max_tokens; each prompt has a seed of its own.
+    """Makes a prompt's parameters, given its max_tokens; each prompt has its own seed.
 
-    Refuses ids that are not in the vocabulary, determinism where the model is not served so, and rules that could leave
-    nothing to draw. Any thread: bad words are tokenized here.
+    Refuses ids outside the vocabulary, determinism where the model is not served so, and rules that could forbid every
+    token. Any thread: bad words are tokenized here.
     """
     if sampling.deterministic and not model.takes_deterministic:
         raise InvalidRequest(
@@ -144,7 +146,7 @@ def sampling_maker(
 
 
 def _check_by_name(fields: SamplingFields, defaults: GenerationDefaults) -> dict[str, Any]:
-    """What the client says, else the model's own default; what neither says is left to the engine."""
+    """The client's value, else the model's default; if there is neither, the engine's default applies."""
     by_name: dict[str, Any] = {}
     for name, bounds in _BOUNDS.items():
         value = getattr(fields, name)
@@ -160,7 +162,7 @@ def _check_by_name(fields: SamplingFields, defaults: GenerationDefaults) -> dict
 
 
 def _check_best_of(fields: GenerationFields, n: int, config: ApiConfig) -> int:
-    """How many choices to generate."""
+    """The number of choices to generate."""
     best_of = fields.best_of
     if best_of is None:
         return n
@@ -214,7 +216,8 @@ def _check_allowed(token_ids: list[int] | None) -> tuple[int, ...] | None:
 
 
 def _ids_of_bad_word(word: str, model: ServedModel) -> list[tuple[int, ...]]:
-    """As it is written at the beginning of a text, and behind a space, as vLLM does; without what cannot be drawn."""
+    """The word at the beginning of a text and after a space, as in vLLM; spellings with ids outside the vocabulary are
+    left out."""
     bare = word.lstrip()
     spellings = [tuple(model.tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
     first, spaced = spellings

@@ -1,5 +1,5 @@
-"""How many tokens a call may generate: max_tokens against the prompt and the context, and log probabilities, which take
-some 100 bytes each until the answer is written."""
+"""How many tokens a call may generate: by max_tokens, the prompt and the context, and by its log probabilities, which
+take some 100 bytes each until the answer is written."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def kv_room(snapshot: EngineSnapshot, num_prompt_tokens: int, n: int, adapter: A
     """Tokens that each of n choices can generate if the request, with its adapter, has the whole KV cache to itself; at
     least 1.
 
-    The choices share the prompt's full blocks, and a last token is never cached. What several choices give back behind
-    a window is not counted on.
+    The choices share the prompt's full blocks, and a last token is never cached. Blocks that several choices free
+    behind a sliding window are not counted.
     """
     of_adapter = 0 if adapter is None else adapter.num_blocks
     if n == 1:
@@ -41,12 +41,12 @@ def max_tokens_for(
     prompt_param: str,
     param: str,
 ) -> int:
-    """Tokens to generate at most.
+    """The maximum number of tokens to generate.
 
-    asked: what the client wrote; with the prompt it must fit the context, or ContextLengthExceeded with both
-    numbers. default: used when the client wrote nothing, cut to the context and to `room`; None is the rest of
-    the context. A prompt that nothing is to follow may fill the context.
-    InvalidRequest if `min_tokens` exceeds what is returned: it could not be kept.
+    asked: what the client wrote; with the prompt it must fit the context, or ContextLengthExceeded with both numbers.
+    default: used if the client wrote nothing, cut to the context and to `room`; None: the rest of the context.
+    A prompt with `asked` 0 may fill the context.
+    InvalidRequest if `min_tokens` exceeds what is returned, since it could not be kept.
     """
     rest = max_model_len - num_prompt_tokens
     if rest < (0 if asked == 0 else 1):
@@ -71,9 +71,10 @@ def max_tokens_for(
 def logprob_room(
     call: CheckedCall, prompts: Sequence[Sequence[int]], num_prompt_logprobs: int | None, num_told: int, most: int
 ) -> int:
-    """Tokens that each choice may have so that the call's entries, its prompts' included, are at most `most`.
+    """Tokens that each choice may generate so that the call has at most `most` log probabilities, with those of its
+    prompts.
 
-    A token's entries are its own and the top ones. num_told: how many times the answer tells those of each prompt.
+    A token has its own and the top ones. num_told: how many times the answer repeats those of each prompt.
     InvalidRequest with the numbers if the prompts, or `max_tokens` as the client wrote it, need more.
     """
     of_prompts = 0 if num_prompt_logprobs is None else sum(map(len, prompts)) * (num_prompt_logprobs + 1) * num_told

@@ -1,4 +1,4 @@
-"""Wire fields -> validated call; nothing behind it checks again. A refusal names the field, and its limit if any."""
+"""Wire fields -> a checked call; nothing checks it again. A refusal names the field, and its limit if there is one."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _PRIORITY_OF_TIER = {"flex": -1, "auto": 0, "default": 0, "priority": 1}
 class CheckedCall:
     """What completions and chat have in common, checked.
 
-    model: its name in the answer. adapter: of that name; None: the name is the model's own.
-    max_tokens: None when the client gave none.
-    form: what the output must be; None: any text.
-    logprobs: of generated tokens, and how many of the most probable ones; None: not wanted. prompt_logprobs: likewise.
+    model: its name in the answer. adapter: the adapter of that name; None: the model itself.
+    max_tokens: None if the client gave none.
+    form: the constraint on the output; None: any text.
+    logprobs: top log probabilities per generated token; None: not wanted. prompt_logprobs: the same for prompt tokens.
     truncate_prompt_tokens: how many of a prompt's tokens are kept; -1: as many as leave room for max_tokens.
     truncation_side: the side of the prompt that is cut off.
-    answered_tier: the tier that it was served at; None unless the client spoke of one.
-    tokens_as_ids: tokens beside log probabilities are named by their ids.
-    ignored: unknown fields, to be named in the answer's header.
+    answered_tier: the service tier in the answer; None if the client gave none.
+    tokens_as_ids: tokens in log probabilities are shown by their ids.
+    ignored: unknown fields, named in the answer's header.
     """
 
     model: str
@@ -72,10 +72,10 @@ def check_call(
     unknown: Sequence[str] = (),
     adapter: Adapter | None = None,
 ) -> CheckedCall:
-    """Check everything that needs neither the prompt nor the tokenizer.
+    """Checks everything that needs neither the prompt nor the tokenizer.
 
-    logprobs: of the endpoint's own spelling. unknown: unknown fields that the caller found deeper in the body.
-    adapter: by `find_adapter`, which has checked the model's name.
+    logprobs: in the endpoint's own spelling. unknown: unknown fields that the caller found deeper in the body.
+    adapter: from `find_adapter`, which has checked the model's name.
     """
     ignored = _check_unknown(fields, config, unknown)
     options, stream = fields.stream_options, bool(fields.stream)
@@ -149,15 +149,15 @@ def _model_not_found(name: str, adapters: Adapters | None, config: ApiConfig) ->
 
 
 def ignored_fields(unknown: Sequence[str], config: ApiConfig) -> tuple[str, ...]:
-    """The names of fields that nobody knows, to be told to the client; in strict mode the first one is refused."""
+    """The names of unknown fields, to be shown to the client; in strict mode the first one is refused."""
     if unknown and config.strict_params:
         raise InvalidRequest(f"Unknown field {quote(unknown[0])}.", param=unknown[0][:64], code="unknown_parameter")
     return tuple(unknown)
 
 
 def _usage_of_stream(options: StreamOptions | None, config: ApiConfig) -> tuple[bool, bool]:
-    """Whether a stream tells its usage, and whether in every chunk. Where the server forces it on those that ask for
-    nothing, it is in every chunk, as at vLLM."""
+    """Whether a stream has its usage, and whether in every chunk. If the server forces usage on a client that did not
+    ask, it is in every chunk, as in vLLM."""
     if options is None:
         return config.force_usage, config.force_usage
     include_usage = config.force_usage or bool(options.include_usage)
@@ -165,7 +165,7 @@ def _usage_of_stream(options: StreamOptions | None, config: ApiConfig) -> tuple[
 
 
 def _check_prompt_fields(fields: GenerationFields, config: ApiConfig) -> int | None:
-    """Of how many most probable tokens the prompt's log probabilities are wanted; None: of none."""
+    """The number of top log probabilities per prompt token; None: none are wanted."""
     prompt_logprobs = check_num_logprobs("prompt_logprobs", fields.prompt_logprobs, config.max_logprobs)
     if prompt_logprobs is not None and fields.stream:
         raise InvalidRequest("prompt_logprobs cannot be combined with stream.", param="prompt_logprobs")
@@ -197,7 +197,7 @@ def _check_stops(stop: str | list[str] | None, config: ApiConfig) -> tuple[str, 
 
 
 def _check_priority(fields: GenerationFields, defaults: GenerationDefaults) -> int:
-    """The request's priority, higher first: what it says itself, else what its tier stands for."""
+    """The request's priority, higher first: its own, else that of its tier."""
     of_tier = _PRIORITY_OF_TIER.get(fields.service_tier or "auto", 0)
     if not defaults.heeds_priority:
         for name, asked in (("priority", fields.priority), ("service_tier", of_tier)):
