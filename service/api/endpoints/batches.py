@@ -1,4 +1,4 @@
-"""/v1/batches: create, list, look at, follow and cancel. Only its own client finds a batch."""
+"""/v1/batches: create, list, get, follow and cancel. A batch is visible to its own client only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from service.protocol.batches import BatchError, BatchErrors, BatchList, BatchOb
 BATCHES_PATH = "/v1/batches"
 MOST_BATCHES_OF_A_PAGE = 100
 MAX_FOLLOWED = 64
-"""Streams of events at a time."""
+"""The number of event streams at a time."""
 
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
@@ -75,7 +75,7 @@ class Batches:
         return _answer(await self._jobs.get(http.path_params["batch_id"], client_of(http.scope)))
 
     async def events(self, http: Request) -> Response:
-        """What becomes of it, as a stream: its results as they come, and itself."""
+        """A stream of events: the batch's results as they come, and the batch itself."""
         wants_lines = flag_of(http, "lines") is not False
         batch = await self._jobs.get(http.path_params["batch_id"], client_of(http.scope))
         if self._num_followed >= MAX_FOLLOWED:

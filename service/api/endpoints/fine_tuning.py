@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs: make, list, look at, pause, resume and cancel. Only its own client finds a job."""
+"""/v1/fine_tuning/jobs: create, list, get, pause, resume and cancel. A job is visible to its own client only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from service.finetune.jobs import FineTuningJobs
 JOBS_PATH = "/v1/fine_tuning/jobs"
 MOST_OF_A_PAGE = 100
 MAX_FOLLOWED = 64
-"""Streams of events at a time."""
+"""The number of event streams at a time."""
 
 _USUAL_JOBS, _USUAL_CHECKPOINTS = 20, 10
 _METADATA = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
@@ -76,7 +76,7 @@ class FineTuningRoutes:
         return _json(job_object(await tuning.jobs.cancel(await self._find(http)), tuning.base))
 
     async def events(self, http: Request) -> Response:
-        """A page, the newest first; or all as they come, the oldest first, as a stream."""
+        """A page, newest first; or, as a stream, all events as they come, oldest first."""
         job, jobs = await self._find(http), self._tuning().jobs
         if _is_streamed(http):
             return self._followed(jobs, job)
@@ -124,7 +124,7 @@ async def _stream(jobs: FineTuningJobs, job: Job) -> AsyncIterator[ServerSentEve
 
 
 def _is_streamed(http: Request) -> bool:
-    """`stream` says it, or else the form of the answer that the client accepts."""
+    """By `stream`, else by the Accept header."""
     asked = http.query_params.get("stream")
     if asked is None:
         return "text/event-stream" in header_of(http.scope, b"accept")
@@ -134,7 +134,7 @@ def _is_streamed(http: Request) -> bool:
 
 
 def _metadata(http: Request) -> dict[str, str] | None:
-    """What the jobs are to have: `metadata[key]=value`; None for those that have none: `metadata=null`."""
+    """The metadata that jobs must have, from `metadata[key]=value`; None for jobs without metadata: `metadata=null`."""
     wanted = {}
     for name, value in http.query_params.multi_items():
         if name == "metadata" and value == "null":

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}; DELETE of what was fine-tuned here."""
+"""GET /v1/models and /v1/models/{id}; DELETE of models that were fine-tuned here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.protocol.models import DefaultSampling, ModelCard, ModelList, Model
 
 
 class Models:
-    """Every name that the model is served under has a card, and every adapter."""
+    """Every served name of the model has a card, and every adapter."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
@@ -37,7 +37,7 @@ class Models:
         return _json(self._card(name, None if adapters is None else adapters.folder_name(name)))
 
     async def delete(self, http: Request) -> Response:
-        """Of the models that were fine-tuned here, those of the client's own jobs."""
+        """Deletes a model that one of the client's own fine-tuning jobs made."""
         name = http.path_params["model_id"]
         check_name(name, self._context.state.check_loaded().adapters, self._context.config)
         tuning = self._context.state.check_loaded().fine_tuning

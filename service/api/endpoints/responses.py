@@ -66,7 +66,7 @@ class Responses:
         return response
 
     async def count_input_tokens(self, http: Request) -> Response:
-        """Does not need the engine, as `Tokenize`."""
+        """Works without the engine, as `Tokenize`."""
         context = self._context
         model = context.state.check_ready()
         body = await read_json_object(http, context.texts, context.config)
@@ -99,7 +99,7 @@ class Responses:
         return Response(form.unfinished("queued"), headers=headers, media_type="application/json")
 
     def _begin_events(self, call: ResponseCall, generation: Generation, conversation: bytes) -> Response:
-        """The response is made by a task, which tells its events; the client may leave and follow them later."""
+        """The response is made by a task, which keeps its events; the client may disconnect and follow them later."""
         context, head, checked = self._context, call.prepared.head, call.prepared.checked
 
         def keep(response: bytes) -> None:

@@ -1,4 +1,4 @@
-"""POST /tokenize: text or messages -> ids, exactly as a call would have them. POST /detokenize: ids -> text."""
+"""POST /tokenize: text or messages -> ids, exactly as in a call. POST /detokenize: ids -> text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from service.protocol.tokenize import (
 
 
 class Tokenize:
-    """Neither needs the engine; both answer while long prompts are computed."""
+    """Both work without the engine, and answer while long prompts are computed."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context

@@ -18,7 +18,7 @@ from service.engine.async_engine import AsyncEngine
 from service.errors import NotFound, Overloaded
 
 MAX_FOLLOWED = 16
-"""At a time: every look at a trace takes time of the engine and of the event loop."""
+"""The number of followed traces: each update takes time of the engine and of the event loop."""
 
 
 class Traces:
@@ -55,6 +55,6 @@ async def _events(trace: CallTrace, engine: AsyncEngine) -> AsyncIterator[Server
 
 
 def _is_followed(http: Request) -> bool:
-    """`follow` says it, or else the form of the answer that the client accepts."""
+    """By `follow`, else by the Accept header."""
     asked = flag_of(http, "follow")
     return "text/event-stream" in header_of(http.scope, b"accept") if asked is None else asked
