@@ -1,4 +1,4 @@
-"""The YAML file of settings: read strictly, so that a slip in it is named and never skipped."""
+"""The YAML file of settings: read strictly, so that a typo in it is reported and never ignored."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from service.errors import ConfigError
 
 
 def read_config_file(path: Path, known: Collection[str]) -> dict[str, object]:
-    """Settings by name, as the file has them; `max-num-seqs` and `max_num_seqs` are the same one.
+    """Settings by name, as in the file; `max-num-seqs` and `max_num_seqs` are the same setting.
 
-    known: the names that there are. Raises ConfigError for a file that cannot be read, does not hold names and
-    values, names something else than a setting, or names one twice.
+    known: all names. ConfigError if the file cannot be read, is not a mapping, or names an unknown setting, or one
+    twice.
     """
     if not path.is_file():
         raise ConfigError(f"config: there is no file {path}")
@@ -50,18 +50,18 @@ def _plain(value: object) -> object:
 
 
 def did_you_mean(name: str, known: Collection[str], prefix: str = "") -> str:
-    """The end of a message about an unknown name; empty if no known one is close. prefix: of all names, as they are
-    written."""
+    """The end of a message about an unknown name; empty if no known name is close. prefix: of all names in the
+    message."""
     close = difflib.get_close_matches(name.removeprefix(prefix), known, 1)
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 class _Pairs(list[tuple[object, object]]):
-    """A mapping as it was written: a dict would have lost what is there twice."""
+    """A mapping with duplicate keys, which a dict would lose."""
 
 
 class _PlainPairs(yaml.SafeLoader):
-    """Nothing but plain values, and mappings as `_Pairs`."""
+    """Loads only plain values, and mappings as `_Pairs`."""
 
 
 def _pairs(loader: yaml.SafeLoader, node: yaml.MappingNode) -> _Pairs:

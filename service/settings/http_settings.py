@@ -1,4 +1,4 @@
-"""Settings of what listens: addresses, keys, what requests may ask and hold."""
+"""Settings of the HTTP server: addresses, keys, limits on requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.settings.api_key_file import read_api_keys
 from service.settings.lists import HostNames, Keys, Names
 
 MOST_LOGPROBS = 128
-"""Most probable tokens that the executor tells at one place (service/sampling/logprobs.py)."""
+"""The most log probabilities per position that the executor returns (service/sampling/logprobs.py)."""
 
 
 class HttpSettings(BaseModel):
@@ -138,8 +138,8 @@ class HttpSettings(BaseModel):
         return self.admin_api_key + self._admin_keys_of_file
 
     def _hosts(self) -> tuple[str, ...]:
-        """Behind a loopback address without keys there is one user, with a browser; elsewhere the server has names that
-        only its owner knows."""
+        """On a loopback address without keys there is one user, with a browser, so host names are restricted; elsewhere
+        the server has names that only its owner knows."""
         if self.allowed_hosts or self._keys() or self.uds is not None or not is_loopback(self.host):
             return self.allowed_hosts or ("*",)
         return ()
@@ -154,7 +154,7 @@ class HttpSettings(BaseModel):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody beyond this machine reaches it."""
+    """Whether it can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Settings that are lists: written with commas, on the command line, in the environment and in the file alike."""
+"""Settings that are lists: comma-separated on the command line, in the environment and in the file alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every setting of `headrace serve`: its name, type, default and description, and what contradicts what.
+"""All settings of `headrace serve`: name, type, default and description, and which of them contradict each other.
 
 `reader.py` fills them in; the parts of the service receive the plain values of `config.py`.
 """
@@ -81,7 +81,7 @@ class Settings(
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order of precedence after the command line. The file is named by either of the two before it."""
+        """The order of precedence after the command line. The file is named by one of the two before it."""
         if isinstance(env_settings, EnvSettingsSource):
             env_settings.env_vars = {
                 name: value
@@ -107,7 +107,8 @@ class Settings(
 
     @property
     def num_batches(self) -> int:
-        """That take turns: one for each stage; without overlap one alone, and no stage computes while another does."""
+        """The number of batches in flight: one per stage; without overlap only one, and no two stages compute at the
+        same time."""
         return 1 if self.overlap is False else self.pipeline_parallel_size
 
     def parallel_config(self) -> ParallelConfig:
@@ -129,7 +130,7 @@ class Settings(
         )
 
     def policies(self) -> dict[str, str]:
-        """The policies that decide, by name, for the metrics."""
+        """The names of the policies in use, for the metrics."""
         return {
             "scheduling": self.scheduling_policy,
             "admission": self.admission_policy,

@@ -1,4 +1,4 @@
-"""Settings that are numbers of tokens, which may be written short."""
+"""Settings that are numbers of tokens, with optional suffixes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
 def _parse_tokens(value: object) -> object:
     written = _SHORT_NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
     if written is None:
-        return value  # a plain number, or what pydantic refuses
+        return value  # a plain number, or for pydantic to refuse
     whole, fraction, suffix = written.groups(default="")
     if suffix in _DECIMAL:
         return int(whole + fraction) * _DECIMAL[suffix] // 10 ** len(fraction)
