@@ -1,4 +1,4 @@
-"""The model: whether it is served, how much memory it takes, how many sequences fit beside it, how it speaks."""
+"""The model: whether it can be served, how much memory it takes, how many sequences fit beside it, its chat format."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
 
 
 def config_of(settings: Settings, folder: Path) -> ModelConfig:
-    """Raises ModelLoadError. Of a model that transformers' modules compute, it takes seconds."""
+    """Raises ModelLoadError. Takes seconds for a model that transformers' modules compute."""
     source = settings.model_source()
     wanted = source.implementation
     if choose_implementation(read_config(folder), wanted, source.quantization) == "native":
