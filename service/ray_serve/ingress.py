@@ -1,7 +1,7 @@
-"""Where HTTP comes in: each call goes to a replica that Serve's router chooses, its answer streams back.
+"""The HTTP entry: each call goes to a replica that Serve's router chooses, and its answer streams back.
 
-What a client sees of a replica that dies: a call whose answer had not begun is sent to another one, and answered; a
-stream that had begun ends with an error event and `[DONE]`; an answer in one piece that was on its way is cut.
+When a replica dies: a call whose answer had not begun is sent to another replica; a stream that had begun ends with an
+error event and `[DONE]`; the connection of any other answer that had begun is cut.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from service.ray_serve.call import AnswerHead, Call, end_to_end, prompt_of
 logger = logging.getLogger("headrace.ray")
 
 OF_ONE_REPLICA = ("/v1/files", "/v1/batches", "/v1/fine_tuning", "/metrics")
-"""What these routes tell of lies with the replica that has it, and the next call goes to another one."""
+"""The state behind these routes belongs to one replica, and the next call may go to another."""
 
 _TRIES = 2
 _SERVES_OWN = frozenset({b"date", b"x-request-id"})
-"""Serve's proxy writes them too; the id is the one that the replica was told."""
+"""Serve's proxy writes them too; the id is the one that the replica was given."""
 
 
 class Parts(Protocol):
-    """The answer of a replica, which is elsewhere: the head, then pieces. Raises what `lost` says if that is lost."""
+    """The answer of a remote replica: the head, then pieces. Raises one of the `lost` exceptions if the replica is
+    lost."""
 
     def __aiter__(self) -> AsyncIterator[AnswerHead | bytes]: ...
 
     def cancel(self) -> None:
-        """The client has gone."""
+        """The client has disconnected."""
         ...
 
 
@@ -99,7 +100,7 @@ class Ingress:
     async def _pieces(
         self, parts: Parts, pieces: AsyncIterator[AnswerHead | bytes], ending: bytes | None
     ) -> AsyncIterator[bytes]:
-        """ending: what ends a stream whose replica is lost; None: the connection is cut."""
+        """ending: ends a stream whose replica is lost; None: the connection is cut."""
         try:
             async for piece in pieces:
                 assert isinstance(piece, bytes)
