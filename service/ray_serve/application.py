@@ -29,8 +29,8 @@ much."""
 
 _PREFIX_ROUTER = {
     "request_router_class": "service.ray_serve.prefix_router:PrefixRouter",
-    # If the calls in flight differ by more than the first, the less busy of two replicas is taken instead of the prefix's.
-    # A prompt is routed to a replica that has seen at least the first quarter of it.
+    # Where the calls in flight differ by more than this threshold, the less busy of two replicas is taken instead of
+    # the prefix's. A prompt goes to a replica that has seen at least the first quarter of it.
     "request_router_kwargs": {"imbalanced_threshold": 16, "match_rate_threshold": 0.25, "do_eviction": True},
 }
 
