@@ -9,7 +9,11 @@ _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 
 
 def grammar_fault(error: str) -> str:
-    """A short reason that names the keyword at fault: llguidance's first line, since the others repeat the grammar."""
+    """A short reason that names the keyword at fault, at most 200 characters.
+
+    It is llguidance's first line, since the others repeat the grammar. A line about the library's own options, types or
+    functions is reworded.
+    """
     lines = [line.strip() for line in error.splitlines() if line.strip() and not line.startswith("<non-verbose")]
     text = lines[0] if lines else "no output can satisfy it"
     faults = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
