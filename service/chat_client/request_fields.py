@@ -35,7 +35,7 @@ class RequestFields:
         if name in _OURS:
             raise FieldError(f"{name} cannot be set here: {_OURS[name]}")
         if not name.isidentifier():
-            raise FieldError(f"{name!r} is no name of a field, such as temperature")
+            raise FieldError(f"{name!r} is not the name of a request field, such as temperature")
         if value.strip():
             self._fields[name] = _value_of(value.strip())
         elif self._fields.pop(name, None) is None:

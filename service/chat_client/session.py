@@ -129,7 +129,7 @@ class Session:
                 if isinstance(event, Usage):
                     answer.usage = event
                 elif isinstance(event, Ignored):
-                    answer.notes.append(f"[the server does not know, and left out: {event.names}]")
+                    answer.notes.append(f"[the server ignored fields that it does not know: {event.names}]")
                 else:
                     show(event._replace(text=self._shown(event.text)))
                     answer.add(event)
@@ -178,13 +178,13 @@ class Session:
 
     def _save(self, name: str) -> None:
         if not name:
-            raise ConversationError("/save FILE, please")
+            raise ConversationError("/save needs a file name: /save FILE")
         path = self._conversation.save(name)
         self._terminal.note(f"saved {_number(self._conversation.messages())} to {path}")
 
     def _load(self, name: str) -> None:
         if not name:
-            raise ConversationError("/load FILE, please")
+            raise ConversationError("/load needs a file name: /load FILE")
         path = self._conversation.load(name)
         self._terminal.note(f"loaded {_number(self._conversation.messages())} from {path}; the next is yours")
 
@@ -196,7 +196,7 @@ class Session:
     def _retry(self, _: str) -> None:
         turns = list(self._conversation.turns)
         if not self._conversation.take_back_answer():
-            self._terminal.note("there is no answer to give anew")
+            self._terminal.note("there is no answer to generate again")
         elif not self._answered():
             self._conversation.turns = turns
 
@@ -262,21 +262,21 @@ def _number(messages: list[dict[str, str]]) -> str:
 
 
 COMMANDS = {
-    "/system": _Command("/system TEXT", "what the model is told before all else; - takes it away", Session._set_system),
-    "/set": _Command("/set NAME VALUE", "a field, as temperature; without VALUE: the server's own", Session._set_field),
-    "/model": _Command("/model NAME", "answer with another model; without NAME: which there are", Session._set_model),
-    "/retry": _Command("/retry", "the last answer anew", Session._retry),
-    "/new": _Command("/new", "begin another conversation", Session._begin_anew),
-    "/save": _Command("/save FILE", "keep the conversation, as JSON", Session._save),
-    "/load": _Command("/load FILE", "go on with one that was kept", Session._load),
-    "/batch": _Command(f"/batch {EXAMPLE}", "send prompts that are answered behind the chat", Session._start_batch),
-    "/answers": _Command("/answers", "the answers of the batches that are done", Session._show_answers),
-    "/help": _Command("/help", "this text", Session._help),
+    "/system": _Command("/system TEXT", "set the system message; - removes it", Session._set_system),
+    "/set": _Command("/set NAME VALUE", "set a request field; without VALUE: unset it", Session._set_field),
+    "/model": _Command("/model NAME", "change the model; without NAME: list the models", Session._set_model),
+    "/retry": _Command("/retry", "generate the last answer again", Session._retry),
+    "/new": _Command("/new", "begin a new conversation", Session._begin_anew),
+    "/save": _Command("/save FILE", "save the conversation as JSON", Session._save),
+    "/load": _Command("/load FILE", "continue a saved conversation", Session._load),
+    "/batch": _Command(f"/batch {EXAMPLE}", "answer prompts in the background", Session._start_batch),
+    "/answers": _Command("/answers", "show the answers of the batches that are done", Session._show_answers),
+    "/help": _Command("/help", "show this text", Session._help),
 }  # fmt: skip
 
 HELP = "\n".join(
     [
-        "Type a message to chat. Ctrl-C stops an answer. Several lines stand between two times three quotation marks.",
+        "Type a message to chat. Ctrl-C stops an answer. Three quotation marks begin and end several lines.",
         *(f"  {each.usage:16} {each.help}" for each in COMMANDS.values()),
         f"  {'/quit':16} leave; so does Ctrl-D",
     ]

@@ -142,7 +142,7 @@ def _check_text(settings: Settings, folder: Path) -> Iterator[Finding]:
     source = settings.model_source()
     text_folder = folder if source.tokenizer is None else local_folder(source.tokenizer, None, "tokenizer") or folder
     if settings.load_format == "dummy" and not (text_folder / "tokenizer.json").is_file():
-        yield ok("tokenizer", "a made-up one, of dummy weights")
+        yield ok("tokenizer", "a generated one, for dummy weights")
     else:
         yield ok("tokenizer", f"{Tokenizer.from_folder(text_folder).num_tokens} tokens")
     if load_chat_template(text_folder, source.chat_template) is None:
