@@ -210,7 +210,10 @@ class _Service:
     async def _drain(self) -> None:
         if self._engine is not None and self._settings.shutdown_delay:
             self._state.announce_end()
-            logger.info("requests are still taken for %g s: balancers hear of the end", self._settings.shutdown_delay)
+            logger.info(
+                "/ready is 503; requests are still taken for %g s, while load balancers notice",
+                self._settings.shutdown_delay,
+            )
             forced = asyncio.create_task(self._shutdown.forced())  # at a fault it is, already
             await asyncio.wait({forced}, timeout=self._settings.shutdown_delay)
             forced.cancel()
@@ -225,7 +228,7 @@ class _Service:
         if not draining.done():
             draining.cancel()
             await asyncio.wait({asyncio.create_task(self._engine.drain(0.0))}, timeout=TO_STOP_AT_ONCE_S)
-            self._engine.give_up(Unavailable("the server is shutting down", code="shutting_down"))
+            self._engine.give_up(Unavailable("The server is shutting down.", code="shutting_down"))
         await closing
 
     async def _close_jobs(self) -> None:
@@ -248,13 +251,13 @@ class _Service:
     def _on_rank_lost(self, reason: str) -> None:
         self._state.set_failed()
         if self._engine is not None:
-            self._engine.give_up(ServerError("a device of this server is lost"))
+            self._engine.give_up(ServerError("The server has lost a device."))
         self._shutdown.fail(reason)
 
     def _on_hang(self, seconds: float) -> None:
         assert self._engine is not None
         self._state.set_failed()
-        self._engine.give_up(ServerError("the engine hangs"))
+        self._engine.give_up(ServerError("The engine hangs."))
         self._shutdown.fail(f"an iteration has not come to an end for {seconds:.0f} s")
 
     def _stream_interval(self) -> StreamInterval:
@@ -265,7 +268,7 @@ class _Service:
         wanted = self._settings.connection_limits()
         allowed = connections_allowed(wanted.max_connections)
         if allowed < wanted.max_connections:
-            logger.warning("max-connections: open files are limited (ulimit -n), so it is %d", allowed)
+            logger.warning("max-connections is lowered to %d, since open files are limited (ulimit -n)", allowed)
         return replace(wanted, max_connections=allowed)
 
     def _make_recorder(self, instruments: Instruments) -> Recorder:

@@ -16,16 +16,19 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 def admin_only(answer: Answer, config: ApiConfig) -> Answer:
-    """Answers callers with an admin key (`BearerAuth` has looked at it) as `answer` does; refuses all others before
-    their body is read, and everybody on a server that has no such keys: an open server is open for its users."""
+    """Answers callers with an admin key as `answer` does; `BearerAuth` has checked the key. Refuses all others before
+    their body is read. On a server without admin keys everybody is refused: an open server is open to its users
+    only."""
 
     @wraps(answer)
     async def guarded(http: Request) -> Response:
         if not config.admin_api_keys:
-            raise PermissionDenied("This route is for operators; this server has no admin key (--admin-api-key).")
+            raise PermissionDenied(
+                "This route needs an admin API key, and this server has none; start it with --admin-api-key."
+            )
         if not http.scope.get("state", {}).get("is_admin", False):
             if client_of(http.scope):
-                raise PermissionDenied("This route asks for an admin key; this key is none.")
+                raise PermissionDenied("This route needs an admin API key; the given key is not one.")
             raise AuthenticationFailed("Incorrect or missing admin API key.")
         return await answer(http)
 

@@ -77,13 +77,13 @@ def create_app(
 ) -> Starlette:
     """The ASGI app. It can serve at once; `state` says what (see `serving_state` for what `main.py` must do).
 
-    recorder: the same object that the engine has as its StatsSink. registry: what /metrics shows; the gauges of what is
-    stored are put into it. storage: of files; the app closes it. watchers: are told of every answered request.
-    The app's lifespan runs batches, and ends tokenizing threads and what is made in the background, nothing else: it
-    neither starts nor stops the engine.
-    Streams are not ended at SIGTERM by this app: they end when the engine ends their requests.
+    recorder: the object that is also the engine's StatsSink. registry: what /metrics shows; the gauges of stored state
+        are registered in it. storage: of files; the app closes it. watchers: called for every answered request.
+    The app's lifespan runs batches and ends the tokenizing threads and background responses. It neither starts nor
+    stops the engine.
+    At SIGTERM the app does not end streams: they end when the engine ends their requests.
     """
-    unread = RareWarning(_logger, "streams that were not read for %g s were cut: %d")
+    unread = RareWarning(_logger, "streams whose client read nothing for %g s were cut: %d")
     texts = TextPool(config.tokenizer_threads, recorder.times)
     responses = ResponseStore(config.responses_store_entries, config.responses_store_bytes)
     context = ApiContext(state, config, texts, recorder, TraceStore(), RandomIds(), unread, responses, storage)

@@ -1,4 +1,4 @@
-"""Lines of batches, answered as any client's request is: by the same endpoints, behind the same barrier."""
+"""Runs the lines of batches like any client's request: through the same endpoints, behind the same barrier."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ _LOOK_EVERY_S = 0.05
 
 
 class BatchCalls:
-    """Event loop. The calls are in the background (`core/request.py`)."""
+    """Event-loop thread. Its calls are background calls (`core/request.py`)."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._endpoints = {each.path: each.make(context) for each in GENERATING}
         self._app = ErrorBarrier(self._route, context.recorder)
-        self._bodies = BodyBudget(context.config.max_total_body_bytes)  # clients' are not held up by these
+        self._bodies = BodyBudget(context.config.max_total_body_bytes)  # apart from clients' bodies
         self._share = IdleShare()
         self._pace = LinePace()
 
     async def answer(self, batch: Batch, body: bytes) -> Answer:
-        """What a request of the batch's client with this body to its endpoint is answered. Cancelled, the request ends
-        as that of a client that leaves. Beside others it begins as soon as its bytes have their turn."""
+        """The answer to a request with this body to the batch's endpoint, from the batch's client. If cancelled, the
+        request ends like that of a client that disconnects. While other requests are served, it begins when the pace
+        of its bytes allows."""
         most = self._context.config.max_body_bytes
         if len(body) > most:
             refusal = PayloadTooLarge(f"The body may have at most {most} bytes.")
@@ -63,7 +64,7 @@ class BatchCalls:
         return Answer(exchange.status, request_id, bytes(exchange.answer))
 
     def most_lines(self, num_running: int) -> int:
-        """Lines that may run now, of which `num_running` do."""
+        """How many lines may run now, with the `num_running` that do."""
         try:
             model = self._context.state.check_ready()
             model.engine.check_accepts()
@@ -86,7 +87,7 @@ class BatchCalls:
             await asyncio.sleep(min(left_s, _LOOK_EVERY_S))
 
     def _is_beside_others(self) -> bool:
-        """Whether others are served, or were a moment ago."""
+        """Whether requests of others are served now, or were a moment ago."""
         try:
             model = self._context.state.check_ready()
         except RequestError:
@@ -99,7 +100,7 @@ class BatchCalls:
 
 
 class _Exchange:
-    """A client that sends one body, waits, and keeps the answer."""
+    """Acts as a client that sends one body, waits, and keeps the answer."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
@@ -108,7 +109,7 @@ class _Exchange:
 
     async def receive(self) -> Message:
         if self._body is None:
-            await asyncio.get_running_loop().create_future()  # it does not leave
+            await asyncio.get_running_loop().create_future()  # it never disconnects
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
 

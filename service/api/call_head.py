@@ -1,4 +1,4 @@
-"""What a call is known by, from its arrival on."""
+"""What identifies a call, known when it arrives."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from service.api.scope import client_of, header_of, is_fit_id
 from service.errors import InvalidRequest
 
 _OBJECTIVES = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
-"""llm-d's header, and that of the Gateway API's inference extension."""
+"""The header of llm-d, and that of the Gateway API's inference extension."""
 
 _MILLISECONDS = re.compile(r"\d{1,9}(\.\d{1,6})?")
 
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
-    """What a call is known by: call_id and created (Unix seconds) in its answer, when it came (seconds on the engine's
-    clock), the name of its API key, `X-Request-Id`, which a client may use twice,
-    whether it is a line of a batch, and how soon after its arrival it has to start, if it says so."""
+    """What identifies a call.
+
+    call_id, created: in its answer; created is Unix time in seconds. arrival_s: on the engine's clock. client: the name
+        of its API key.
+    request_id: `X-Request-Id`, which a client may use twice. is_background: the call is a line of a batch.
+    start_within_s: the time from arrival within which it has to start; None: any time.
+    """
 
     call_id: str
     created: int
@@ -36,11 +40,11 @@ class CallHead:
 
 
 def call_head(ids: RandomIds, http: Request, prefix: str, arrival_s: float, *, own_id: str | None = None) -> CallHead:
-    """A new id, and the client. prefix: of the id, as each API has one, with what stands behind it. own_id: the body's
-    `request_id`; it becomes the request's if the headers have given none. InvalidRequest if it cannot be repeated.
+    """The head of a new call. prefix: of the call's id, as the API has it. own_id: the body's `request_id`; it becomes
+    the request id if no header gave one. InvalidRequest if it is not fit to be repeated.
 
-    The call's id is new, whatever the client sends: a name that came from elsewhere may come again. Who sends none
-    finds one and the same in the answer's id and in `X-Request-Id`.
+    The call's id is always new, since a client's own id may come again. If the client sends none, the answer's id and
+    `X-Request-Id` have the same suffix.
     """
     state = http.scope["state"]
     if own_id is not None:
@@ -60,11 +64,12 @@ def call_head(ids: RandomIds, http: Request, prefix: str, arrival_s: float, *, o
 
 
 def _start_within_s(http: Request) -> float | None:
-    """A gateway's objective for the time to the first token. InvalidRequest if it is no number of milliseconds."""
+    """A gateway's target for the time to the first token, in seconds. InvalidRequest if the header is not a number of
+    milliseconds."""
     for name in _OBJECTIVES:
         if text := header_of(http.scope, name):
             if not _MILLISECONDS.fullmatch(text) or not float(text):
-                raise InvalidRequest(f"{name.decode()} must be a number of milliseconds above 0, below 10^9.")
+                raise InvalidRequest(f"{name.decode()} must be a number of milliseconds above 0 and below 10^9.")
             return float(text) / 1e3
     return None
 
@@ -72,7 +77,8 @@ def _start_within_s(http: Request) -> float | None:
 def _note_own_id(own_id: str, state: MutableMapping[str, Any]) -> None:
     if not is_fit_id(own_id):
         raise InvalidRequest(
-            "request_id must be 1 to 64 letters, digits, dots, dashes or underscores.", param="request_id"
+            "request_id must have 1 to 64 characters, each a letter, digit, dot, dash or underscore.",
+            param="request_id",
         )
     if not state.get("request_id_is_given", False):
         state.update(request_id=own_id, request_id_is_given=True)

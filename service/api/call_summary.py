@@ -1,4 +1,4 @@
-"""One call in a line: who asked for what, and how long it took. Never what was said."""
+"""One call in one log line: who asked for what, and how long it took. Never its content."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from service.core.stats import RequestStats
 
 
 class CallSummary(NamedTuple):
-    """Of all prompts of a call together: sums of tokens and preemptions; of seconds the longest, and of the time per
-    output token the mean. None: it did not come to that, or the client left before it was known.
+    """All prompts of a call together: sums of tokens and preemptions, the maximum of seconds, the mean of the time per
+    output token. None: there is no such figure, or the client left before it was known.
 
-    finish: how many choices ended by which reason. ttft_s, queue_s: from the call's arrival to the first token, and to
-    the first iteration. tpot_s: between two tokens of a choice. deferral_s: waited for a training.
+    finish: how many choices ended for which reason. ttft_s, queue_s: from the call's arrival to the first token, and to
+    the first iteration. tpot_s: between two tokens of a choice. deferral_s: waited for a fine-tuning job.
     """
 
     id: str
@@ -34,7 +34,7 @@ class CallSummary(NamedTuple):
 
 
 def summarized(call: CallTrace) -> CallSummary:
-    """As far as it has ended."""
+    """Of the prompts that have ended."""
     ended = [stats for _, stats in call.ended]
     times = [time for stats in ended if (time := stats.time_per_output_token_s) is not None]
     return CallSummary(

@@ -1,4 +1,5 @@
-"""Where one call's time went: opened when it is accepted, filled in as its prompts end; and the last calls' traces."""
+"""Traces of calls: where a call's time went. A trace is opened when the call is accepted and filled in as its prompts
+end; the last calls' traces are kept."""
 
 from __future__ import annotations
 
@@ -25,14 +26,15 @@ class _Prompt(NamedTuple):
 
 
 class _End(NamedTuple):
-    """How a prompt's request ended. Its error is left out: by its traceback it would keep all that the call held."""
+    """How a prompt's request ended. Without the error: its traceback would keep all that the call held."""
 
     outcome: Outcome
     stats: RequestStats
 
 
 class CallTrace:
-    """The facts of one call; `show` shapes them only when somebody asks. grammar_s: seconds of compiling a grammar."""
+    """The facts of one call; `show` converts them only when somebody asks. grammar_s: seconds of compiling a
+    grammar."""
 
     def __init__(self, head: CallHead, model: str, requests: Sequence[Request], grammar_s: float | None = None) -> None:
         self.head = head
@@ -50,7 +52,7 @@ class CallTrace:
 
     @property
     def running_ids(self) -> list[str]:
-        """The requests of the prompts that have not ended."""
+        """The ids of the requests that have not ended."""
         return [prompt.request_id for index, prompt in enumerate(self._prompts) if index not in self._ends]
 
     @property
@@ -63,12 +65,12 @@ class CallTrace:
 
     @property
     def ended(self) -> list[tuple[int, RequestStats]]:
-        """The prompts whose end is known: index and stats. Of one that was left by its client there is none."""
+        """Index and stats of the prompts that have ended. A prompt whose client left has no stats."""
         return [(index, end.stats) for index, end in self._ends.items() if end is not None]
 
     @property
     def outcome(self) -> TraceOutcome:
-        """The worst of its prompts'."""
+        """The worst of its prompts' outcomes."""
         return _worst([self._outcome(index) for index in range(len(self._prompts))])
 
     def note_finish(self, reason: FinishReason) -> None:
@@ -76,21 +78,21 @@ class CallTrace:
         self.finish_reasons[reason] += 1
 
     def note_end(self, prompt_index: int, event: FinalEvent | None) -> None:
-        """The prompt's request has ended; None: we stopped listening, and it is being aborted."""
+        """The prompt's request has ended; event None: the client left, and the request is being aborted."""
         self._ends[prompt_index] = None if event is None else _End(event.outcome, event.stats)
         self._so_far.pop(prompt_index, None)
         for watcher in self._watchers:
             watcher.set()
 
     def note_progress(self, stats: Mapping[str, RequestStats]) -> None:
-        """What is known of requests so far, by their ids; of one that has ended, its end is known."""
+        """Stats so far, by request id. Requests that have ended are left out, since their final stats are known."""
         for index, prompt in enumerate(self._prompts):
             if index not in self._ends and prompt.request_id in stats:
                 self._so_far[index] = stats[prompt.request_id]
 
     @contextmanager
     def watched(self) -> Iterator[asyncio.Event]:
-        """An event that is set whenever a prompt ends."""
+        """Gives an event that is set whenever a prompt ends."""
         watcher = asyncio.Event()
         self._watchers.append(watcher)
         try:
@@ -139,7 +141,7 @@ class CallTrace:
 
 
 class TraceStore:
-    """The last MAX_TRACES calls by the ids of their answers and of their requests. Event-loop thread only."""
+    """The last MAX_TRACES calls, by their answer's id and by their request id. Event-loop thread only."""
 
     def __init__(self) -> None:
         self._traces: deque[CallTrace] = deque()
@@ -155,7 +157,7 @@ class TraceStore:
                     del self._by_id[key]
 
     def get(self, call_or_request_id: str, client: str) -> CallTrace | None:
-        """The last one of this id; None if there is none, or if it is somebody else's."""
+        """The last trace with this id; None if there is none, or if it belongs to another client."""
         return self._by_id.get((client, call_or_request_id))
 
 
@@ -169,7 +171,7 @@ def _worst(outcomes: Sequence[TraceOutcome]) -> TraceOutcome:
 
 
 def _add_stats(prompt: PromptTrace, stats: RequestStats) -> None:
-    """What is known of a request that has ended, or so far."""
+    """stats: of a request that has ended, or so far."""
 
     def since_arrival(time_s: float) -> float:
         return round(time_s - stats.arrival_s, 6)

@@ -17,8 +17,8 @@ from service.storage.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """texts: runs what may hold up the event loop. ids: for calls. unread: tells the log of streams that were cut
-    because the client did not read them."""
+    """texts: runs work that could hold up the event loop. ids: for calls. unread: logs streams that were cut because
+    their client did not read them."""
 
     state: ServingState
     config: ApiConfig

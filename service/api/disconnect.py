@@ -1,4 +1,4 @@
-"""Stop work whose client has gone away; Starlette does not cancel handlers by itself."""
+"""Stops work whose client has disconnected; Starlette does not cancel handlers by itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class ClientGone(Exception):
-    """The client closed the connection before the answer was ready; nobody reads what we send now."""
+    """The client closed the connection before the answer was ready; nothing that is sent now is read."""
 
 
 async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -31,10 +31,10 @@ async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Re
         for task in (working, watching):
             task.cancel()
         await asyncio.gather(working, watching, return_exceptions=True)
-        del task, working, watching  # a fault knows this frame by its traceback: no reference cycle
+        del task, working, watching  # an exception refers to this frame by its traceback: no reference cycle
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns when the client has gone."""
+    """Returns when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

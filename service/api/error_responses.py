@@ -1,5 +1,5 @@
-"""Errors as bodies of the API that a route is of: OpenAI's, or Anthropic's. No message of an exception that is not ours
-reaches a client."""
+"""Errors as bodies of the API that the route belongs to, OpenAI's or Anthropic's. Messages of foreign exceptions never
+reach a client."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from service.protocol.error_body import ErrorBody, ErrorDetail
 
 _CLIENT_CLOSED_REQUEST = 499
 _OPENAI_ROUTES = "/v1/chat/completions, /v1/completions, /v1/responses and /v1/models"
-"""Told to whom has left out /v1, or asks for what is not served."""
+"""Shown to clients that left out /v1 or asked for an unknown route."""
 _CLOSING = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
-"""Answers given before the body was read: the rest of it must not be taken for the next request."""
+"""Answers that are given before the body was read: the connection is closed, so that the rest of the body is not read
+as the next request."""
 
 
 def error_body(error: RequestError) -> bytes:
@@ -28,12 +29,12 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_response(error: RequestError, scope: Scope) -> Response:
-    """The HTTP answer to a request that is refused or fails. scope: the request's, with its `request_id`."""
+    """The HTTP answer to a request that is refused or fails. scope: of the request, with its `request_id`."""
     headers = {}
     if isinstance(error, Unavailable | RateLimited):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, StorageFull):
-        headers["x-should-retry"] = "false"  # openai-python's, which would send the whole file again
+        headers["x-should-retry"] = "false"  # openai-python's; it would send the whole file again
     if error.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     if error.status in _CLOSING:
@@ -45,19 +46,21 @@ def error_response(error: RequestError, scope: Scope) -> Response:
 
 
 def nobody_there() -> Response:
-    """Stands for the answer to a client that has gone: seen in logs and metrics only."""
+    """Stands for the answer to a client that has disconnected; appears in logs and metrics only."""
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 def internal_error() -> ServerError:
-    """What a client is told of an exception that nobody foresaw; the log has the rest."""
+    """What a client sees of an unexpected exception; the details are in the log."""
     return ServerError("The server had an error while processing the request.")
 
 
 def from_starlette(error: HTTPException) -> RequestError:
-    """Starlette's own refusals: no such route, wrong method."""
+    """Starlette's own refusals: unknown route, wrong method."""
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return NotFound(f"There is no such route; OpenAI's are {_OPENAI_ROUTES}; Anthropic's is {MESSAGES_PATH}.")
+        return NotFound(
+            f"There is no such route. The OpenAI API is at {_OPENAI_ROUTES}, Anthropic's at {MESSAGES_PATH}."
+        )
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return MethodNotAllowed("This route does not allow this method.")
     return internal_error()

@@ -1,4 +1,4 @@
-"""Gives memory back to the system that large work has freed."""
+"""Returns memory to the operating system that large work has freed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _AFTER_S = 1.0
 
 
 class FreedMemory:
-    """malloc keeps what lies below anything that still lives, gigabytes after one long text. Event-loop thread.
+    """malloc keeps memory below any live allocation: gigabytes after one long text. Event-loop thread.
 
-    threads: where `trim` runs. It takes some milliseconds, in which other threads may wait for malloc; so it comes a
-    moment after the work, when its result is gone too, and no oftener than that.
+    threads: where `trim` runs. It takes some milliseconds, during which other threads may wait for malloc. So it runs a
+    moment after the work, when the result is freed too, and at most once in that time.
     """
 
     def __init__(self, threads: Executor, trim: Callable[[], None] | None = None, after_s: float = _AFTER_S) -> None:
@@ -24,12 +24,12 @@ class FreedMemory:
         self._timer: asyncio.TimerHandle | None = None
 
     def trim_soon(self) -> None:
-        """Large work is done."""
+        """To be called after large work."""
         if self._timer is None and self._trim is not None:
             self._timer = asyncio.get_running_loop().call_later(self._after_s, self._trim_now, self._trim)
 
     def close(self) -> None:
-        """Before `threads` end."""
+        """To be called before `threads` end."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -39,6 +39,6 @@ class FreedMemory:
 
 
 def _malloc_trim() -> Callable[[], None] | None:
-    """glibc's; None where another library is."""
+    """glibc's malloc_trim; None with another C library."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return None if trim is None else lambda: trim(0)

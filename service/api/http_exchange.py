@@ -1,4 +1,4 @@
-"""A request that has been answered, for those who keep a record of it: the log, the traces."""
+"""A request that has been answered, for the access log and the traces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from service.api.call_trace import CallTrace
 
 PROBES = frozenset({"/health", "/ready", "/ping", "/metrics"})
-"""Routes that machines ask again and again. They are counted, and nothing more."""
+"""Routes that probes and scrapers ask again and again. They are counted, and not recorded otherwise."""
 
 _TRACE, _ERROR = "call_trace", "error_code"
 
@@ -30,22 +30,22 @@ class HttpExchange(NamedTuple):
 
     @property
     def client(self) -> str:
-        """As `client_of`."""
+        """See `client_of`."""
         return str(self.state.get("client", ""))
 
     @property
     def call(self) -> CallTrace | None:
-        """What was generated; None if it did not come to that."""
+        """The trace of the call; None if the engine was not asked."""
         return self.state.get(_TRACE)
 
     @property
     def error_code(self) -> str | None:
-        """Of a refusal, as `headrace_rejections_total` counts it."""
+        """The code of a refusal, as `headrace_rejections_total` counts it."""
         return self.state.get(_ERROR)
 
 
 HttpWatcher = Callable[[HttpExchange], None]
-"""Called on the event-loop thread when an answer has ended, in whatever way, but not for PROBES."""
+"""Called on the event-loop thread when an answer has ended, in whatever way, except for PROBES."""
 
 
 def note_call(state: MutableMapping[str, Any], trace: CallTrace | None) -> None:

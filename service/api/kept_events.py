@@ -1,4 +1,4 @@
-"""The events of a response that is made in the background: kept, so that they can be followed, and followed again."""
+"""The events of a background response, kept so that clients can follow them, more than once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 _END = b"\n\n"
 _OVERHEAD_BYTES = 64
-"""Of an event, besides its own."""
+"""Memory of an event besides its bytes."""
 
 
 class KeptEvents:
-    """In their order; the place of an event is its sequence number. Event-loop thread.
+    """Events in their order; an event's index is its sequence number. Event-loop thread.
 
-    has_ended: no more will come. num_followers: who is told of more.
+    has_ended: no more will come. num_followers: readers that are told of new events.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class KeptEvents:
         return len(self._readers)
 
     def add(self, frames: bytes) -> int:
-        """frames: whole events, each with a blank line behind it. Returns the bytes that they take here."""
+        """frames: whole events, each followed by a blank line. Returns the bytes that they take here."""
         events = frames.split(_END)[:-1]
         self._events += events
         self._tell()
@@ -39,12 +39,12 @@ class KeptEvents:
         self._tell()
 
     def read(self, first: int, most: int) -> Sequence[bytes]:
-        """The events from `first` on that there are, `most` of them, without the blank lines behind them."""
+        """At most `most` events from `first` on, without the blank lines after them."""
         return self._events[first : first + most]
 
     def tell_to(self, reader: Callable[[], None]) -> Callable[[], None]:
-        """`reader`, which nobody else has, is called whenever there may be more; it neither raises nor waits. Returns
-        what ends that."""
+        """Has `reader` called whenever there may be more events. Each follower needs its own `reader`, which must
+        neither raise nor block. Returns the function that ends it."""
         self._readers.add(reader)
         return lambda: self._readers.discard(reader)
 

@@ -22,7 +22,7 @@ _TYPES: dict[int, ErrorType] = {
 }
 """All other refusals are `invalid_request_error`, all other faults `api_error`."""
 _TOO_LONG = "prompt is too long: "
-"""Anthropic's words, by which agents know that they have to shorten a conversation."""
+"""Anthropic's words, by which agents recognize that they have to shorten a conversation."""
 
 
 def is_messages_route(scope: Scope) -> bool:

@@ -1,4 +1,4 @@
-"""Ids that nobody can guess."""
+"""Ids that cannot be guessed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _AT_ONCE = 256
 
 
 class RandomIds:
-    """32 hexadecimal digits each, of the system's random numbers, many taken at a time: asking the system releases
-    the GIL, and while the engine has work it takes up to a switch interval to get it back."""
+    """32 hexadecimal digits each, from the system's random numbers. Many are read at a time: the system call releases
+    the GIL, and while the engine works it takes up to a switch interval to get it back."""
 
     def __init__(self) -> None:
         self._left: list[str] = []

@@ -1,4 +1,4 @@
-"""The access log: a record for each answered request, which the log's format makes JSON or a line for people."""
+"""The access log: one record per answered request, which the log's format writes as JSON or as a line for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def log_exchange(exchange: HttpExchange) -> None:
 
 
 def _fields(exchange: HttpExchange, call: CallSummary | None) -> dict[str, Any]:
-    """What is not known is left out."""
+    """Unknown values are left out."""
     facts = {
         "request_id": exchange.request_id,
         "key": exchange.client or None,
@@ -36,7 +36,7 @@ def _fields(exchange: HttpExchange, call: CallSummary | None) -> dict[str, Any]:
 
 
 class _Line:
-    """Made only if somebody reads it."""
+    """Formatted only if a handler writes it."""
 
     def __init__(self, exchange: HttpExchange, call: CallSummary | None) -> None:
         self._exchange = exchange

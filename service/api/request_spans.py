@@ -1,7 +1,8 @@
-"""OpenTelemetry spans of an answered request: the call as a server span, and below it where each prompt's time went.
+"""OpenTelemetry spans of an answered request: the call as a server span, and below it one span per prompt with where
+its time went.
 
-Imported only if spans are wanted: OpenTelemetry is an extra. Names are those of its conventions for HTTP and for
-generative AI, and vLLM's `gen_ai.latency.*`. What was said in a prompt or an answer is in none of them.
+Imported only if spans are wanted, since OpenTelemetry is an extra. Names are from its conventions for HTTP and for
+generative AI, and vLLM's `gen_ai.latency.*`. The content of prompts and answers is in none of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from service.core.clock import Clock
 from service.core.stats import RequestStats
 
 MAX_PROMPTS = 16
-"""Prompts of a call that have spans of their own; the call's span tells the sums of all."""
+"""Prompts of a call that have spans of their own; the call's span has the sums of all."""
 
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/messages": "chat", "/v1/responses": "chat"}
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
@@ -27,7 +28,7 @@ _SERVER_ERROR = 500
 
 
 class RequestSpans:
-    """An `HttpWatcher`. clock: the engine's, by which the prompts' times are."""
+    """An `HttpWatcher`. clock: the engine's, which timed the prompts."""
 
     def __init__(self, tracer: Tracer, clock: Clock) -> None:
         self._tracer = tracer

@@ -1,4 +1,5 @@
-"""Responses that are kept for a while: to be read again, to be gone on from, or because nobody waits for them."""
+"""Responses that are kept for a while: to be read again, to be continued, or because they are made in the
+background."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from service.api.kept_events import KeptEvents
 from service.errors import NotFound
 
 _OVERHEAD_BYTES = 1024
-"""Of an entry, besides its JSON."""
+"""Memory of an entry besides its JSON."""
 
 
 @dataclass(slots=True)
 class StoredResponse:
     """client: the name of the API key that it belongs to. items: JSON list of the conversation that it was made from.
-    response: its JSON, as of now. task: makes it in the background; None: a request has waited for it. events: that can
-    be followed; event_bytes: of them, as the store has been told."""
+    response: its current JSON. task: makes it in the background; None: it was made by a request. events: for clients
+    that follow it; event_bytes: their size, as reported to the store."""
 
     client: str
     items: bytes
@@ -36,9 +37,10 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """In memory, bounded in entries and in bytes; the oldest go first. Event-loop thread.
+    """In memory, bounded in entries and in bytes; the oldest are evicted first. Event-loop thread.
 
-    max_bytes: 0 keeps nothing. What is larger by itself is not kept. One that goes while it is made is stopped.
+    max_bytes: 0 keeps nothing. A response larger than this is not kept. If a response is evicted while it is made, its
+    task is cancelled.
     """
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
@@ -49,7 +51,7 @@ class ResponseStore:
 
     @property
     def keeps(self) -> bool:
-        """Whether there is any room at all."""
+        """Whether it may keep anything at all."""
         return self._max_bytes > 0
 
     def __len__(self) -> int:
@@ -61,7 +63,7 @@ class ResponseStore:
         self._make_room()
 
     def complete(self, response_id: str, response: bytes) -> None:
-        """The JSON of one that is being made, unless it is gone meanwhile."""
+        """Sets the JSON of a response that was being made. Nothing happens if it was evicted."""
         stored = self._entries.get(response_id)
         if stored is not None:
             self.num_bytes += len(response) - len(stored.response)
@@ -69,7 +71,7 @@ class ResponseStore:
             self._make_room()
 
     def note_events(self, response_id: str, num_bytes: int) -> None:
-        """One that is being made has so many more bytes of events, unless it is gone meanwhile."""
+        """Adds to the event bytes of a response that is being made. Nothing happens if it was evicted."""
         stored = self._entries.get(response_id)
         if stored is not None:
             self.num_bytes += num_bytes
@@ -77,7 +79,7 @@ class ResponseStore:
             self._make_room()
 
     def get(self, response_id: str, client: str) -> StoredResponse:
-        """NotFound if there is none, or if it is somebody else's."""
+        """NotFound if there is none, or if it belongs to another client."""
         stored = self._entries.get(response_id)
         if stored is None or stored.client != client:
             raise NotFound(f"Response with id '{response_id[:64]}' not found.", param="response_id")
@@ -89,7 +91,7 @@ class ResponseStore:
         self._drop(response_id)
 
     def num_running(self, client: str) -> int:
-        """Of this client's."""
+        """The number of this client's responses that are being made."""
         return sum(each.is_running and each.client == client for each in self._entries.values())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""An ASGI scope: what a request says of itself, and whether it is an HTTP request at all."""
+"""Reading an ASGI scope: headers, ids and the client of a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIT_ID = re.compile(r"[A-Za-z0-9._\-]{1,64}")
 
 
 class Wraps(Protocol):
-    """A middleware: it holds the app that it stands before."""
+    """A middleware holds the app that it wraps."""
 
     _app: ASGIApp
 
@@ -23,7 +23,7 @@ Call = Callable[[Self, Scope, Receive, Send], Awaitable[None]]
 
 
 def http_only(call: Call[Self]) -> Call[Self]:
-    """For a middleware's `__call__`: whatever is no HTTP request (the app's lifespan) goes past it to the app."""
+    """For a middleware's `__call__`: scopes that are not HTTP (the app's lifespan) are passed directly to the app."""
 
     @wraps(call)
     def pass_by(self: Self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -33,8 +33,8 @@ def http_only(call: Call[Self]) -> Call[Self]:
 
 
 def header_of(scope: Scope, name: bytes) -> str:
-    """The first header of this name, in lower case as servers give them; empty if there is none. No object is made for
-    all of them."""
+    """The first header of this name; names are in lower case, as servers give them. Empty if there is none. Builds no
+    object for all headers."""
     for each, value in scope["headers"]:
         if each == name:
             text: str = value.decode("latin-1")
@@ -43,10 +43,11 @@ def header_of(scope: Scope, name: bytes) -> str:
 
 
 def is_fit_id(text: str) -> bool:
-    """Whether an id of the client's own may be repeated in headers and logs."""
+    """Whether a client's own id may be repeated in headers and logs."""
     return _FIT_ID.fullmatch(text) is not None
 
 
 def client_of(scope: Scope) -> str:
-    """Who sent the request: a name for its API key that does not tell the key; empty on an open server."""
+    """The client that sent the request: a name for its API key that does not reveal the key; empty on an open
+    server."""
     return str(scope.get("state", {}).get("client", ""))

@@ -38,9 +38,9 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling values of requests that give none, from the model's generation_config.json.
+    """Sampling values for requests that give none, from the model's generation_config.json.
 
-    heeds_priority: whether the scheduling policy looks at priorities; if not, asking for one is refused.
+    heeds_priority: whether the scheduling policy uses priorities; if not, asking for one is refused.
     lower_priority_first: a request's `priority` is vLLM's, where the lower one goes first; else the higher one does.
     """
 
@@ -55,19 +55,20 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model that is being served; facts that never change while it is.
+    """The model that is being served. Its facts never change while it is served.
 
     chat_template: None if the model has none; then chat is refused.
-    root: what the model was started as, shown to clients: a name or hub id, never a path of this machine.
+    root: the model as the server was started with it, shown to clients: a name or hub id, never a path of this machine.
     created: Unix seconds, shown in the model card.
     max_model_len: tokens that one sequence may have, prompt and output; no more than the whole KV cache holds.
-    vocab_size: ids of prompts are below it. eos_token_ids: end a sequence unless the client says `ignore_eos`.
-    quantization: the format of the weights; None: plain ones.
-    takes_deterministic: requests may ask to be: they are computed in batches, or the server was started to do without.
+    vocab_size: ids of prompts are below it. eos_token_ids: end a sequence unless the client sets `ignore_eos`.
+    quantization: the format of the weights; None: not quantized.
+    takes_deterministic: whether requests may ask to be deterministic: the model can be computed so in batches, or the
+        server was started to do it one token at a time.
     build: what the answers depend on besides the request (weights' revision, dtype, device, kernels), for people and
-    for `system_fingerprint`. Shown to clients: no paths.
-    tokenizer_options: the fields of tokenizer_config.json, paths of this machine among them or not.
-    grammars: compile what outputs must match; None if this server cannot, then asking for it is refused.
+        for `system_fingerprint`. Shown to clients: no paths.
+    tokenizer_options: the fields of tokenizer_config.json; may contain paths of this machine.
+    grammars: compile constraints on outputs; None if this server cannot, then asking for it is refused.
     adapters: None if none are served. fine_tuning: None if this server takes no jobs. clock: the engine's.
     embedder: how the model embeds; None: it generates.
     system_fingerprint: changes when answers to the same request with the same seed may change.
@@ -99,7 +100,7 @@ class ServedModel:
 
 
 class ServingState:
-    """The phase, and from `ready` on the model. Read and changed on the event-loop thread only."""
+    """The phase, and once loaded the model. Read and changed on the event-loop thread only."""
 
     def __init__(self) -> None:
         self.phase = Phase.LOADING
@@ -117,20 +118,20 @@ class ServingState:
         self.phase = Phase.READY
 
     def announce_end(self) -> None:
-        """No balancer should send requests here any more; what comes all the same is still taken."""
+        """Load balancers should send no more requests here; those that come are still taken."""
         self._end_is_near = True
 
     @property
     def wants_requests(self) -> bool:
-        """Whether a balancer should send requests here."""
+        """Whether a load balancer should send requests here."""
         return self.phase is Phase.READY and not self._end_is_near
 
     def set_draining(self) -> None:
-        """From any phase; there is no way back."""
+        """From any phase; it cannot be undone."""
         self.phase = Phase.DRAINING
 
     def set_failed(self) -> None:
-        """Loading failed or the engine is lost; there is no way back."""
+        """Loading failed or the engine is lost; it cannot be undone."""
         self.phase = Phase.FAILED
 
     def ailment(self) -> Ailment | None:
@@ -146,23 +147,23 @@ class ServingState:
         raise self._unavailable()
 
     def check_generates(self) -> ServedModel:
-        """As `check_ready`; raises InvalidRequest where the model embeds."""
+        """As `check_ready`; raises InvalidRequest if this is an embedding model."""
         model = self.check_ready()
         if model.embedder is not None:
-            raise InvalidRequest("This model embeds and generates no text; POST /v1/embeddings is its endpoint.")
+            raise InvalidRequest("This is an embedding model and generates no text; use /v1/embeddings.")
         return model
 
     def check_embeds(self) -> tuple[ServedModel, EmbedderConfig]:
-        """As `check_ready`; raises InvalidRequest where the model generates."""
+        """As `check_ready`; raises InvalidRequest if this is not an embedding model."""
         model = self.check_ready()
         if model.embedder is None:
             raise InvalidRequest(
-                "This model generates text and embeds none: it says nothing of pooling (1_Pooling/config.json)."
+                "This model does not support embeddings: it has no pooling configuration (1_Pooling/config.json)."
             )
         return model, model.embedder
 
     def check_loaded(self) -> ServedModel:
-        """The model, also while draining; raises Unavailable, which says why, while there is none."""
+        """The model, also while draining. Raises Unavailable with the reason while there is none."""
         if self._model is None:
             raise self._unavailable()
         return self._model

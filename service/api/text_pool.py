@@ -1,8 +1,8 @@
-"""Runs tokenizing and templates: at once when short, on threads when they would hold up the loop.
+"""Runs tokenizing and templates: inline when short, on threads when they would hold up the event loop.
 
-Threads of their own for three kinds of work, so that none waits for another: answers and bodies, prompts, and prompts
-of so many characters that they take seconds. Only so many characters of prompts may wait; more is refused before any
-work on it.
+There are separate threads for three kinds of work, so that none waits for another: answers and bodies, prompts, and
+prompts so long that they take seconds. The characters of waiting prompts are bounded; a prompt beyond the bound is
+refused before any work on it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 _INLINE_CHARACTERS = 4096
 """About 2 ms of byte-level BPE; a thread hop costs 0.1 ms and more under load."""
 _LARGE_CHARACTERS = 128 * 1024
-"""Work on so many leaves memory behind that is worth giving back."""
+"""Larger work leaves enough freed memory to return it to the system."""
 _LONG_CHARACTERS = 1024 * 1024
 _MAX_WAITING_CHARACTERS = 16 * 1024 * 1024
 """For each kind of prompts: two bodies of the largest size, which take some seconds."""
@@ -44,7 +44,8 @@ class TextPool:
         self._long_prompts = _Lane(1, "headrace-long-prompt", max_waiting)
 
     async def run(self, num_characters: int, work: Callable[[], Result]) -> Result:
-        """The result of `work`, which handles about `num_characters`. Never refused: a body or an answer."""
+        """The result of `work`, which handles about `num_characters`. Never refused, as it is for bodies and
+        answers."""
         if num_characters <= _INLINE_CHARACTERS:
             return self._note(_timed(work))
         try:
@@ -55,9 +56,9 @@ class TextPool:
     async def run_prompt(
         self, receive: Receive, num_characters: int, work: Callable[[Callable[[], None]], Result]
     ) -> Result:
-        """As `run`, for a prompt. Raises Overloaded if too many characters of prompts wait, ClientGone if the client
-        leaves; work that still waited then is never done. What `work` is given raises ClientGone in it, too: long work
-        calls it now and then. receive: of a request whose body has been read."""
+        """As `run`, for a prompt. Raises Overloaded if too many characters of prompts are waiting, ClientGone if the
+        client disconnects; work that has not begun by then is dropped. `work` is given a function that raises
+        ClientGone in it; long work calls it now and then. receive: of a request whose body has been read."""
         if num_characters <= _INLINE_CHARACTERS:
             return self._note(_timed(lambda: work(_never_cancelled)))
         lane = self._prompts if num_characters <= _LONG_CHARACTERS else self._long_prompts
@@ -73,7 +74,7 @@ class TextPool:
         self._answers.shutdown(wait=False, cancel_futures=True)
 
     def note_large_work(self, num_characters: int) -> None:
-        """Something of this size is done with, here or elsewhere: the memory that it took is given back soon."""
+        """Large work is done, here or elsewhere: its memory is returned to the system soon."""
         if num_characters > _LARGE_CHARACTERS:
             self._freed.trim_soon()
 
@@ -84,7 +85,7 @@ class TextPool:
 
 
 class _Lane:
-    """Some threads, and how many characters wait for them. Event-loop thread."""
+    """Some threads, and how many characters are waiting for them. Event-loop thread."""
 
     def __init__(self, num_threads: int, name: str, max_waiting: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
@@ -94,8 +95,8 @@ class _Lane:
     async def run(self, num_characters: int, work: Callable[[Callable[[], None]], Result]) -> tuple[Result, float]:
         if self._num_waiting and self._num_waiting + num_characters > self._max_waiting:
             raise Overloaded(
-                f"prompts of {self._num_waiting} characters wait to be read; the limit is {self._max_waiting}; "
-                "try again later",
+                f"Prompts of {self._num_waiting} characters are waiting to be tokenized; the limit is "
+                f"{self._max_waiting}. Try again later.",
                 retry_after_s=_RETRY_AFTER_S,
             )
         is_over = threading.Event()
@@ -111,14 +112,14 @@ class _Lane:
         finally:
             is_over.set()
             self._num_waiting -= num_characters
-            del future  # a fault knows this frame by its traceback: no reference cycle
+            del future  # an exception refers to this frame by its traceback: no reference cycle
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _never_cancelled() -> None:
-    """Asks work that is done at once; nobody can have left meanwhile."""
+    """For work that is done inline: the client cannot have disconnected meanwhile."""
 
 
 def _timed(work: Callable[[], Result]) -> tuple[Result, float]:

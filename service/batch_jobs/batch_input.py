@@ -52,7 +52,12 @@ def check_input(path: Path, endpoint: str) -> CheckedInput:
             if error is None:
                 digest = hashlib.blake2b(value["custom_id"].encode(), digest_size=16).digest()
                 if digest in seen:
-                    error = InputError("duplicate_custom_id", "custom_id was used before.", number, "custom_id")
+                    error = InputError(
+                        "duplicate_custom_id",
+                        "custom_id must be unique in the file.",
+                        number,
+                        "custom_id",
+                    )
                 seen.add(digest)
             if error is not None:
                 errors.append(error)
@@ -121,5 +126,5 @@ def _error_in(value: dict[str, Any], number: int, endpoint: str) -> InputError |
         return InputError("invalid_body", "body must be an object.", number, "body")
     for name in ("stream", "background"):
         if body.get(name):
-            return InputError("unsupported_parameter", f"{name} is not for batches.", number, f"body.{name}")
+            return InputError("unsupported_parameter", f"{name} is not supported in batches.", number, f"body.{name}")
     return None

@@ -99,7 +99,9 @@ class BatchJobs:
         if file is None:
             raise NotFound(f"No such File object: {input_file_id[:64]}", param="input_file_id")
         if file.purpose != "batch":
-            raise InvalidRequest(f"The file's purpose is {file.purpose}, not batch.", param="input_file_id")
+            raise InvalidRequest(
+                f"The purpose of the file must be 'batch', got {file.purpose!r}.", param="input_file_id"
+            )
         now_s = int(time.time())
         batch = Batch(
             f"batch_{secrets.token_hex(_ID_BYTES)}",
@@ -115,7 +117,7 @@ class BatchJobs:
             metadata,
         )
         if await self._storage.database.run(lambda connection: num_unfinished(connection, client)) >= _MAX_UNFINISHED:
-            raise RateLimited(f"There are {_MAX_UNFINISHED} batches that have not ended, which is the limit.")
+            raise RateLimited(f"{_MAX_UNFINISHED} batches have not ended, which is the limit. Try again when one has.")
         await self._storage.files.hold(input_file_id, client)
         try:
             await self._storage.database.run(lambda connection: insert_batch(connection, batch))
@@ -136,7 +138,7 @@ class BatchJobs:
     async def list(self, client: str, query: PageQuery) -> Page[Batch]:
         page = await self._storage.database.run(lambda connection: list_batches(connection, client, query))
         if page is None:
-            raise InvalidRequest("after is not the id of one of these batches.", param="after")
+            raise InvalidRequest("after must be the id of a batch of yours.", param="after")
         return Page([self._as_it_is(batch) for batch in page.items], page.has_more)
 
     async def cancel(self, batch_id: str, client: str) -> Batch:

@@ -1,4 +1,4 @@
-"""`headrace batch FILE`: a file of requests becomes a file of answers, by a running server or by one of our own."""
+"""`headrace batch FILE`: turns a file of requests into a file of answers, with a running server or one of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WINDOW = "7d"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status: 0 if every request has an answer of status 200."""
+    """Returns the exit status: 0 if every request was answered with status 200."""
     own, behind = _split(arguments)
     options = _parser().parse_args(own)
     if options.url is not None and behind:
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(server: Server, file_id: str, endpoint: str) -> BatchState:
-    """The batch at its end."""
+    """The batch when it has ended."""
     batch = server.create_batch(file_id, endpoint, _WINDOW)
     bar = ProgressBar(sys.stderr, "requests")
     try:
@@ -93,7 +93,7 @@ def _show(bar: ProgressBar, batch: BatchState) -> None:
 
 
 def _write(server: Server, batch: BatchState, out: Path) -> None:
-    """All at once: whoever reads the file finds it whole."""
+    """Written under another name and renamed, so that readers find it whole."""
     part = out.with_name(out.name + ".part")
     try:
         with part.open("wb") as file:

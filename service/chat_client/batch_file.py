@@ -1,4 +1,4 @@
-"""The file that `headrace batch` is given: lines of OpenAI's batch format, or bare requests."""
+"""The input file of `headrace batch`: lines in OpenAI's batch format, or bare requests."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 class BatchFileError(ValueError):
-    """What is wrong with the file, for the user who wrote it."""
+    """What is wrong with the file, for the user."""
 
 
 def endpoint_of(path: Path) -> str:
-    """Of the first request. BatchFileError if there is none; OSError."""
+    """The endpoint of the first request. BatchFileError if there is none; OSError."""
     for number, value in _requests(path):
         return str(_wrapped(number, value)["url"])
     raise BatchFileError(f"{path} holds no requests")
 
 
 def batch_lines(path: Path, model: str) -> Iterator[bytes]:
-    """The lines as the server takes them. A bare request, with `messages` or a `prompt`, gets its line's number as its
-    id; one that names no model gets this one."""
+    """The lines as the server takes them. A bare request, with `messages` or a `prompt`, gets its line number as its
+    id; a request without a model gets `model`."""
     for number, value in _requests(path):
         line = _wrapped(number, value)
         body = line.get("body")
@@ -54,4 +54,4 @@ def _wrapped(number: int, value: dict[str, Any]) -> dict[str, Any]:
     for field, url in (("messages", CHAT), ("prompt", COMPLETIONS)):
         if field in value:
             return {"custom_id": str(number), "method": "POST", "url": url, "body": value}
-    raise BatchFileError(f"line {number} is no request: it has neither url and body, nor messages, nor a prompt")
+    raise BatchFileError(f"line {number} is not a request: it has neither url and body, nor messages, nor a prompt")

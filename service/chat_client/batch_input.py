@@ -1,4 +1,4 @@
-"""A batch as the user types it: `["prompt", ...] [max tokens, ...]` (FineInfer, section 3.1). Slips are explained."""
+"""A batch as the user types it: `["prompt", ...] [max tokens, ...]` (FineInfer, section 3.1). Errors are explained."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ EXAMPLE = '["What is ORCA?", "And PagedAttention?"] [32, 64]'
 
 
 class BatchItem(NamedTuple):
-    """One prompt, and how many tokens its answer may have."""
+    """One prompt, and the most tokens that its answer may have."""
 
     prompt: str
     max_tokens: int
 
 
 class BatchInputError(ValueError):
-    """What is wrong with the text, for the user who typed it."""
+    """What is wrong with the text, for the user."""
 
 
 def parse_batch(text: str) -> list[BatchItem]:
-    """Two JSON lists: prompts, then as many numbers, or one for all. Raises BatchInputError."""
+    """Parses two JSON lists: prompts, then as many numbers, or one for all. Raises BatchInputError."""
     prompts, rest = _read_list(text, "the prompts")
     numbers, rest = _read_list(rest, "the numbers of tokens")
     if rest.strip():
@@ -43,7 +43,7 @@ def parse_batch(text: str) -> list[BatchItem]:
 
 
 def _read_list(text: str, what: str) -> tuple[list[Any], str]:
-    """The list that the text begins with, and the rest of the text."""
+    """The list at the beginning of the text, and the rest of the text."""
     text = text.lstrip()
     if not text.startswith("["):
         found = _quoted(text) if text else "nothing"

@@ -1,4 +1,4 @@
-"""What a server tells of a batch while it runs: pushed where the server does that, else asked for."""
+"""Follows a batch on a server: by its event stream if it has one, else by polling."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _LOOK_EVERY_S = 0.25
 
 
 def watch_batch(server: Server, batch_id: str, *, lines: bool) -> Iterator[BatchState | bytes]:
-    """Its state whenever that changes, the last time when it is over. lines: those of its results, too, as they come,
-    each of them once or, where a server pushes nothing, none. Raises ServerFault once the server does not answer."""
-    with suppress(ServerFault):  # none of ours, or it has ended
+    """The batch's state whenever it changes, the last time when it has ended. lines: also the lines of its results as
+    they come, each once; none of them from a server without event streams. Raises ServerFault when the server does
+    not answer any more."""
+    with suppress(ServerFault):  # not a Headrace server, or its stream has ended
         for told in server.batch_events(batch_id, lines=lines):
             yield told
             if isinstance(told, BatchState) and told.is_over:

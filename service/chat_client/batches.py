@@ -1,4 +1,4 @@
-"""Batches that run behind the chat, until the user asks for their answers."""
+"""Batches that run in the background of the chat until the user asks for their answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_CALLS = 16
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """name: the server's id, or where it takes no batches a number, from 1."""
+    """name: the server's id of the batch, or, with a server without batches, a number from 1."""
 
     name: str
     items: Sequence[BatchItem]
@@ -29,8 +29,8 @@ class Batch:
 
 
 class Batches:
-    """begin(items): has the server run them as a batch; raises ServerFault where it takes none. Then answer(item) makes
-    one call, in a thread of the pool. Everything else belongs to the user's thread."""
+    """begin(items): has the server run them as a batch; raises ServerFault if it does not support batches. Then
+    answer(item) makes one call, in a thread of the pool. Everything else belongs to the user's thread."""
 
     def __init__(self, begin: Callable[[Sequence[BatchItem]], ServerBatch], answer: Callable[[BatchItem], str]) -> None:
         self._begin = begin
@@ -51,13 +51,13 @@ class Batches:
         return batch
 
     def newly_done(self) -> list[str]:
-        """Names of the batches that have come to an end since the last call, and whose answers still wait."""
+        """Names of the batches that have ended since the last call and whose answers were not taken yet."""
         done = [batch.name for batch in self._waiting if batch.is_done and batch.name not in self._told]
         self._told.update(done)
         return done
 
     def take_done(self) -> list[Batch]:
-        """The batches that have come to an end; their answers are given out once."""
+        """The batches that have ended; each is returned once."""
         done = [batch for batch in self._waiting if batch.is_done]
         self._waiting = [batch for batch in self._waiting if batch not in done]
         return done
@@ -67,7 +67,7 @@ class Batches:
         return sum(not batch.is_done for batch in self._waiting)
 
     def close(self) -> None:
-        """Calls that have not begun are dropped; those that have are waited for. The server's batches are cancelled."""
+        """Drops calls that have not begun, and waits for those that have. The server's batches are cancelled."""
         for begun in self._on_the_server:
             if not begun.is_over:
                 begun.cancel()
@@ -82,7 +82,7 @@ class Batches:
 
 
 def answer_or_fault(answer: Future[str]) -> str:
-    """What a call of a batch that is done came to, as text for the user."""
+    """The result of a call that is done, as text for the user."""
     try:
         return answer.result()
     except ServerFault as fault:

@@ -14,8 +14,8 @@ from service.chat_client.terminal import PlainTerminal, Terminal
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Chat until the user leaves; returns the exit status: 1 if there is no such server or model, or if nobody typed
-    and an answer has failed."""
+    """Chat until the user leaves. Returns the exit status: 1 if there is no such server or model, or if input came from
+    a pipe and an answer has failed."""
     options = _parser().parse_args(arguments)
     try:
         server = Server(options.url, os.environ.get("OPENAI_API_KEY"))
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _terminal(*, plain: bool) -> Terminal:
-    """With colours and keys where somebody types and the extra `chat` is installed."""
+    """With colours and key bindings on a terminal, if the extra `chat` is installed."""
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if not is_interactive:
         return PlainTerminal(_read_piped, _write, is_interactive=False)

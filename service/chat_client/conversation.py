@@ -1,4 +1,4 @@
-"""What was said so far, and how it is kept in a file: JSON, whose `messages` are OpenAI's."""
+"""The conversation so far, and its file: JSON, with `messages` in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class ConversationError(Exception):
 
 
 class Conversation:
-    """system: said before everything; empty if nothing is. turns: the messages of user and assistant, in order.
+    """system: the system message; empty if there is none. turns: the messages of user and assistant, in order.
 
-    It overwrites no file but those that it has read or written itself.
+    It overwrites no files except those that it has read or written itself.
     """
 
     def __init__(self) -> None:
@@ -38,18 +38,18 @@ class Conversation:
         self.turns.append({"role": "assistant", "content": text})
 
     def take_back_question(self) -> None:
-        """The last question, which was not answered."""
+        """Removes the last question, which was not answered."""
         self.turns.pop()
 
     def take_back_answer(self) -> bool:
-        """The last answer, to be given anew; False if nothing was answered."""
+        """Removes the last answer, to be generated again; False if there is none."""
         if not self.turns or self.turns[-1]["role"] != "assistant":
             return False
         self.turns.pop()
         return True
 
     def save(self, name: str) -> Path:
-        """The file, which is there whole or not at all. Raises ConversationError."""
+        """Returns the path. The file is written whole or not at all. Raises ConversationError."""
         path = Path(name).expanduser()
         if path.exists() and path.resolve() not in self._own_files:
             raise ConversationError(f"there is a file {path} already; save under another name")
@@ -64,7 +64,7 @@ class Conversation:
         return path
 
     def load(self, name: str) -> Path:
-        """In place of what was said so far. Raises ConversationError, and then all is as it was."""
+        """Replaces the conversation by the file's. Raises ConversationError, and then nothing has changed."""
         path = Path(name).expanduser()
         try:
             if path.stat().st_size > _MAX_FILE_BYTES:

@@ -1,4 +1,4 @@
-"""A streamed Markdown text, cut where a block of it is whole: what comes later changes nothing above such a place."""
+"""Splits a streamed Markdown text where a block is complete: later text changes nothing before such a place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
 class MarkdownBlocks:
-    """A block ends at a blank line, unless that stands inside a fence of code, or at the end of such a fence."""
+    """A block ends at a blank line outside a code fence, or at the end of a fence."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -17,21 +17,21 @@ class MarkdownBlocks:
 
     @property
     def rest(self) -> str:
-        """What belongs to no whole block yet."""
+        """The text that belongs to no complete block yet."""
         return "".join(self._lines) + self._unended
 
     def push(self, text: str) -> list[str]:
-        """The blocks that are whole with this text."""
+        """The blocks that this text completes."""
         *lines, self._unended = (self._unended + text).split("\n")
         return [block for line in lines if (block := self._add(f"{line}\n"))]
 
     def flush(self) -> str:
-        """The rest, which is whole by being the end."""
+        """The rest, which the end completes."""
         rest, self._lines, self._unended, self._fence = self.rest, [], "", ""
         return rest
 
     def _add(self, line: str) -> str:
-        """The block that ends with this line, or nothing."""
+        """The block that ends with this line; empty if none does."""
         self._lines.append(line)
         if not self._ends_block(line):
             return ""

@@ -1,4 +1,4 @@
-"""A server of our own, for as long as a command runs."""
+"""A server of the command's own, which runs as long as the command."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LAST_LINES = 5
 
 @contextmanager
 def own_server(model: str | None, options: Sequence[str]) -> Iterator[str]:
-    """Its address, once it serves. model: as `headrace serve` takes it; None: the one that comes with Headrace.
-    options: further ones of `headrace serve`. ServerFault with the end of its log if it does not start.
+    """The server's address, once it is ready. model: as for `headrace serve`; None: the one that comes with Headrace.
+    options: further options of `headrace serve`. ServerFault with the end of its log if it does not start.
 
-    Its files go with it. Nobody else knows its port, but anybody on this machine may find it.
+    Its files are removed with it. Its port is not announced, but others on this machine may find it.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-") as data:
         command = [sys.executable, "-m", "service", "serve", *([] if model is None else [model])]
@@ -39,7 +39,7 @@ def own_server(model: str | None, options: Sequence[str]) -> Iterator[str]:
 
 
 class _Log:
-    """Read to its end, by a thread: unread, it would hold up the server."""
+    """Read to its end by a thread; unread, it would block the server."""
 
     def __init__(self, lines: IO[str]) -> None:
         self._last = deque[str](maxlen=_LAST_LINES)
@@ -49,14 +49,14 @@ class _Log:
         self._reading.start()
 
     def address(self) -> str:
-        """Once the server is ready; ServerFault if it has ended before."""
+        """Returned when the server is ready; ServerFault if it ends before."""
         self._is_told.wait()
         if self._address is None:
             raise ServerFault("the model could not be served:\n" + "".join(self._last))
         return self._address
 
     def close(self) -> None:
-        """When the server has ended."""
+        """To be called when the server has ended."""
         self._reading.join()
 
     def _read(self, lines: IO[str]) -> None:

@@ -1,4 +1,4 @@
-"""How far a long work is, on one line of the terminal; where nobody watches, a line now and then."""
+"""The progress of a long task: one line on a terminal; elsewhere, a line now and then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _EVERY_S = 10.0
 
 
 class ProgressBar:
-    """what: is counted. now_s: passed in by tests."""
+    """what: the unit that is counted. now_s: passed in by tests."""
 
     def __init__(self, output: TextIO, what: str) -> None:
         self._output = output

@@ -1,4 +1,4 @@
-"""What the user sets for every answer: fields of the request, as `/set NAME VALUE` has them."""
+"""Request fields that the user sets for every answer, with `/set NAME VALUE`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OURS = {
 
 
 class FieldError(ValueError):
-    """What is wrong with a field, for the user who typed it."""
+    """What is wrong with a field, for the user."""
 
 
 class RequestFields:
-    """Whether the server knows a field, and may have its value, is the server's to say."""
+    """Whether a field and its value are valid is left to the server."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = dict(fields)
@@ -30,12 +30,12 @@ class RequestFields:
         return dict(self._fields)
 
     def change(self, text: str) -> str:
-        """`NAME VALUE` sets a field, `NAME` leaves it to the server; returns what was done. Raises FieldError."""
+        """`NAME VALUE` sets a field, `NAME` removes it; returns what was done. Raises FieldError."""
         name, _, value = text.partition(" ")
         if name in _OURS:
             raise FieldError(f"{name} cannot be set here: {_OURS[name]}")
         if not name.isidentifier():
-            raise FieldError(f"{name!r} is no name of a field, such as temperature")
+            raise FieldError(f"{name!r} is not the name of a request field, such as temperature")
         if value.strip():
             self._fields[name] = _value_of(value.strip())
         elif self._fields.pop(name, None) is None:
@@ -49,7 +49,7 @@ class RequestFields:
 
 
 def _value_of(text: str) -> Any:
-    """JSON if it is some, else the text itself."""
+    """The JSON value if it is JSON, else the text itself."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

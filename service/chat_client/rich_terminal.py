@@ -1,4 +1,4 @@
-"""The terminal of somebody who types: prompt_toolkit reads, rich writes. Both are of the extra `chat`."""
+"""The terminal of an interactive user: prompt_toolkit reads, rich writes. Both belong to the extra `chat`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from service.chat_client.terminal import PROMPT, Piece
 
 _REASONING, _NOTE, _FAULT, _PROMPT = "italic dim", "dim", "bold red", "bold ansigreen"
 _LINES_SHOWN = 8
-"""Of a block that is not whole yet."""
+"""Of an incomplete block."""
 
 
 class RichTerminal:
-    """Enter sends; Alt-Enter begins a new line. Earlier lines come back, also those of earlier sessions
-    where `history` is a file. Answers are Markdown, shown block by block; the block that grows is shown as it comes.
-    """
+    """Enter sends; Alt-Enter begins a new line. Earlier lines can be recalled, also those of earlier sessions if
+    `history` is a file. Answers are Markdown, printed block by block; the incomplete block is shown as it grows."""
 
     is_interactive = True
 
@@ -74,7 +73,7 @@ class RichTerminal:
 
 
 class _AnswerView:
-    """Prints what is whole, above what is not, which `live` shows for the moment."""
+    """Prints complete blocks above the incomplete one, which `live` shows meanwhile."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -90,20 +89,20 @@ class _AnswerView:
         self._live.update(Text(self._last_lines(), style=_REASONING if self._is_reasoning else ""))
 
     def end(self) -> None:
-        """What is left is whole."""
+        """The rest is complete."""
         if (rest := self._blocks.flush()).strip():
             self._print(rest)
         self._live.update(Text(""))
 
     def _print(self, block: str) -> None:
-        self._live.update(Text(""))  # else it would be shown once more below the block
+        self._live.update(Text(""))  # else it would be shown again below the block
         if self._is_reasoning:
             self._live.console.print(Text(block.rstrip("\n"), style=_REASONING))
         else:
             self._live.console.print(Markdown(block))
 
     def _last_lines(self) -> str:
-        """As many as stay below what is printed, whatever the height of the screen."""
+        """As many lines as fit below what is printed, whatever the height of the screen."""
         console = self._live.console
         width = max(1, console.width)
         unended = self._blocks.rest.rstrip("\n").split("\n")
@@ -112,14 +111,14 @@ class _AnswerView:
 
 
 def history_file() -> Path | None:
-    """Where earlier lines are kept: in the user's folder for such things; None if there is none that can be written."""
+    """The file of earlier lines, in the user's state folder; None if it cannot be written."""
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         folder = Path(state) / "headrace"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = folder / "chat_history"
         file.touch(mode=0o600)
-    except (OSError, RuntimeError):  # no home
+    except (OSError, RuntimeError):  # there is no home directory
         return None
     return file
 
@@ -129,7 +128,7 @@ def _history(file: Path | None) -> History:
 
 
 def _bindings() -> KeyBindings:
-    """Of several lines, Enter would begin another."""
+    """With several lines, Enter would begin another one."""
     bindings = KeyBindings()
 
     @bindings.add("enter")

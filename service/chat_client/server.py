@@ -1,4 +1,4 @@
-"""A running OpenAI-compatible server, as the chat client calls it: a connection for each call, standard library."""
+"""A running OpenAI-compatible server, as the chat client calls it: one connection per call, standard library."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _PIECE_BYTES = 256 * 1024
 
 
 class Usage(NamedTuple):
-    """Tokens of a call, as its stream tells them at the end."""
+    """Tokens of a call, from the end of its stream."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 class Ignored(NamedTuple):
-    """Fields of a request that the server does not know and has left out."""
+    """Fields of a request that the server does not know and has ignored."""
 
     names: str
 
 
 class BatchState(NamedTuple):
-    """A batch as the server tells of it. errors: for the user. file_ids: of its results."""
+    """The state of a batch. errors: for the user. file_ids: of its results."""
 
     batch_id: str
     status: str
@@ -70,7 +70,7 @@ class Server:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def model_names(self) -> list[str]:
-        """One at least."""
+        """At least one."""
         with self._call("GET", "/v1/models") as answer:
             names = [str(card["id"]) for card in json.load(answer)["data"]]
         if not names:
@@ -78,12 +78,12 @@ class Server:
         return names
 
     def complete_chat(self, request: Mapping[str, Any]) -> str:
-        """The text of the answer to a chat request, once it is whole."""
+        """The text of the answer to a chat request, once it is complete."""
         with self._call("POST", "/v1/chat/completions", request) as answer:
             return str(json.load(answer)["choices"][0]["message"]["content"] or "")
 
     def stream_chat(self, request: Mapping[str, Any]) -> Generator[StreamEvent, None, None]:
-        """The answer piece by piece, and what else is told of it. To close the iterator is to stop the answer."""
+        """The answer piece by piece, and what else the stream says. Closing the iterator stops the answer."""
         body = {**request, "stream": True, "stream_options": {"include_usage": True}}
         with self._call("POST", "/v1/chat/completions", body) as answer:
             if names := answer.headers["x-ignored-params"]:
@@ -94,7 +94,7 @@ class Server:
                     yield from _events_of(json.loads(data))
 
     def upload(self, lines: Iterable[bytes]) -> str:
-        """The id of a new file for a batch, sent as `lines` come; what they raise goes through."""
+        """The id of a new file for a batch, sent as `lines` come; their exceptions are passed on."""
         boundary = uuid.uuid4().hex
         part = f'--{boundary}\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n'
         head = part % ("purpose", "") + "batch\r\n" + part % ("file", '; filename="requests.jsonl"')
@@ -112,8 +112,8 @@ class Server:
             return _batch_state(json.load(answer))
 
     def batch_events(self, batch_id: str, *, lines: bool) -> Generator[BatchState | bytes, None, None]:
-        """What the server pushes: the batch's state whenever it changes and, with `lines`, those of its results as they
-        come. Ends when it is over, or when the server ends. Other servers than ours have none."""
+        """The server's events: the batch's state whenever it changes and, with `lines`, the lines of its results as
+        they come. Ends with the batch, or when the server ends. Only Headrace servers have them."""
         with self._call("GET", f"/v1/batches/{batch_id}/events?lines={lines}") as answer:
             if answer.headers.get_content_type() != "text/event-stream":
                 raise ServerFault("the server pushes nothing of its batches")
@@ -130,7 +130,7 @@ class Server:
                     event = b""
 
     def cancel_batch(self, batch_id: str) -> BatchState:
-        """It ends soon."""
+        """The batch ends soon after."""
         with self._call("POST", f"/v1/batches/{batch_id}/cancel", {}) as answer:
             return _batch_state(json.load(answer))
 
@@ -148,16 +148,16 @@ class Server:
         body: Mapping[str, Any] | Iterable[bytes] | None = None,
         content_type: str = "application/json",
     ) -> Iterator[http.client.HTTPResponse]:
-        """body: an object, sent as JSON, or bytes as they are."""
+        """body: an object, which is sent as JSON, or bytes, which are sent unchanged."""
         host, port = self._address
         connection = self._connect(host, port, timeout=_CONNECT_S)
         try:
             connection.connect()
-            connection.sock.settimeout(None)  # an answer may take as long as it likes
+            connection.sock.settimeout(None)  # an answer may take any time
             content = json.dumps(body) if isinstance(body, Mapping) else body
             headers = {**self._headers, "Content-Type": content_type}
             connection.request(method, self._root + path, content, headers)
-            with connection.getresponse() as answer:  # which has the socket, if the server closes it after the answer
+            with connection.getresponse() as answer:  # it has the socket, if the server closes it after the answer
                 if answer.status != http.client.OK:
                     raise _fault(answer)
                 yield answer
@@ -170,7 +170,7 @@ class Server:
 
 
 def _parts_of(url: str) -> SplitResult:
-    with suppress(ValueError):  # brackets or a port that are none
+    with suppress(ValueError):  # invalid brackets or port
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts

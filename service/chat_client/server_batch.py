@@ -1,4 +1,4 @@
-"""A batch of the chat's that the server runs by its Batch API: it has the server's id, and waits while anybody chats,
+"""A batch of the chat that the server runs by its Batch API: it has the server's id, and waits while there are chats,
 whatever the scheduling policy."""
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ _WINDOW = "24h"
 _OK = 200
 
 NumberedText = tuple[int, str | ServerFault]
-"""A request's number, and its answer's text or why there is none."""
+"""A request's number, and its answer's text or the reason why there is none."""
 
 
 class ServerBatch:
-    """requests: to the chat endpoint. Made, it has begun: raises ServerFault where the server takes no batches."""
+    """requests: to the chat endpoint. The batch begins at construction; ServerFault if the server does not support
+    batches."""
 
     def __init__(self, server: Server, requests: Sequence[Mapping[str, Any]]) -> None:
         self._server = server
@@ -36,8 +37,8 @@ class ServerBatch:
         return self._state.is_over
 
     def bring(self, answers: Sequence[Future[str]]) -> None:
-        """Each becomes the text of its request's answer, or ServerFault, as soon as the server tells it. In a thread of
-        its own."""
+        """Sets each future to the text of its request's answer, or to ServerFault, as soon as the server reports it.
+        Runs in a thread of its own."""
         try:
             for told in watch_batch(self._server, self.batch_id, lines=True):
                 if isinstance(told, bytes):
@@ -54,7 +55,7 @@ class ServerBatch:
             _settle(answers, (number, fault))
 
     def cancel(self) -> None:
-        """It ends soon, if it has not. Any thread."""
+        """The batch ends soon after, if it has not ended. Any thread."""
         with suppress(ServerFault):
             self._server.cancel_batch(self.batch_id)
 
@@ -70,7 +71,7 @@ def _lines(requests: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
 
 
 def _settle(answers: Sequence[Future[str]], text: NumberedText) -> None:
-    """What is settled stays as it is."""
+    """Futures that are set stay as they are."""
     number, value = text
     if not 0 <= number < len(answers):
         raise ServerFault("the server answers requests that are not in the batch")

@@ -1,4 +1,4 @@
-"""One session at the terminal: what the user types, and what is written to it."""
+"""One session at the terminal: commands and messages in, answers out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from service.chat_client.terminal import GOES_ON, Piece, Terminal
 CHAT_PRIORITY = 1
 _QUOTES = '"""'
 _CONTROL_CHARACTERS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Of an answer, they would steer the user's terminal."""
+"""Removed from answers, since they could control the user's terminal."""
 
 
 class _Command(NamedTuple):
-    """carry_out: is given what the user has typed behind the command's name."""
+    """carry_out: called with the text after the command's name."""
 
     usage: str
     help: str
@@ -30,10 +30,10 @@ class _Command(NamedTuple):
 
 
 class Session:
-    """fields: of every request, to begin with.
+    """fields: the initial fields of every request.
 
-    A chat call goes before the batches: those that the server runs wait while anybody chats. Where it runs none, their
-    calls have less priority, if its scheduling policy heeds any.
+    A chat call goes before the batches: batches on the server wait while there are chats. If the server does not
+    support batches, their calls have a lower priority, if its scheduling policy uses priorities.
     """
 
     def __init__(self, server: Server, terminal: Terminal, model: str, fields: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ class Session:
         self._num_failed = 0
 
     def run(self) -> int:
-        """Until the user leaves; returns how many answers have failed."""
+        """Runs until the user leaves; returns how many answers have failed."""
         try:
             while (line := self._next_line()) not in (None, "/quit"):
                 try:
@@ -73,7 +73,7 @@ class Session:
             return ""
 
     def _quoted(self, text: str) -> str:
-        """All lines up to the closing quotes, or to the end; never a command."""
+        """All lines up to the closing quotes, or to the end; none of them is a command."""
         while len(text) < 2 * len(_QUOTES) or not text.endswith(_QUOTES):
             try:
                 text = f"{text}\n{self._terminal.read(GOES_ON)}"
@@ -98,13 +98,13 @@ class Session:
             self._terminal.note(str(fault))
 
     def _chat(self, text: str) -> None:
-        """The turn is kept if the answer is; one that was stopped is kept as far as it came."""
+        """The turn is kept if it is answered; an answer that was stopped is kept as far as it came."""
         self._conversation.say(text)
         if not self._answered():
             self._conversation.take_back_question()
 
     def _answered(self) -> bool:
-        """Answer what was said last; False if that failed, or was stopped before anything came."""
+        """Answers the last message; False if that failed, or was stopped before anything came."""
         answer = _Answer()
         try:
             self._receive(answer)
@@ -129,7 +129,7 @@ class Session:
                 if isinstance(event, Usage):
                     answer.usage = event
                 elif isinstance(event, Ignored):
-                    answer.notes.append(f"[the server does not know, and left out: {event.names}]")
+                    answer.notes.append(f"[the server ignored fields that it does not know: {event.names}]")
                 else:
                     show(event._replace(text=self._shown(event.text)))
                     answer.add(event)
@@ -143,7 +143,7 @@ class Session:
         return str(fault)
 
     def _stream(self) -> Generator[StreamEvent, None, None]:
-        """Asks for priority, and where the server heeds none, once more without, for good."""
+        """Sends a priority; if the server refuses it, sends the request again without, and never again with."""
         request = self._request(self._conversation.messages(), self._fields.all())
         try:
             yield from self._server.stream_chat({**self._priority, **request})
@@ -154,7 +154,7 @@ class Session:
             yield from self._server.stream_chat(request)
 
     def _set_system(self, text: str) -> None:
-        """`-` takes it away."""
+        """`-` removes it."""
         if text:
             self._conversation.system = "" if text == "-" else text
         system = self._conversation.system
@@ -178,13 +178,13 @@ class Session:
 
     def _save(self, name: str) -> None:
         if not name:
-            raise ConversationError("/save FILE, please")
+            raise ConversationError("/save needs a file name: /save FILE")
         path = self._conversation.save(name)
         self._terminal.note(f"saved {_number(self._conversation.messages())} to {path}")
 
     def _load(self, name: str) -> None:
         if not name:
-            raise ConversationError("/load FILE, please")
+            raise ConversationError("/load needs a file name: /load FILE")
         path = self._conversation.load(name)
         self._terminal.note(f"loaded {_number(self._conversation.messages())} from {path}; the next is yours")
 
@@ -196,7 +196,7 @@ class Session:
     def _retry(self, _: str) -> None:
         turns = list(self._conversation.turns)
         if not self._conversation.take_back_answer():
-            self._terminal.note("there is no answer to give anew")
+            self._terminal.note("there is no answer to generate again")
         elif not self._answered():
             self._conversation.turns = turns
 
@@ -234,8 +234,8 @@ class Session:
 
 
 class _Answer:
-    """One answer as it comes. text: without its reasoning. usage: what the server counts, once all has come. notes:
-    what else is to be told."""
+    """One answer as it comes. text: without its reasoning. usage: the server's counts, at the end. notes: further
+    messages for the user."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -251,7 +251,7 @@ class _Answer:
             self.text += piece.text
 
     def speed(self, usage: Usage) -> str:
-        """How fast it came, as the user sees it."""
+        """The speed of the answer, as shown to the user."""
         num, seconds = usage.completion_tokens, self._last_s - self._first_s
         rate = f", then {(num - 1) / seconds:.1f} tokens/s" if num > 1 and seconds > 0 else ""
         return f"[{num} tokens: the first after {self._first_s - self._began_s:.2f} s{rate}]"
@@ -262,21 +262,21 @@ def _number(messages: list[dict[str, str]]) -> str:
 
 
 COMMANDS = {
-    "/system": _Command("/system TEXT", "what the model is told before all else; - takes it away", Session._set_system),
-    "/set": _Command("/set NAME VALUE", "a field, as temperature; without VALUE: the server's own", Session._set_field),
-    "/model": _Command("/model NAME", "answer with another model; without NAME: which there are", Session._set_model),
-    "/retry": _Command("/retry", "the last answer anew", Session._retry),
-    "/new": _Command("/new", "begin another conversation", Session._begin_anew),
-    "/save": _Command("/save FILE", "keep the conversation, as JSON", Session._save),
-    "/load": _Command("/load FILE", "go on with one that was kept", Session._load),
-    "/batch": _Command(f"/batch {EXAMPLE}", "send prompts that are answered behind the chat", Session._start_batch),
-    "/answers": _Command("/answers", "the answers of the batches that are done", Session._show_answers),
-    "/help": _Command("/help", "this text", Session._help),
+    "/system": _Command("/system TEXT", "set the system message; - removes it", Session._set_system),
+    "/set": _Command("/set NAME VALUE", "set a request field; without VALUE: unset it", Session._set_field),
+    "/model": _Command("/model NAME", "change the model; without NAME: list the models", Session._set_model),
+    "/retry": _Command("/retry", "generate the last answer again", Session._retry),
+    "/new": _Command("/new", "begin a new conversation", Session._begin_anew),
+    "/save": _Command("/save FILE", "save the conversation as JSON", Session._save),
+    "/load": _Command("/load FILE", "continue a saved conversation", Session._load),
+    "/batch": _Command(f"/batch {EXAMPLE}", "answer prompts in the background", Session._start_batch),
+    "/answers": _Command("/answers", "show the answers of the batches that are done", Session._show_answers),
+    "/help": _Command("/help", "show this text", Session._help),
 }  # fmt: skip
 
 HELP = "\n".join(
     [
-        "Type a message to chat. Ctrl-C stops an answer. Several lines stand between two times three quotation marks.",
+        "Type a message to chat. Ctrl-C stops an answer. Three quotation marks begin and end several lines.",
         *(f"  {each.usage:16} {each.help}" for each in COMMANDS.values()),
         f"  {'/quit':16} leave; so does Ctrl-D",
     ]

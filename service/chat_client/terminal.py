@@ -1,4 +1,4 @@
-"""What a session needs of a terminal, and the plain one: lines in, text out, nothing but the standard library."""
+"""The interface of a terminal, and the plain one: lines in, text out, standard library only."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ class Piece(NamedTuple):
 
 
 class Terminal(Protocol):
-    """is_interactive: somebody types, and sees more than the answers: how fast they came."""
+    """is_interactive: a user types, and is shown more than the answers, such as their speed."""
 
     is_interactive: bool
 
     def read(self, prompt: str = PROMPT) -> str:
-        """What the user types next; EOFError at the end, KeyboardInterrupt at Ctrl-C."""
+        """The user's next line; EOFError at the end, KeyboardInterrupt at Ctrl-C."""
         ...
 
     def note(self, text: str) -> None:
-        """What the program has to say: a line, or several."""
+        """Shows a message of the program, of one or several lines."""
         ...
 
     def fault(self, text: str) -> None:
-        """What went wrong."""
+        """Shows an error."""
         ...
 
     def answer(self) -> AbstractContextManager[Callable[[Piece], None]]:
-        """For one answer: what it gives is called with each piece as it comes."""
+        """For one answer: gives a function to be called with each piece as it comes."""
         ...
 
 
 class PlainTerminal:
-    """read, write: lines and text as they are. Where nobody types, no prompts are shown."""
+    """read, write: lines and text, unchanged. Without an interactive user no prompts are shown."""
 
     def __init__(self, read: Callable[[str], str], write: Callable[[str], None], *, is_interactive: bool) -> None:
         self.is_interactive = is_interactive
@@ -57,7 +57,7 @@ class PlainTerminal:
 
     @contextmanager
     def answer(self) -> Iterator[Callable[[Piece], None]]:
-        """Reasoning stands in brackets."""
+        """Reasoning is shown in brackets."""
         was_reasoning = has_shown = False
 
         def show(piece: Piece) -> None:

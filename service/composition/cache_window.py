@@ -1,4 +1,5 @@
-"""What sequences hold of the KV cache where layers see a sliding window: by the model, the settings and the device."""
+"""How much of the KV cache sequences hold where layers have a sliding window, by the model, the settings and the
+device."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def overlaps(settings: Settings, *, is_gpu: bool) -> bool:
-    """Whether an iteration is launched while another runs; on a CPU the iteration itself holds the cores."""
+    """Whether the next iteration is launched while one runs. Not on a CPU, where an iteration occupies the cores
+    itself."""
     return is_gpu if settings.overlap is None else settings.overlap
 
 
@@ -26,6 +28,6 @@ def attention_window(
     *,
     is_gpu: bool,
 ) -> AttentionWindow | None:
-    """None if no layer gives anything back."""
+    """None if no layer frees blocks behind a window."""
     most_new = (2 if overlaps(settings, is_gpu=is_gpu) else 1) * max_num_batched_tokens
     return AttentionWindow.of_layers(groups, config.sliding_windows, max_model_len, most_new)

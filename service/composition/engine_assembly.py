@@ -32,7 +32,7 @@ from service.settings.settings import Settings
 from service.structured.token_bitmask import TokenBitmask
 
 PREFIX_ENTRY_TOKENS = 16
-"""Smaller blocks enter the prefix cache in groups of this many tokens: each entry costs a digest."""
+"""Smaller blocks enter the prefix cache in groups of this many tokens, as each entry costs a digest."""
 
 
 def make_engine(
@@ -43,8 +43,8 @@ def make_engine(
     stand_in: Executor | None = None,
     at_end: ExitStack | None = None,
 ) -> tuple[Engine, BlockManager]:
-    """An engine at rest, and the blocks that it hands out. stand_in: computes in the loaded model's place.
-    at_end: what is to be undone then; without it nobody is told what the prefix cache holds."""
+    """An engine that does not run yet, and its block manager. stand_in: an executor instead of the loaded model's.
+    at_end: cleans up at the end; None: the prefix cache's events are not published."""
     loaded, config = parts.loaded, parts.scheduler
     recorder.record_host_block_bytes(loaded.host_block_bytes)
     window = attention_window(

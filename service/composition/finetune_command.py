@@ -1,4 +1,4 @@
-"""`headrace finetune`: train a LoRA adapter without a server, by the same trainer as the jobs of one."""
+"""`headrace finetune`: train a LoRA adapter without a server, with the trainer of the server's jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train to the end; returns the exit status. Interrupted, the same command goes on where it was."""
+    """Train to the end; returns the exit status. After an interruption the same command resumes."""
     options = _parser().parse_args(arguments)
     try:
         return _train(options, Progress(sys.stderr))
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Progress:
-    """A line that is written over, on a terminal; elsewhere a line whenever another tenth is done."""
+    """On a terminal, one line that is overwritten; elsewhere, a line after each tenth."""
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
@@ -54,7 +54,7 @@ class Progress:
         self._first = self._tenths = 0
 
     def begin(self, step: int) -> None:
-        """Steps that were done before count for the bar, but not for the time."""
+        """step: the steps that were done before. They count for the progress, not for the estimated time."""
         self._began_s, self._first = time.monotonic(), step
 
     def tell(self, report: StepReport, num_steps: int) -> None:
@@ -120,7 +120,7 @@ def _state(training: Training) -> StateOfStep:
 
 
 def _go_on() -> None:
-    """Nobody stops the reading but with the process."""
+    """Reading is never cancelled, except with the process."""
 
 
 def _spec(options: argparse.Namespace) -> JobSpec:
@@ -141,7 +141,7 @@ def _spec(options: argparse.Namespace) -> JobSpec:
 
 def _loaded(options: argparse.Namespace) -> tuple[LoraJobWork, str]:
     """The model, ready to be trained, and the digest of its weights."""
-    # Not imported above: torch takes seconds, and `--help` has none to lose.
+    # Imported here: torch takes seconds, which `--help` must not wait for.
     from service.composition.finetuning import USUAL_TOKENS_ON_CPU, USUAL_TOKENS_ON_GPU
     from service.finetune.lora_job_work import LoraJobWork
     from service.finetune.served_base import ServedBase
@@ -193,7 +193,7 @@ def _loaded(options: argparse.Namespace) -> tuple[LoraJobWork, str]:
 
 def _check(options: argparse.Namespace, base: ServedBase) -> None:
     if options.max_length is not None and options.max_length > base.max_length:
-        raise ConfigError(f"--max-length: the model has {base.max_length} positions")
+        raise ConfigError(f"--max-length must be at most {base.max_length}, the model's context length")
     unknown = sorted(set((options.target_modules or "").split(",")) - base.linears - {""})
     if unknown:
         there_are = ", ".join(sorted(base.linears))
@@ -203,7 +203,7 @@ def _check(options: argparse.Namespace, base: ServedBase) -> None:
 def _whole(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {low} to {high}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
         return int(text)
 
     return parse
@@ -215,7 +215,7 @@ def _above_0(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
 
 

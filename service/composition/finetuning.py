@@ -1,4 +1,4 @@
-"""From a loaded model and the storage to fine-tuning, where it is turned on."""
+"""From a loaded model and the storage to fine-tuning, if it is enabled."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from service.runner.load import LoadedModel
 
 USUAL_TOKENS_ON_GPU, USUAL_TOKENS_ON_CPU = 2048, 512
-"""Of a micro-batch, and so of an example, unless a job says: what keeps a GPU busy, and a CPU less than a second."""
+"""Tokens of a micro-batch, and so the most of an example, unless a job sets it: enough to keep a GPU busy, and less
+than a second on a CPU."""
 _PROBE_TOKENS = 1024
 _PACKED_SHARE = 0.5
-"""Of the KV blocks, which micro-batches of several examples take at most: a larger arena is only there while next to no
-request is (scheduler/arena_lending.py), and an interleaved job of it starves on a small KV cache."""
+"""The fraction of the KV blocks that micro-batches of several examples take at most: a larger arena is available only
+while next to no requests run (scheduler/arena_lending.py), and on a small KV cache an interleaved job would starve."""
 
 
 def make_fine_tuning(
@@ -41,8 +42,8 @@ def make_fine_tuning(
     storage: Storage,
     recorder: Recorder,
 ) -> tuple[FineTuning, JobRunner]:
-    """And who carries the jobs out, still to be started. Event loop."""
-    from service.finetune.lora_job_work import LoraJobWork  # which knows tensors: torch is loaded by now
+    """Also returns the runner of the jobs, which is not started yet. Event-loop thread."""
+    from service.finetune.lora_job_work import LoraJobWork  # uses tensors: torch is loaded by now
 
     in_thread = partial(in_daemon_thread, name="fine-tuning")
     base = served_base(settings, parts.loaded)
@@ -95,7 +96,7 @@ def model_text(settings: Settings, parts: ModelParts) -> ModelText:
 
 
 def _fitting_tokens(settings: Settings, loaded: LoadedModel) -> tuple[int, str | None]:
-    """Of a micro-batch whose activations take all KV blocks; or why there can be none."""
+    """Tokens of the largest micro-batch whose activations fit all KV blocks; or the reason why there is none."""
     from service.finetune.trainable_model import check_trainable, parameter_layout
     from service.finetune.trained_model import activation_arena
 

@@ -1,4 +1,4 @@
-"""From the settings to whoever is told what the prefix cache holds."""
+"""From the settings to the publisher of the prefix cache's events."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from service.settings.settings import Settings
 
 
 def make_kv_events(settings: Settings, tokens_per_entry: int, at_end: ExitStack) -> KvEvents:
-    """at_end: closes the sockets. Raises ConfigError if an address cannot be had, or the extra is not installed."""
+    """at_end: closes the sockets. ConfigError if an address is not available, or the extra is not installed."""
     if settings.kv_events_endpoint is None:
         return NoKvEvents()
     if not settings.enable_prefix_caching:
-        raise ConfigError("kv-events-endpoint: there is nothing to tell without enable-prefix-caching")
+        raise ConfigError("kv-events-endpoint needs enable-prefix-caching: there are no events without it")
     try:
         from service.kv_events.publisher import KvEventPublisher
     except ImportError as fault:

@@ -1,4 +1,4 @@
-"""From the settings to what a served model consists of: weights on the device, tokenizer, template, predictors."""
+"""From the settings to the parts of a served model: weights on the device, tokenizer, template, predictors."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ logger = logging.getLogger("headrace")
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """executor: of plans, on all ranks; training_executor: of the trainings in them. template: None if the model has no
-    chat template. cost: the predictors, calibrated if a policy needs it. adapter_reader: for all ranks; None where no
-    adapters are served. adapters: those of the start, by name. tokenizer_options: the fields of tokenizer_config.json.
-    embedder: how the model embeds; None: it generates. trainings: for all ranks; None where one alone trains."""
+    """executor: runs plans on all ranks; training_executor: runs fine-tuning on all ranks. template: None if the model
+    has no chat template. cost: the predictors, calibrated if a policy needs them. adapter_reader: for all ranks;
+    None if no adapters are served. adapters: those of --lora-modules, by name. tokenizer_options: the fields of
+    tokenizer_config.json. embedder: how the model embeds; None: it generates. trainings: for all ranks; None if one
+    rank trains alone."""
 
     loaded: LoadedModel
     executor: Executor
@@ -66,16 +67,16 @@ class ModelParts:
 
 
 def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks: Ranks = ONE_RANK) -> ModelParts:
-    """Takes seconds to minutes, in any thread; the phases go to the recorder. Raises ModelLoadError, ConfigError.
+    """Takes seconds to minutes; any thread. The phases go to the recorder. Raises ModelLoadError, ConfigError.
 
-    ranks: that compute together, started already.
+    ranks: those that compute together, already started.
     """
     source = settings.model_source()
     folder = resolve_model_folder(source.model, source.revision, source.load_format)
     text_folder = folder if source.tokenizer is None else resolve_tokenizer_folder(source.tokenizer)
     embedder = _embedder(settings, folder)
     started_s = time.monotonic()
-    # Not imported above: torch takes seconds, and HTTP already answers 503 meanwhile.
+    # Imported here: torch takes seconds, and HTTP already answers 503 meanwhile.
     from service.layers.pipeline_stage import PlannedStage
     from service.layers.tensor_parallel import Planned
     from service.runner.device import choose_device, memory_bytes
@@ -99,7 +100,7 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
         num_seqs, default_budget(device_bytes, is_gpu=is_gpu), default_waiting_tokens(cpu_memory()[0])
     )
     sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
-    enforce_eager = settings.enforce_eager or embedder is not None  # graphs are of decodes, above all
+    enforce_eager = settings.enforce_eager or embedder is not None  # graphs are mainly for decodes
     phases["sizes"] = time.monotonic() - started_s
     started_s = time.monotonic()
     task = RankTask(
@@ -149,9 +150,9 @@ def load_model_parts(settings: Settings, recorder: Recorder, clock: Clock, ranks
 def _record_phases(
     recorder: Recorder, before: Mapping[str, float], loading: Mapping[str, float], model_s: float, num_ranks: int
 ) -> None:
-    """Seconds before the model and of its loading, by phase; model_s: of the whole model, on all ranks."""
+    """Records the seconds before the model and of its loading, by phase. model_s: of the whole model, on all ranks."""
     recorder.record_startup("model", model_s)
-    # Of several: until all have joined, and the last one is ready.
+    # With several ranks: until all have joined, and the last one is ready.
     joining = {} if num_ranks == 1 else {"ranks": model_s - sum(loading.values())}
     phases = {**before, **joining, **loading}
     for phase, seconds in phases.items():
@@ -162,9 +163,7 @@ def _record_phases(
 def _embedder(settings: Settings, folder: Path) -> EmbedderConfig | None:
     embedder = load_embedder_config(folder)
     if embedder is not None and settings.enable_finetuning:
-        raise ConfigError(
-            "enable-finetuning: the model embeds and has no output head; models that generate are trained"
-        )
+        raise ConfigError("enable-finetuning: this is an embedding model; only models that generate can be trained")
     return embedder
 
 
@@ -180,7 +179,7 @@ def _read_adapters(settings: Settings, reader: AdapterReader | None) -> dict[str
 def _check_template_options(template: ChatTemplate | None, options: Mapping[str, object]) -> None:
     for name in options:
         if template is None or not template.takes(name):
-            raise ConfigError(f"default-chat-template-kwargs: the model's chat template does not ask for {name!r}")
+            raise ConfigError(f"default-chat-template-kwargs: the model's chat template does not use {name!r}")
 
 
 def _make_cost(
@@ -191,7 +190,8 @@ def _make_cost(
     recorder: Recorder,
     clock: Clock,
 ) -> PreemptionCost:
-    """The predictors; timed now if something depends on them from the first request on, else learnt on the way."""
+    """The predictors; calibrated now if something depends on them from the first request, else learned while
+    serving."""
     iteration_time, swap_time = IterationTime(loaded.runner.replays.padded_size), SwapTime()
     is_asked = settings.preemption == "adaptive" or settings.inter_token_target_ms is not None
     if is_asked or settings.speculation != "none":
@@ -215,7 +215,7 @@ def _make_cost(
             num_layer_groups=loaded.layer_groups.tables.size,
         )
         recorder.record_startup("calibration", time.monotonic() - started_s)
-    # A preempted request is computed again in iterations of the usual size, unless a deep queue waits behind it.
+    # A preempted request is recomputed in iterations of the usual size, unless a deep queue waits behind it.
     return PreemptionCost(iteration_time, swap_time, min(scheduler.max_num_batched_tokens, USUAL_TOKENS))
 
 
@@ -255,7 +255,7 @@ def _log_sizes(loaded: LoadedModel, scheduler: SchedulerConfig, settings: Settin
 
 
 class _ProgressLog:
-    """Logs how far loading is, at most every two seconds and at the end of each phase."""
+    """Logs the progress of loading, at most every two seconds and at the end of each phase."""
 
     def __init__(self) -> None:
         self._logged_s = 0.0

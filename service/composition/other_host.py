@@ -1,4 +1,4 @@
-"""`headrace serve --node-rank N`, N > 0: a host that computes some stages of a model whose head is elsewhere."""
+"""`headrace serve --node-rank N`, N > 0: a host that computes some stages of a model; the head is another host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("headrace")
 
 
 def serve_stages(settings: Settings) -> int:
-    """Until the head ends, or this host or the head is lost; returns the process's exit status. On the main thread."""
+    """Runs until the head ends, or until this host or the head is lost; returns the exit status. Main thread."""
     with LogWriter() as log:
         log.setFormatter(make_formatter(settings.log_format, is_terminal=sys.stderr.isatty()))
         logging.basicConfig(level=settings.log_level.upper(), handlers=[log])

@@ -1,4 +1,4 @@
-"""From the settings to the policies that the scheduler asks. A new policy: its file, its line here, its test."""
+"""From the settings to the scheduler's policies. A new policy needs its file, its line here and its test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.settings.settings import Settings
 
 
 def make_scheduling_policy(settings: Settings, history: History, swap_space: SwapSpace) -> SchedulingPolicy:
-    """Who goes next."""
+    """Which request runs next."""
     match settings.scheduling_policy:
         case "fcfs":
             return FirstComeFirstServed()
@@ -35,7 +35,7 @@ def make_scheduling_policy(settings: Settings, history: History, swap_space: Swa
 
 
 def make_admission(settings: Settings, watermark_blocks: int, history: History) -> Admission:
-    """When a request fits."""
+    """When a request is admitted."""
     match settings.admission_policy:
         case "on-demand":
             return OnDemandAdmission(watermark_blocks)
@@ -46,7 +46,7 @@ def make_admission(settings: Settings, watermark_blocks: int, history: History) 
 
 
 def make_preemption(settings: Settings) -> Preemption:
-    """How a preempted request returns."""
+    """How a preempted request is restored."""
     match settings.preemption:
         case "recompute":
             return AlwaysRecompute()
@@ -57,7 +57,7 @@ def make_preemption(settings: Settings) -> Preemption:
 
 
 def make_training_policy(settings: Settings, iteration_time: IterationTime) -> TrainingPolicy:
-    """Whether requests go first, or a fine-tuning job."""
+    """Whether requests or a fine-tuning job go first."""
     target_ms = settings.inter_token_target_ms
     if settings.finetuning_mode == "deferred" or target_ms is None:
         return DeferredBatching(settings.deferral_bound)
@@ -65,11 +65,11 @@ def make_training_policy(settings: Settings, iteration_time: IterationTime) -> T
 
 
 def make_speculation(settings: Settings, config: SchedulerConfig) -> Speculation | None:
-    """Whether tokens are computed before they are drawn, and how many."""
+    """Whether draft tokens are computed, and how many; None: none."""
     if settings.speculation == "none":
         return None
     num_drafts = settings.num_speculative_tokens
-    # One sequence may draft whatever the seats are, and the budget always has a token left for prompts.
+    # One sequence may draft whatever the number of sequences is, and the budget always has a token left for prompts.
     most_rows = min(max(config.max_num_seqs, 1 + num_drafts), config.max_num_batched_tokens - 1)
     return Speculation(num_drafts, most_rows)
 

@@ -1,4 +1,4 @@
-"""The ranks that compute together, from their start to their end; and the one rank that needs nothing of it."""
+"""The ranks that compute together, from start to end, and the single rank that needs none of it."""
 
 from __future__ import annotations
 
@@ -37,49 +37,50 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace")
 
 LOST_IS_KNOWN_WITHIN_S = 10 * LOOK_EVERY_S
-"""Where a rank has ended, rank 0's next exchange with it fails; why it has ended is known a moment later."""
+"""If a rank has ended, rank 0's next exchange with it fails; the reason why it ended is known within this time."""
 
 
 class Ranks(Protocol):
-    """Whoever has called `start` calls `close` in the end, whatever happened between them."""
+    """The caller of `start` calls `close` in the end, whatever happened between them."""
 
     def start(self, on_loss: Callable[[str], None], on_leave: Callable[[str], None] = lambda reason: None) -> None:
-        """On the process's main thread. on_loss(reason): called once if nothing can be computed any more, from any
-        thread. on_leave(reason): another host was asked to end, likewise: the service is to drain. Raises ConfigError
-        where other hosts cannot be listened to."""
+        """To be called on the process's main thread. on_loss(reason): called once, from any thread, when nothing can be
+        computed any more. on_leave(reason): called from any thread when another host was asked to end, so that the
+        service drains. ConfigError if this host cannot listen for the others."""
         ...
 
     def load(self, task: RankTask, load: Callable[[RankPlace], LoadedModel]) -> LoadedModel:
-        """Have every rank load its part, this one by `load`; returns once all can compute. In any thread. Raises what
-        `load` raises, and ModelLoadError with a rank's own words if that one could not."""
+        """Has every rank load its part, this one by `load`; returns when all can compute. Any thread. Raises what
+        `load` raises, and ModelLoadError with another rank's own message if that rank could not load."""
         ...
 
     def executor(self, local: Executor, *, is_gpu: bool) -> Executor:
-        """Of plans, on all ranks; local: of this one's part, on a GPU or not. After `load`."""
+        """The executor of plans on all ranks; local: that of this rank's part. After `load`."""
         ...
 
     def adapters(self, local: AdapterStore) -> AdapterReader:
-        """Reads adapters for all ranks; local: this one's. After `load`."""
+        """Reads adapters for all ranks; local: this rank's. After `load`."""
         ...
 
     def trainings(self) -> SharedTrainings | None:
-        """Hands them to the other ranks; None where there are none. After `load`."""
+        """Passes trainings to the other ranks; None if there are none. After `load`."""
         ...
 
     def training_executor(self, local: TrainingExecutor, executor: Executor) -> TrainingExecutor:
-        """On all ranks; local: of this one's part. executor: as `executor` gave it."""
+        """The executor of trainings on all ranks; local: that of this rank's part. executor: what `executor` returned.
+        After `load`."""
         ...
 
     def tell_captures(self, replays: Replays) -> None:
-        """From now on all ranks capture the CUDA graphs that this one does. After `load`."""
+        """From now on all ranks capture the CUDA graphs that this one captures. After `load`."""
         ...
 
     def facts(self) -> Sequence[RankFacts]:
-        """Of each rank, this one first; of one rank alone there is nothing to tell. Any thread."""
+        """Of each rank, this one first; empty with a single rank. Any thread."""
         ...
 
     def close(self) -> None:
-        """Returns once no other rank runs any more."""
+        """Returns when no other rank runs any more."""
         ...
 
 
@@ -90,7 +91,7 @@ class OneRank:
         pass
 
     def load(self, task: RankTask, load: Callable[[RankPlace], LoadedModel]) -> LoadedModel:
-        from service.layers.pipeline_stage import RankPlace  # which brings torch: loaded by now
+        from service.layers.pipeline_stage import RankPlace  # brings torch, which is loaded by now
 
         return load(RankPlace())
 
@@ -101,7 +102,7 @@ class OneRank:
         return local
 
     def trainings(self) -> None:
-        """This one trains alone."""
+        """None: this rank trains alone."""
 
     def training_executor(self, local: TrainingExecutor, executor: Executor) -> TrainingExecutor:
         return local
@@ -120,7 +121,8 @@ ONE_RANK = OneRank()
 
 
 class SeveralRanks:
-    """This process is rank 0 of several. worker: as RankProcesses takes it. hosts: that have some of them."""
+    """This process is rank 0 of several. worker: see RankProcesses. hosts: the other hosts, which have some of the
+    ranks."""
 
     def __init__(self, config: ParallelConfig, worker: Sequence[str] = WORKER, hosts: OtherHosts | None = None) -> None:
         self._hosts = OneHost() if hosts is None else hosts
@@ -147,7 +149,7 @@ class SeveralRanks:
         self._is_listening = True
 
     def load(self, task: RankTask, load: Callable[[RankPlace], LoadedModel]) -> LoadedModel:
-        from service.distributed.process_groups import LOOPBACK, join_ranks, open_store  # with torch: loaded by now
+        from service.distributed.process_groups import LOOPBACK, join_ranks, open_store  # torch is loaded by now
         from service.distributed.rank_device import rank_device, reserved_bytes
 
         assert self._processes is not None and self._watch is not None and self._loss is not None
@@ -168,7 +170,7 @@ class SeveralRanks:
             self._hosts.lose(str(fault))
             raise
         except (OSError, RuntimeError, ServerError, LineLost) as fault:
-            # Of torch.distributed, perhaps, where another rank has ended.
+            # perhaps an error of torch.distributed because another rank has ended
             deadline_s = time.monotonic() + LOST_IS_KNOWN_WITHIN_S
             while self._loss.reason is None and time.monotonic() < deadline_s:
                 time.sleep(LOOK_EVERY_S)
@@ -182,7 +184,7 @@ class SeveralRanks:
         assert self._processes is not None and self._loss is not None
         processes, config = self._processes, self._config
         if is_gpu:
-            from service.distributed.settled_failures import SettledFailures  # which brings torch: loaded by now
+            from service.distributed.settled_failures import SettledFailures  # brings torch, which is loaded by now
 
             local = SettledFailures(local)
         elif config.num_stages > 1:
@@ -192,7 +194,7 @@ class SeveralRanks:
         return ToldExecutor(local, writer, processes.statuses, self._loss, take_dropped, num_peers=config.tensor_size)
 
     def adapters(self, local: AdapterStore) -> AdapterReader:
-        from service.distributed.shared_adapters import SharedAdapters  # which brings torch: loaded by now
+        from service.distributed.shared_adapters import SharedAdapters  # brings torch, which is loaded by now
 
         return SharedAdapters(local, self._adapter_sharing())
 
@@ -214,7 +216,7 @@ class SeveralRanks:
             replays.tell_captures(ToldCaptures(self._processes.writer, self._loss))
 
     def _adapter_sharing(self) -> AdapterSharing:
-        """One for adapters and trainings: over a line to another host one thing goes at a time."""
+        """One for adapters and trainings, as the connection to another host carries one transfer at a time."""
         assert self._processes is not None
         if self._sharing is None:
             self._sharing = self._hosts.adapters(self._processes.adapter_lines)
@@ -252,21 +254,22 @@ class SeveralRanks:
             self._processes.close()
 
     def _lose(self, on_loss: Callable[[str], None], reason: str) -> None:
-        """The others cannot go on without the one, nor may they keep this process waiting in an exchange."""
+        """Ends all other ranks: they cannot go on without the lost one, and must not keep this process waiting in an
+        exchange."""
         assert self._processes is not None
         on_loss(reason)
         self._processes.kill()
         self._hosts.lose(reason)
 
     def _open_store(self) -> int:
-        from service.distributed.process_groups import serve_store  # with torch: loaded by now
+        from service.distributed.process_groups import serve_store  # torch is loaded by now
 
         self._store = serve_store()
         return self._store.port
 
 
 def make_ranks(config: ParallelConfig, node: NodeConfig | None = None) -> Ranks:
-    """Nothing is started yet. node: this host, the head, of several."""
+    """Nothing is started yet. node: this host, the head, if there are several."""
     if config.num_ranks == 1:
         return ONE_RANK
     return SeveralRanks(config, hosts=None if node is None else HeadHosts(node, config))

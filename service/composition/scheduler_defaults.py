@@ -1,4 +1,4 @@
-"""What an iteration may have and how many tokens may wait, unless the settings say: chosen by the machine."""
+"""Defaults of max-num-seqs, max-num-batched-tokens and max-waiting-tokens, by the machine."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ NUM_SEQS_OF_LARGE_MODELS = 1024
 
 MUCH_MEMORY_BYTES = 64 << 30
 LARGE_WEIGHTS_BYTES = 8 << 30
-"""One H200 reads this much in 2 ms. More sequences in an iteration share that reading. A smaller model has little to
-share, and with that many streams the host is its limit (loadtest/log/serving.md)."""
+"""One H200 reads this much in 2 ms. More sequences in an iteration share that reading. With smaller weights there is
+little to share, and with that many streams the host is the limit (loadtest/log/serving.md)."""
 
 TOKENS_A_SEQUENCE = 500
-"""For which each of so many sequences must find room in the KV cache."""
+"""The KV cache must have room for this many tokens for each of the sequences."""
 
 BUDGET_ON_CPU = 512
 """What a CPU computes in some tens of milliseconds to a second, so that prompts do not stall decodes."""
 
 BUDGET_WITH_MUCH_MEMORY = 2 * USUAL_TOKENS
-"""For deep queues (chunk_budget.py); the activations of so many tokens of an 8B model take half a gigabyte."""
+"""For deep queues (chunk_budget.py). The activations of this many tokens of an 8B model take half a gigabyte."""
 
 SHARE_OF_WAITING = 16
-"""One part in so many is for waiting prompts; four, if they are alike (MAX_SHARED_FACTOR in engine/async_engine.py)."""
+"""Waiting prompts may take this fraction (1/16) of the host's memory; four times as much if they share prefixes
+(MAX_SHARED_FACTOR in engine/async_engine.py)."""
 
 BYTES_A_WAITING_TOKEN = 64
-"""Of host memory that a waiting prompt's token takes: its id as an object of 32 bytes and three lists with its address,
-of the call, the request and the sequence. Measured: 60 (loadtest/log/robustness.md)."""
+"""Host memory per token of a waiting prompt: its id as an object of 32 bytes, and its address in three lists, of the
+call, the request and the sequence. Measured: 60 (loadtest/log/robustness.md)."""
 
 
 def default_num_seqs(device_bytes: int, weights_bytes: int, kv_token_bytes: int, cache: CacheConfig) -> int:
-    """Of max-num-seqs, by the memory, the weights that each step reads and the room for KV blocks.
+    """The default of max-num-seqs, by the device's memory, the weights that each step reads and the room for KV blocks.
 
     device_bytes: of a GPU's memory. kv_token_bytes: of a token's keys and values.
     """
@@ -48,15 +49,15 @@ def default_num_seqs(device_bytes: int, weights_bytes: int, kv_token_bytes: int,
 
 
 def default_budget(device_bytes: int, *, is_gpu: bool) -> int:
-    """Of max-num-batched-tokens. device_bytes: of the device's memory."""
+    """The default of max-num-batched-tokens. device_bytes: of the device's memory."""
     if not is_gpu:
         return BUDGET_ON_CPU
     return BUDGET_WITH_MUCH_MEMORY if device_bytes >= MUCH_MEMORY_BYTES else USUAL_TOKENS
 
 
 def default_waiting_tokens(host_bytes: int) -> int:
-    """Of max-waiting-tokens: what waiting prompts may take of the host's memory. How long they may wait is
-    max-waiting-seconds' to say, since a token takes a microsecond on one device and a millisecond on another.
+    """The default of max-waiting-tokens: what waiting prompts may take of the host's memory. The time that they wait is
+    limited by max-waiting-seconds, since a token takes a microsecond on one device and a millisecond on another.
 
     host_bytes: of the host's memory, or of what the process's control group may use of it.
     """

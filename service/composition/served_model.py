@@ -72,7 +72,7 @@ def make_adapters(
     settings: Settings, parts: ModelParts, engine: AsyncEngine, recorder: Recorder
 ) -> AdapterRegistry | None:
     """None if none are served."""
-    from service.lora.adapter_registry import AdapterRegistry  # which knows tensors: torch is loaded by now
+    from service.lora.adapter_registry import AdapterRegistry  # uses tensors: torch is loaded by now
 
     reader, config = parts.adapter_reader, settings.lora_config()
     if reader is None or config is None:

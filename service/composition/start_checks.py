@@ -1,4 +1,4 @@
-"""What of the settings' model can be told before anything is loaded: no torch, no network, a fraction of a second."""
+"""Checks of the model before anything is loaded: without torch and the network, in a fraction of a second."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from service.text.chat_template import check_template_file, load_chat_template
 
 
 def check_model_source(source: ModelSource, parallel: ParallelConfig = ONE_PROCESS) -> None:
-    """Raises ConfigError if what is there, on this machine, cannot be served, or not by so many ranks; a hub id may yet
-    turn out so."""
+    """ConfigError if the model on this machine cannot be served, or not by this many ranks. A hub id is not checked
+    yet."""
     folder = local_folder(source.model, source.revision)
     if folder is not None and source.load_format == "dummy":
         check_config(folder, source.implementation, source.quantization)

@@ -1,4 +1,4 @@
-"""From the settings to the storage, with the tables of all that stores."""
+"""From the settings to the storage, with the tables of all its users."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.storage.database import Schema
 from service.storage.storage import Storage
 
 SCHEMAS: tuple[Schema, ...] = (BATCHES, JOBS)
-"""Of what stores besides the files themselves."""
+"""The tables besides that of the files."""
 
 
 def make_storage(settings: Settings) -> Storage:

@@ -1,4 +1,4 @@
-"""From the settings to the traces' way out: spans are gathered and sent to a collector by a thread of the SDK's."""
+"""From the settings to the export of traces: a thread of the SDK collects spans and sends them to a collector."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from service.errors import ConfigError
 from service.settings.settings import Settings
 
 TO_SEND_THE_REST_S = 2.0
-"""At the end; a collector that does not answer keeps nobody waiting."""
+"""Seconds at the end; a collector that does not answer delays nobody longer."""
 
 
 def make_spans(settings: Settings, clock: Clock, at_end: ExitStack) -> list[HttpWatcher]:
-    """Empty if no collector is named. clock: the engine's. at_end: sends what is left. The SDK's own variables count
-    (OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, ...).
+    """Empty if no collector is configured. clock: the engine's. at_end: sends the rest. The SDK's own variables are
+    honoured (OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, ...).
 
-    Raises ConfigError if the endpoint is no URL, or the extra `otel` is not installed.
+    ConfigError if the endpoint is not a URL, or the extra `otel` is not installed.
     """
     if settings.otlp_endpoint is None:
         return []
@@ -54,7 +54,7 @@ def _in_time(send_the_rest: Callable[[], None]) -> None:
 
 
 def traces_url(endpoint: str) -> str:
-    """Where traces go at a collector that is named by its base URL, as OTEL_EXPORTER_OTLP_ENDPOINT names one."""
+    """The URL for traces at a collector with this base URL, as for OTEL_EXPORTER_OTLP_ENDPOINT."""
     parts = urlsplit(endpoint)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ConfigError(f"otlp-endpoint: {endpoint!r} is not the URL of a collector, such as http://localhost:4318")

@@ -1,1 +1,1 @@
-"""`headrace doctor`: what would keep this machine from serving, before it does. Any thread; nothing is left behind."""
+"""`headrace doctor`: finds what would keep this machine from serving. Any thread; nothing is left behind."""

@@ -1,4 +1,4 @@
-"""The GPU and what it takes to use it: driver, torch, Triton, a compiler. On a CPU: that torch is there."""
+"""The GPU and what it needs: driver, torch, Triton, a C compiler. On a CPU: only torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_gpu(settings: Settings) -> Iterator[Finding]:
         import torch
 
         devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    except Exception:  # `check_torch` tells of it
+    except Exception:  # `check_torch` reports it
         return
     for index in devices:
         properties = torch.cuda.get_device_properties(index)
@@ -79,7 +79,7 @@ def _driver_version() -> str:
 
 
 def check_compiler(settings: Settings) -> Iterator[Finding]:
-    """Triton compiles a piece of C when it first launches something."""
+    """Triton compiles some C code when it first launches a kernel."""
     if not GPU.exists() or settings.device == "cpu":
         yield ok("triton", "is for GPUs only")
         return
@@ -98,7 +98,7 @@ def check_compiler(settings: Settings) -> Iterator[Finding]:
 
 
 def compile_complaint(compiler: str) -> str:
-    """What it says to a program that includes Python's and the C library's headers; empty if it compiles that."""
+    """The compiler's output for a program that includes Python's and the C library's headers; empty if it compiles."""
     include = sysconfig.get_path("include")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "answer.c"

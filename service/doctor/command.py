@@ -1,4 +1,4 @@
-"""`headrace doctor`: every check, its verdict and, where something is wrong, the mend."""
+"""`headrace doctor`: every check, its verdict and, if something is wrong, what to do."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def examine(settings: Settings, checks: Sequence[Check] = CHECKS) -> Iterator[Finding]:
-    """A check that fails itself is a fault like any other, and the next ones are made all the same."""
+    """An exception in a check is a fault like any other, and the next checks are run all the same."""
     for check in checks:
         try:
             yield from check(settings)

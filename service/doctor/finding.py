@@ -1,4 +1,4 @@
-"""What was looked at, what was found, and what to do about it."""
+"""What was checked, the result, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.settings.settings import Settings
 
 
 class Verdict(StrEnum):
-    """fault: the service would not start, or not serve; warning: it would, but not as it is meant to."""
+    """fault: the service would not start, or not serve; warning: it would, but not as intended."""
 
     OK = "ok"
     WARNING = "warning"
@@ -19,7 +19,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """mend: what to do, a sentence; empty where nothing is to be done."""
+    """mend: what to do, as a sentence; empty if there is nothing to do."""
 
     subject: str
     verdict: Verdict

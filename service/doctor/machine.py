@@ -1,4 +1,4 @@
-"""The host: Python, cores, memory, open files, the address, the folders that are written to."""
+"""The host: Python, cores, memory, open files, the address, the folders that are written."""
 
 from __future__ import annotations
 

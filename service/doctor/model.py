@@ -1,4 +1,4 @@
-"""The model: whether it is served, how much memory it takes, how many sequences fit beside it, how it speaks."""
+"""The model: whether it can be served, how much memory it takes, how many sequences fit beside it, its chat format."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_model(settings: Settings) -> Iterator[Finding]:
 
 
 def config_of(settings: Settings, folder: Path) -> ModelConfig:
-    """Raises ModelLoadError. Of a model that transformers' modules compute, it takes seconds."""
+    """Raises ModelLoadError. Takes seconds for a model that transformers' modules compute."""
     source = settings.model_source()
     wanted = source.implementation
     if choose_implementation(read_config(folder), wanted, source.quantization) == "native":
@@ -142,7 +142,7 @@ def _check_text(settings: Settings, folder: Path) -> Iterator[Finding]:
     source = settings.model_source()
     text_folder = folder if source.tokenizer is None else local_folder(source.tokenizer, None, "tokenizer") or folder
     if settings.load_format == "dummy" and not (text_folder / "tokenizer.json").is_file():
-        yield ok("tokenizer", "a made-up one, of dummy weights")
+        yield ok("tokenizer", "a generated one, for dummy weights")
     else:
         yield ok("tokenizer", f"{Tokenizer.from_folder(text_folder).num_tokens} tokens")
     if load_chat_template(text_folder, source.chat_template) is None:

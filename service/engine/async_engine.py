@@ -153,19 +153,23 @@ class AsyncEngine:
         if not self._accepting:
             raise _shutting_down()
         if not self._loop.is_alive:
-            raise Unavailable("the engine has stopped", code="engine_stopped")
+            raise Unavailable("The engine has stopped.", code="engine_stopped")
         if num_requests > self._config.max_waiting_requests:
             limit = self._config.max_waiting_requests
             raise InvalidRequest(
-                f"prompt: {num_requests} prompts in one call; this server takes {limit}", param="prompt"
+                f"prompt: {num_requests} prompts in one call; this server takes at most {limit}.", param="prompt"
             )
         queued = self._loop.num_queued()
         if queued.requests + num_requests > self._config.max_waiting_requests:
             limit = self._config.max_waiting_requests
-            raise self._overloaded(f"{queued.requests} requests are waiting; the limit is {limit}")
+            raise self._overloaded(
+                f"{queued.requests} requests are waiting; the limit is {limit} (--max-waiting-requests)"
+            )
         limit = self._config.max_waiting_tokens
         if queued.distinct_tokens > limit:
-            raise self._overloaded(f"{queued.distinct_tokens} prompt tokens are waiting; the limit is {limit}")
+            raise self._overloaded(
+                f"{queued.distinct_tokens} prompt tokens are waiting; the limit is {limit} (--max-waiting-tokens)"
+            )
         if queued.tokens > MAX_SHARED_FACTOR * limit:
             raise self._overloaded(
                 f"{queued.tokens} prompt tokens are waiting, shared beginnings counted each time; the limit of that is"
@@ -228,7 +232,7 @@ class AsyncEngine:
         if not self._accepting:
             raise _shutting_down()
         if not self._loop.is_alive:
-            raise Unavailable("the engine has stopped", code="engine_stopped")
+            raise Unavailable("The engine has stopped.", code="engine_stopped")
         self._loop.send(StartTraining(training, listener))
 
     def stop_training(self, training_id: int, *, wants_state: bool = True) -> None:
@@ -264,7 +268,9 @@ class AsyncEngine:
             limit = self._config.max_num_seqs
             name = "n" if request.sampling.beam is None else "beam_width"
             given = request.sampling.num_sequences
-            raise InvalidRequest(f"{name} is {given}; this server runs {limit} at most", param=name)
+            raise InvalidRequest(
+                f"{name} must be at most {limit} on this server (--max-num-seqs), got {given}.", param=name
+            )
         adapter = request.adapter
         needed, total, of_adapter = (
             num_blocks * self._blocks.block_size // self._blocks.num_groups
@@ -274,10 +280,10 @@ class AsyncEngine:
                 0 if adapter is None else adapter.num_blocks,
             )
         )
-        beside = "" if adapter is None else f" beside the {of_adapter} of the adapter {adapter.name}"
+        beside = "" if adapter is None else f" besides the {of_adapter} of the adapter {adapter.name}"
         raise ContextLengthExceeded(
-            f"prompt and max_tokens of all choices need room for {needed} tokens{beside};"
-            f" the whole KV cache holds {total}",
+            f"The prompt and max_tokens of all choices need {needed} tokens of KV cache{beside};"
+            f" the whole KV cache holds {total}.",
             param="max_tokens",
         )
 
@@ -287,14 +293,19 @@ class AsyncEngine:
             return self._config.max_waiting_s
         left_s = request.start_within_s - (self._clock.now_s() - request.arrival_s)
         if left_s <= 0:
-            raise self._overloaded(f"the request was to start within {request.start_within_s:g} s, which are over")
+            raise self._overloaded(f"The request was to start within {request.start_within_s:g} s, which have passed")
         return min(left_s, self._config.max_waiting_s)
 
     def _expire(self, request_id: str, limit_s: float) -> None:
-        self._loop.send(Expire(request_id, self._overloaded(f"the request has waited for {limit_s:g} s, the limit")))
+        self._loop.send(
+            Expire(
+                request_id,
+                self._overloaded(f"The request has waited for {limit_s:g} s, which is the limit"),
+            )
+        )
 
     def _overloaded(self, message: str) -> Overloaded:
-        return Overloaded(f"{message}; try again later", retry_after_s=self._seconds_to_drain())
+        return Overloaded(f"{message}. Try again later.", retry_after_s=self._seconds_to_drain())
 
     def _seconds_to_drain(self) -> float:
         times_s = self._finish_times_s
@@ -320,7 +331,7 @@ class AsyncEngine:
         """Give up after a fault. Only the first call has an effect, since a fault may repeat."""
         if self._given_up:
             return
-        error = ServerError("the engine has stopped after a fault")
+        error = ServerError("The engine has stopped after a fault.")
         try:
             self.give_up(error)
             self._loop.send(Stop(error))
@@ -344,4 +355,4 @@ class AsyncEngine:
 
 
 def _shutting_down() -> Unavailable:
-    return Unavailable("the server is shutting down", code="shutting_down")
+    return Unavailable("The server is shutting down.", code="shutting_down")

@@ -18,7 +18,7 @@ class FencedSink:
 
     def __init__(self, sink: StatsSink) -> None:
         self._sink = sink
-        self._lost = RareWarning(_logger, "statistics could not be recorded, so often: %d", of_fault=True)
+        self._lost = RareWarning(_logger, "statistics could not be recorded (times: %d)", of_fault=True)
 
     def record_iteration(self, stats: IterationStats) -> None:
         try:

@@ -121,4 +121,4 @@ def tell_end(listener: TrainingListener, fault: Exception | None) -> None:
     try:
         listener.ended(fault)
     except Exception:
-        logger.exception("the end of a training could not be told")
+        logger.exception("the end of a training could not be reported")

@@ -113,7 +113,7 @@ class StepRecord:
         self._stats_sink = stats_sink
         self._clock = clock
         self._launch_timing = LaunchTiming()
-        self._unmeasured = RareWarning(logger, "the measurements of iterations were lost, so many: %d", of_fault=True)
+        self._unmeasured = RareWarning(logger, "measurements of iterations were lost: %d", of_fault=True)
         self._executed_s = 0.0
 
     def spare_s(self, running: Launched, *, has_arrivals: bool) -> float:

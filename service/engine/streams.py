@@ -332,5 +332,5 @@ class StreamDelivery:
         try:
             self.deliver(news)
         except Exception as fault:
-            logger.critical("what the engine tells cannot be handed out", exc_info=fault)
+            logger.critical("the engine's events cannot be delivered", exc_info=fault)
             self._on_fault(fault)

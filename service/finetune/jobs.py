@@ -192,5 +192,5 @@ def _look(job: Job, last: int, connection: Connection) -> tuple[bool, list[tuple
 
 def _found(page: Page[T] | None) -> Page[T]:
     if page is None:
-        raise InvalidRequest("after is not the id of one of these.", param="after")
+        raise InvalidRequest("after must be the id of an entry of this list.", param="after")
     return page

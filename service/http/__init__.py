@@ -1,4 +1,4 @@
-"""The listening socket and its connections: uvicorn, bounded, inside our event loop. Event-loop thread.
+"""The listening socket and its connections: uvicorn, with limits, inside our event loop. Event-loop thread.
 
-Made by `main.py`, which hands it the app of `service.api`; the two know nothing of each other.
+Made by `main.py`, which passes it the app of `service.api`; the two do not know each other.
 """

@@ -1,9 +1,9 @@
-"""One HTTP/1.1 connection, bounded: what uvicorn's protocol leaves to the goodwill of the client.
+"""One HTTP/1.1 connection with limits that uvicorn's protocol lacks.
 
-uvicorn has no deadline for headers or bodies and no limit on the size or number of headers, and it waits for ever
-for a client that does not read. Here every state of a connection has a deadline: connected or idle, in the headers,
-in the body, not reading. Behind each of them the connection is closed. A client that still sends when its answer is
-there is let finish for a moment: closing on unread bytes would reset the connection, and the answer would be lost.
+uvicorn has no deadline for headers or bodies, no limit on the size or number of headers, and it waits for ever for a
+client that does not read. Here every state of a connection has a deadline, after which the connection is closed:
+connected or idle, in the headers, in the body, not reading. A client that is still sending when its answer is complete
+may go on for a moment: closing on unread bytes would reset the connection, and the answer would be lost.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from service.http.request_cycle import release, take_over
 
 _logger = logging.getLogger("headrace")
 _GRACE_S = 1.0
-"""The app has a deadline of its own for bodies and for streams, and says more when it passes; ours comes after."""
+"""Seconds. The app has its own deadlines for bodies and streams, with better messages; ours come after them."""
 
 _MAX_PIPELINED = 8
-"""Requests behind one that is being answered; up to here the connection is read, so that its end is seen."""
+"""Requests queued behind one that is being answered; up to here the connection is read, so that its end is noticed."""
 
 _VERSIONS = frozenset({"1.0", "1.1"})
 _HEAD_END = b"\r\n\r\n"
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
-"""What a host and a port are written with (RFC 3986); it may be empty."""
+"""The characters of a host and a port (RFC 3986); it may be empty."""
 
 _LINGER_S = 2.0
-"""How long a client that was answered early may go on sending; what it sends is dropped."""
+"""How many seconds a client that was answered early may go on sending; what it sends is dropped."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -71,9 +71,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_hosts = 0
         self._num_upload_bytes = 0  # of the body that is being read, if it is an upload
         self._is_upload = False
-        self._num_head_bytes = 0  # fed since the parser last gave us a body or the end of a head
+        self._num_head_bytes = 0  # passed to the parser since it last reported a body or the end of a head
         self._is_chunked = False
-        self._chunks: ChunkedBody | None = None  # of the body that is being read, if its first byte was seen to be it
+        self._chunks: ChunkedBody | None = None  # of the current body, if it was seen from its first byte
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
         if len(self.connections) >= self._limits.max_connections:
@@ -87,12 +87,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_no_input()
         self._expect_no_output()
-        for cycle in self._unanswered:  # uvicorn tells the newest request only
+        for cycle in self._unanswered:  # uvicorn tells only the newest request
             cycle.disconnected = True
             cycle.message_event.set()
             release(cycle)
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # uvicorn does it only without a fault
+        self._unset_keepalive_if_required()  # uvicorn does it only if there was no error
         self._unanswered.clear()
         self.pipeline.clear()
         self.cycle = None  # type: ignore[assignment]  # as it was before the first request
@@ -116,7 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._feed(data)
 
     def _feed(self, data: bytes) -> None:
-        """To the parser, in pieces small enough for the limits."""
+        """Passes data to the parser in pieces small enough for the limits."""
         most = self._limits.max_header_bytes
         for start in range(0, len(data), most):
             if self._is_over():
@@ -132,7 +132,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._num_headers = self._num_hosts = 0
         self._is_chunked = False
-        if self._input_deadline is None:  # its first bytes came together with the end of another
+        if self._input_deadline is None:  # its first bytes came together with the end of another message
             self._expect_input(self._limits.header_timeout_s)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -156,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._check_head()
         if self._is_over():
             return
-        super().on_headers_complete()  # which raises if the target is no URL; then there is no new request
+        super().on_headers_complete()  # raises if the target is not a URL; then there is no new request
         self._in_message = True
         self._num_head_bytes = 0
         self._num_upload_bytes = 0
@@ -167,7 +167,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unanswered.append(self.cycle)
         if not self.pipeline:
             self._expect_input(self._limits.body_timeout_s + _GRACE_S)
-        elif len(self.pipeline) <= _MAX_PIPELINED:  # an earlier answer is under way: we are the ones to wait for
+        elif len(self.pipeline) <= _MAX_PIPELINED:  # an earlier answer is in progress: the client waits for us
             self.flow.resume_reading()
 
     def _check_head(self) -> None:
@@ -185,7 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def _note_upload(self, num_bytes: int) -> None:
-        """So many bytes of an upload have come; with each step of them its time starts anew."""
+        """`num_bytes` more of an upload have arrived; each step restarts its deadline."""
         num_steps = self._num_upload_bytes // UPLOAD_STEP_BYTES
         self._num_upload_bytes += num_bytes
         if self._num_upload_bytes // UPLOAD_STEP_BYTES > num_steps and not self.pipeline:
@@ -220,16 +220,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect_no_output()
 
     def send_400_response(self, msg: str) -> None:
-        """What is not HTTP is answered in the shape of all other refusals."""
+        """What is not HTTP is answered in the form of all other refusals."""
         self._refuse(400, msg)
 
     def _unsupported_upgrade_warning(self) -> None:
-        # An answer without the upgrade is a refusal of it. What follows on the connection is not HTTP for the parser.
+        # An answer without the upgrade refuses it. To the parser, what follows on the connection is not HTTP.
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer and close. What is under way on the connection is answered first, then it ends without a refusal."""
+        """Answer and close. Requests in progress on the connection are answered first; then it ends without this
+        refusal."""
         if self._is_over():
             return
         if self.cycle is not None and not self.cycle.response_complete:
@@ -246,7 +247,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True  # the app stops waiting for the rest of a body that cannot come
             self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
-        elif self._in_message:  # it was answered before its body had come
+        elif self._in_message:  # it was answered before its body was complete
             self._linger()
             return
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
@@ -258,14 +259,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._linger()
 
     def _drop_newest(self) -> None:
-        """The newest request, which waits behind others, can never be whole."""
+        """The newest request, which waits behind others, cannot be completed."""
         self.pipeline.popleft()
         release(self._unanswered.pop())
         self.cycle = self._unanswered[-1]
         self._in_message = False
 
     def _end_after_newest(self) -> None:
-        """No further request; those that are whole are answered."""
+        """Takes no further request; those that are complete are answered."""
         self._is_last = True
         self.cycle.keep_alive = False
         self._expect_no_input()
@@ -274,7 +275,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._is_last or self._is_lingering or self.transport.is_closing()
 
     def _close(self) -> None:
-        """The last answer of the connection is written. What the client may still have on the way must not cost it."""
+        """The last answer of the connection is written. Data that the client is still sending must not destroy it."""
         self.pipeline.clear()
         if self._in_message or self._is_last or self.transport.can_write_eof():
             self._linger()
@@ -282,7 +283,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _linger(self) -> None:
-        """Say that nothing more comes, and drop what the client still sends until it has seen that, or for so long."""
+        """Ends our side, and drops what the client sends until it has noticed that, or until the time has passed."""
         if self._is_lingering or self.transport.is_closing():
             return
         self._is_lingering = True
@@ -301,7 +302,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._is_lingering:
             self.transport.abort()
         elif not self._in_message and self.cycle is not None and not self.cycle.response_complete:
-            # Bytes of a next request, or stray ones, must not cost the answer that is under way.
+            # Bytes of a next request, or stray ones, must not destroy the answer in progress.
             self._expect_input(self._limits.header_timeout_s)
         else:
             self.transport.abort()
@@ -312,7 +313,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._input_deadline = None
 
     def _expect_output(self) -> None:
-        """The client must take what is unsent; each time that it has taken all but a little, the time starts anew."""
+        """The client must read what is unsent; whenever it has read nearly all of it, the deadline restarts."""
         self._expect_no_output()
         self._output_deadline = self.loop.call_later(self._limits.send_timeout_s + _GRACE_S, self.transport.abort)
 
@@ -323,7 +324,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _UvicornLog(logging.Logger):
-    """uvicorn's log. All that its protocol warns of is a request that is not HTTP, which any client can send."""
+    """uvicorn's log. Its protocol warns only of requests that are not HTTP, which any client can send."""
 
     def __init__(self) -> None:
         super().__init__("uvicorn.error")
@@ -335,6 +336,8 @@ class _UvicornLog(logging.Logger):
 
 
 def bounded_protocol(limits: ConnectionLimits) -> Callable[..., HttpToolsProtocol]:
-    """What uvicorn calls for each connection."""
-    too_many = RareWarning(_logger, "%d connections are open, as many as may be: new ones closed: %d")
+    """The factory that uvicorn calls for each connection."""
+    too_many = RareWarning(
+        _logger, "%d connections are open, which is the limit (--max-connections); new ones closed: %d"
+    )
     return partial(BoundedProtocol, limits=limits, too_many=too_many, log=_UvicornLog())

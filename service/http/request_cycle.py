@@ -1,4 +1,4 @@
-"""A request and its answer in uvicorn's hands (its `RequestResponseCycle`), and what is done to them beyond that."""
+"""Additions to uvicorn's handling of one request and its answer (`RequestResponseCycle`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 def take_over(cycle: RequestResponseCycle, close: Callable[[], None]) -> None:
-    """At the end of a request's head. Puts `abort_connection` and `write_now` into its `state`.
+    """To be called at the end of a request's head. Puts `abort_connection` and `write_now` into its `state`.
 
-    close: called where uvicorn closes the connection behind the answer.
+    close: called where uvicorn would close the connection after the answer.
     """
     cycle.transport = cast(asyncio.Transport, _LingeringTransport(cycle.transport, close))
     if cycle.scope["http_version"] == "1.0":
@@ -24,16 +24,16 @@ def take_over(cycle: RequestResponseCycle, close: Callable[[], None]) -> None:
 
 
 def release(cycle: RequestResponseCycle) -> None:
-    """The request's `state` no longer holds its connection, which holds the request. A reference cycle would live
-    until a garbage collection, which then stops everything to look through thousands of dead connections."""
+    """Removes the connection from the request's `state`, as the connection holds the request. A reference cycle would
+    live until a garbage collection, which then stops everything to scan thousands of dead connections."""
     state = cycle.scope["state"]
     del state["write_now"], state["abort_connection"]
     vars(cycle).pop("send", None)
 
 
 def _write_now(cycle: RequestResponseCycle, piece: bytes) -> bool:
-    """Write a piece of the answer's body, which more follow, as `cycle.send` would; False if `send` must, because there
-    is something to wait for, or because the answer has not begun or is no chunked one."""
+    """Write a piece of the answer's body that is not the last, as `cycle.send` would. False if `send` has to do it: it
+    would block, or the answer has not begun or is not chunked."""
     if cycle.flow.write_paused or not cycle.chunked_encoding or cycle.response_complete:
         return False
     if not cycle.disconnected:
@@ -42,7 +42,7 @@ def _write_now(cycle: RequestResponseCycle, piece: bytes) -> bool:
 
 
 def _abort(cycle: RequestResponseCycle) -> None:
-    """Cut the connection. Its loss is noticed later; uvicorn would first complain of an answer that has no end."""
+    """Cut the connection. Its loss is noticed later; else uvicorn would complain of an incomplete answer."""
     cycle.disconnected = True
     cycle.transport.abort()
 
@@ -50,9 +50,10 @@ def _abort(cycle: RequestResponseCycle) -> None:
 async def _send_without_chunks(
     cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]], message: Any
 ) -> None:
-    """`cycle.send` for an HTTP/1.0 client, which knows no chunks: the end of the connection ends a body without length.
+    """`cycle.send` for an HTTP/1.0 client, which does not know chunks: a body without a length ends with the
+    connection.
 
-    uvicorn writes chunks to everybody.
+    uvicorn writes chunks to every client.
     """
     if message["type"] == "http.response.start":
         if all(name.lower() != b"content-length" for name, _ in message["headers"]):
@@ -63,7 +64,7 @@ async def _send_without_chunks(
 
 
 class _LingeringTransport:
-    """A connection's transport as uvicorn's side of a request sees it; closing it is left to `close`."""
+    """A connection's transport as uvicorn's request cycle sees it; closing it is left to `close`."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport

@@ -19,14 +19,14 @@ from service.http.protocol import bounded_protocol
 
 BACKLOG = 4096
 LAST_WORDS_S = 5
-"""After the drain every stream has had its final event; so long may its last bytes take."""
+"""Seconds. After the drain every stream has had its final event; this is the time for its last bytes."""
 
 
 class HttpServer(uvicorn.Server):
     """Listens from `bind` on, serves while `serve_forever` runs, ends in order after `finish`.
 
-    uvicorn would close its listeners at SIGTERM and then either wait for ever or cut streams; here the signals
-    belong to `process`, and `main.py` drains the engine first, while late clients still get a proper 503.
+    uvicorn would close its listeners at SIGTERM and then either wait for ever or cut streams. Here `process` handles
+    the signals, and `main.py` drains the engine first, while late clients still get a proper 503.
     """
 
     def __init__(self, app: ASGIApp, address: ListenAddress, limits: ConnectionLimits | None = None) -> None:
@@ -39,14 +39,14 @@ class HttpServer(uvicorn.Server):
                 ssl_certfile=address.certificate,
                 ssl_keyfile=address.private_key,
                 loop="none",
-                # uvicorn's type asks for a class; all that it does with it is to call it.
+                # uvicorn's type asks for a class, but it only calls it.
                 http=cast(type[asyncio.Protocol], bounded_protocol(limits)),
                 ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # nobody asks who the client is but by its key
-                timeout_keep_alive=cast(int, limits.idle_timeout_s),  # a float will do
+                proxy_headers=False,  # clients are identified by their keys only
+                timeout_keep_alive=cast(int, limits.idle_timeout_s),  # a float works
                 timeout_graceful_shutdown=LAST_WORDS_S,
                 backlog=BACKLOG,
             )
@@ -56,9 +56,9 @@ class HttpServer(uvicorn.Server):
         self._finished = asyncio.Event()
 
     def bind(self) -> str:
-        """Take the address, so that connections queue from now on; returns the base URL.
+        """Bind the address, so that connections queue from now on. Returns the base URL.
 
-        Raises ConfigError if the address cannot be had, or the certificate not be read.
+        ConfigError if the address is not available, or the certificate cannot be read.
         """
         address = self._address
         try:
@@ -90,19 +90,19 @@ class HttpServer(uvicorn.Server):
                 self._address.uds.unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """On the event loop's thread."""
+        """To be called on the event loop's thread."""
         self.should_exit = True
         self._finished.set()
 
     async def main_loop(self) -> None:
-        """A tick a second, for the answers' date; uvicorn looks ten times as often whether it is to end."""
+        """Ticks once a second, for the Date header; uvicorn's ticks ten times as often to see whether it should end."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await self._finished.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, which pauses even where nobody is connected."""
+        """As uvicorn's, without its pause when nobody is connected."""
         if self.server_state.connections or self.server_state.tasks:
             await super().shutdown(sockets)
             return
@@ -116,12 +116,12 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """No signal is uvicorn's."""
+        """Leaves all signals to `process`."""
         yield
 
 
 def _listen_on_path(path: Path) -> socket.socket:
-    """A Unix socket that listens there. What a server that has died left behind is replaced."""
+    """A Unix socket that listens there. A socket left behind by a dead server is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):

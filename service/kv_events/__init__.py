@@ -1,1 +1,1 @@
-"""The prefix cache's events on their way out, over ZMQ. The engine's thread tells; a thread of its own sends."""
+"""Publishes the prefix cache's events over ZMQ. The engine's thread queues them; a thread of its own sends them."""

@@ -1,8 +1,8 @@
-"""The prefix cache's events as vLLM publishes them: msgpack over ZMQ, with a socket to ask again for what was missed.
+"""The prefix cache's events as vLLM publishes them: msgpack over ZMQ, with a replay socket for missed ones.
 
-A message is three frames: topic, sequence number (8 bytes, big-endian), and the batch: [Unix seconds, events, rank].
-Whoever has missed some sends the first number that it wants to the replay socket and gets the batches from there on,
-then one with number -1 and no content. Imported only if wanted: pyzmq and msgpack are an extra.
+A message has three frames: topic, sequence number (8 bytes, big-endian), and the batch: [Unix seconds, events, rank]. A
+subscriber that missed some sends the first number that it needs to the replay socket and gets the batches from there
+on, then one with number -1 and no content. Imported only if used: pyzmq and msgpack are an extra.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import zmq
 from service.errors import ConfigError
 
 MAX_QUEUED = 100_000
-"""Events; beyond, subscribers are told that nothing is known any more, which costs them hits and no mistake."""
+"""Events. Beyond it subscribers are told to forget everything, which costs them hits but is never wrong."""
 
 MAX_REPLAYED = 10_000
 """Batches that can be asked for again."""
@@ -28,16 +28,16 @@ MAX_REPLAYED = 10_000
 _GATHER_S = 0.01
 _LOOK_FOR_REPLAYS_S = 0.1
 _END = (-1).to_bytes(8, "big", signed=True)
-_MEDIUM = "GPU"  # vLLM's word for where blocks lie that are not offloaded, on a CPU too
+_MEDIUM = "GPU"  # vLLM's word for blocks that are not offloaded, on a CPU too
 _RANK = 0
 _Event = dict[str, Any]
 
 
 class KvEventPublisher:
-    """A `KvEvents`. block_size: tokens of an entry. Raises ConfigError if an address cannot be had.
+    """A `KvEvents`. block_size: tokens of an entry. ConfigError if an address is not available.
 
-    endpoint: listened on if it has a wildcard (`tcp://*:5557`) or is local to the machine; another one is of a router
-    that listens itself, for all its replicas, and is connected to, as vLLM does it. replay_endpoint: listened on.
+    endpoint: bound if it has a wildcard (`tcp://*:5557`) or is local to the machine; else it is the address of a
+    router, which binds it for all its replicas, and is connected to, as in vLLM. replay_endpoint: always bound.
     """
 
     def __init__(self, endpoint: str, replay_endpoint: str | None, topic: str, block_size: int) -> None:
@@ -60,7 +60,7 @@ class KvEventPublisher:
                 "type": "BlockStored",
                 "block_hashes": [digest],
                 "parent_block_hash": parent,
-                "token_ids": tokens,  # made a list by the thread that sends
+                "token_ids": tokens,  # converted to a list by the thread that sends
                 "block_size": self._block_size,
                 "lora_id": None,
                 "medium": _MEDIUM,
@@ -76,7 +76,7 @@ class KvEventPublisher:
         self._offer({"type": "AllBlocksCleared"})
 
     def close(self) -> None:
-        """What is queued is sent first. Any thread."""
+        """Queued events are sent first. Any thread."""
         self._queue.put(None)
         self._thread.join(1.0)
         self._context.destroy(linger=0)
@@ -99,7 +99,7 @@ class KvEventPublisher:
         self._queue.put({"type": "AllBlocksCleared"})
 
     def _send_all(self) -> None:
-        """The thread."""
+        """The thread's main function."""
         is_last = False
         while not is_last:
             events = self._take()
@@ -109,7 +109,7 @@ class KvEventPublisher:
             self._replay_what_is_asked()
 
     def _take(self) -> list[_Event | None]:
-        """Those of a moment, perhaps none."""
+        """The events of a moment; may be empty."""
         try:
             taken = [self._queue.get(timeout=_LOOK_FOR_REPLAYS_S)]
         except Empty:
@@ -133,7 +133,7 @@ class KvEventPublisher:
         while self._replays is not None and self._replays.poll(0):
             who, *_, first = self._replays.recv_multipart()
             if len(first) != len(_END):
-                continue  # not a question
+                continue  # not a request
             for number, payload in self._sent:
                 if number >= int.from_bytes(first, "big"):
                     self._replays.send_multipart([who, b"", number.to_bytes(8, "big"), payload])
@@ -145,5 +145,5 @@ def _is_ours(endpoint: str) -> bool:
 
 
 def _keys_of(salt: str) -> list[str] | None:
-    """The adapter's digest, and the salt of whoever does not share; None of what everybody shares."""
+    """The adapter's digest, and the cache salt; None for blocks that everybody shares."""
     return [part for part in salt.split(":", 1) if part] or None

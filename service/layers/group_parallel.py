@@ -142,11 +142,11 @@ def memory_of_gpus(group: ProcessGroup, host_group: ProcessGroup, device: torch.
     peers = [first + rank for rank in range(ranks.size) if rank != ranks.rank]
     # All ranks must agree before any begins: one that fails alone would leave the others waiting.
     if not ranks.least(int(can_exchange(device, peers))):
-        logger.warning("not all GPUs can address each other's memory, so NCCL makes the sums")
+        logger.warning("not all GPUs can address each other's memory, so NCCL does the all-reduces")
         return None
     memory: SymmetricMemory | None = None
     try:
         memory = SymmetricMemory.of_group(group, CAPACITY_BYTES, device)
     except RuntimeError as fault:
-        logger.warning("GPUs cannot address each other's memory, so NCCL makes the sums: %s", fault)
+        logger.warning("GPUs cannot address each other's memory, so NCCL does the all-reduces: %s", fault)
     return memory if ranks.least(int(memory is not None)) else None

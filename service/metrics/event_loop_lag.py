@@ -1,4 +1,4 @@
-"""How late the event loop is: what every stream waits for besides its tokens."""
+"""How late the event loop is: this delays every stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EVERY_S = 0.25
 
 
 async def watch_event_loop(recorder: Recorder) -> None:
-    """Record by how much a short sleep is too long; until cancelled."""
+    """Records by how much a short sleep takes too long; until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due_s = loop.time() + EVERY_S

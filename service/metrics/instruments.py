@@ -1,8 +1,8 @@
-"""Every metric that is recorded as things happen, in one table: name (with its unit), meaning, labels, buckets.
+"""Every metric that is recorded as things happen, in one table: name (with its unit), help text, labels, buckets.
 
-What is read at scrape time is not here: gauges of live state (`live_gauges.py`), the host's time by part
-(`host_seconds.py`). Buckets keep vLLM's bounds,
-because `vllm_names.py` shows the same observations under vLLM's names, with smaller ones added.
+What is read at scrape time is elsewhere: gauges of live state (`live_gauges.py`), the host's time by part
+(`host_seconds.py`). Buckets keep vLLM's bounds, because `vllm_names.py` shows the same observations under vLLM's names;
+smaller ones are added.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Instruments:
     """One set of metrics, in a registry of its own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        # A switch of the library's, for the whole process: the `_created` series double every counter's cost.
+        # A process-wide switch of the library: the `_created` series double every counter's cost.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # of the library
 
         self._registry = registry
@@ -230,7 +230,7 @@ class Instruments:
         return Histogram(name, meaning, labels, registry=self._registry, buckets=buckets)
 
     def _plain(self, name: str, meaning: str, buckets: tuple[float, ...]) -> PlainHistogram:
-        """Of what one thread observes."""
+        """For observations of a single thread."""
         histogram = PlainHistogram(name, meaning, buckets)
         self._registry.register(histogram)
         return histogram

@@ -1,4 +1,4 @@
-"""Gauges of the engine's present state, read at the moment of the scrape."""
+"""Gauges of the engine's present state, read at scrape time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from service.core.stats import AdapterUse, EngineSnapshot
 
 ReadSnapshot = Callable[[], EngineSnapshot | None]
-"""The engine's latest snapshot; None while there is no engine. Called from whatever thread scrapes."""
+"""The engine's latest snapshot; None while there is no engine. Called from the thread that scrapes, whichever it is."""
 
 MOST_ADAPTERS = 32
-"""With series of their own; the names of those that a folder holds may be many more."""
+"""Adapters with series of their own; a folder may have many more."""
 
 OTHER_ADAPTERS = "others, together"
 
@@ -82,7 +82,7 @@ def _by_adapter(status: str, num_by_adapter: Mapping[str, int]) -> Metric:
 
 
 def kv_usage(snapshot: EngineSnapshot) -> float:
-    """Share of the blocks in use, 0 to 1."""
+    """The fraction of blocks in use, 0 to 1."""
     return snapshot.used_blocks / snapshot.total_blocks if snapshot.total_blocks else 0.0
 
 

@@ -1,4 +1,4 @@
-"""A line of the log every few seconds while there is work: what an operator looks for first."""
+"""A log line every few seconds while there is work, with what an operator looks for first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Totals:
 
 
 class LoadLog:
-    """Tells what happened since it was last asked. One thread."""
+    """Reports what happened since the last call. One thread."""
 
     def __init__(self, instruments: Instruments, read_snapshot: ReadSnapshot) -> None:
         self._instruments = instruments
@@ -65,7 +65,7 @@ class LoadLog:
 
 
 async def log_load(load: LoadLog, every_s: float) -> None:
-    """Log the line every so often, while it says something; until cancelled."""
+    """Logs the line every `every_s` seconds, if there is one; until cancelled."""
     logged_s = time.monotonic()
     while True:
         await asyncio.sleep(every_s)

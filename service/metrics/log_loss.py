@@ -1,4 +1,4 @@
-"""How many lines the log has lost, read at the moment of the scrape."""
+"""How many log lines were lost, read at scrape time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 
 class LogLoss:
-    """A Prometheus collector. num_lost: lines since the start; called from whatever thread scrapes."""
+    """A Prometheus collector. num_lost: lines since the start; called from the thread that scrapes, whichever it is."""
 
     def __init__(self, num_lost: Callable[[], int]) -> None:
         self._num_lost = num_lost

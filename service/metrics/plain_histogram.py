@@ -1,4 +1,4 @@
-"""A histogram that costs little: one thread observes, any scrapes, and labels are few."""
+"""A cheap histogram: one thread observes, any thread scrapes, and labels are few."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from prometheus_client.utils import floatToGoString
 
 
 class PlainHistogram(Collector):
-    """As the library's, whose observation takes two locks and a look at each bound: a fifth of its cost. Many equal
-    observations are one here: sequences that decode side by side get their tokens at the same moments. A scrape amid an
-    observation finds it in the counts alone or in the sum alone, as it may with the library's."""
+    """Costs a fifth of the library's, which takes two locks and compares with each bound. Many equal observations are
+    one call here: sequences that decode together get their tokens at the same moments. A scrape during an
+    observation may find it in the counts only or in the sum only, as with the library's."""
 
     def __init__(self, name: str, meaning: str, bounds: Sequence[float]) -> None:
         self._name = name
@@ -26,7 +26,7 @@ class PlainHistogram(Collector):
         self._series = HistogramSeries(self, name, meaning, {})
 
     def observe(self, value: float, count: int = 1) -> None:
-        """So many observations of `value`."""
+        """`count` observations of `value`."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
@@ -37,12 +37,12 @@ class PlainHistogram(Collector):
 
     @property
     def bounds(self) -> list[str]:
-        """As labels have them, the infinite one last."""
+        """As in labels, the infinite one last."""
         return [*map(_spelled, self._bounds), "+Inf"]
 
     @property
     def num_up_to(self) -> list[int]:
-        """Of each bound, how many observations were no larger."""
+        """For each bound, how many observations were no larger."""
         return [*accumulate(self._counts)]
 
     def shown_as(self, name: str, labels: Mapping[str, str]) -> HistogramSeries:
@@ -54,7 +54,7 @@ class PlainHistogram(Collector):
 
 
 class HistogramSeries:
-    """What a histogram is called where it is shown. Its labels are made once: a scrape adds the values alone."""
+    """A histogram's name and labels in an exposition. Labels are made once: a scrape only adds the values."""
 
     def __init__(self, histogram: PlainHistogram, name: str, meaning: str, labels: Mapping[str, str]) -> None:
         self._histogram = histogram
@@ -69,7 +69,7 @@ class HistogramSeries:
         return metric
 
     def samples(self) -> list[Sample]:
-        """The buckets, their number and the sum."""
+        """The buckets, their count and the sum."""
         name, counts = f"{self._name}_bucket", self._histogram.num_up_to
         found = [Sample(name, labels, count) for labels, count in zip(self._of_buckets, counts, strict=True)]
         found.append(Sample(f"{self._name}_count", self._labels, counts[-1]))
@@ -87,7 +87,7 @@ class PlainHistograms(Collector):
         self._series = [each.shown_as(name, {label: value}) for value, each in self._by_value.items()]
 
     def labels(self, value: str) -> PlainHistogram:
-        """The one of this value."""
+        """The one with this value."""
         return self._by_value[value]
 
     def collect(self) -> Iterator[Metric]:

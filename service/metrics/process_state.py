@@ -1,7 +1,7 @@
-"""The process as its system sees it, under the names that every Prometheus client has.
+"""The process's metrics under the names that every Prometheus client has.
 
-The library's collector opens four files and lists a folder. Each of these calls lets go of the interpreter, which the
-engine's thread then has for a while: under load a scrape took 6 ms more. This one makes two such calls.
+The library's collector opens four files and lists a folder. Each of these calls releases the GIL, which the engine's
+thread then keeps for a while: under load a scrape took 6 ms more. This one makes two such calls.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MEMORY, _FILES = "/proc/self/statm", "/proc/self/fd"
 
 
 class ProcessState(Collector):
-    """A Prometheus collector; on Linux only. Make it when the process starts, or nearly."""
+    """A Prometheus collector, Linux only. To be made soon after the process starts."""
 
     def __init__(self) -> None:
         self._started_s = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC) + _started_monotonic_s()
         self._page_bytes = resource.getpagesize()
-        self._memory = os.open(_MEMORY, os.O_RDONLY)  # as long as the process lives
+        self._memory = os.open(_MEMORY, os.O_RDONLY)  # open as long as the process lives
 
     def collect(self) -> Iterator[Metric]:
         virtual, resident = (int(n) * self._page_bytes for n in os.pread(self._memory, 128, 0).split()[:2])
@@ -40,8 +40,8 @@ class ProcessState(Collector):
 
 
 def _started_monotonic_s() -> float:
-    """When the process started, in seconds since the machine did."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # behind the command, which may have spaces
+    """When the process started, in seconds since the boot."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # after the command, which may have spaces
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 

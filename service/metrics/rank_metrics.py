@@ -1,4 +1,4 @@
-"""What ranks tell of themselves, read at the moment of the scrape. Where one rank computes there is nothing."""
+"""Metrics of the ranks, read at scrape time. Empty with a single rank."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _COUNTERS_OF_OTHERS: Table = (
     ("headrace_rank_busy_seconds", "Seconds in which a rank's host executed plans.", lambda facts: facts.busy_s),
     ("headrace_rank_waiting_seconds", "Seconds in which a rank waited for a plan.", lambda facts: facts.waiting_s),
 )
-"""Rank 0 tells the plans, and waits for none."""
+"""Rank 0 sends the plans, and waits for none."""
 
 _STAGE_SECONDS = (
     "headrace_stage_compute_seconds",
@@ -61,8 +61,8 @@ _STAGE_SECONDS = (
 
 
 class RankMetrics:
-    """A Prometheus collector. read_facts: of all ranks, rank 0 first, or of none; called from whatever thread
-    scrapes."""
+    """A Prometheus collector. read_facts: of all ranks, rank 0 first, or empty; called from the thread that scrapes,
+    whichever it is."""
 
     def __init__(self, read_facts: Callable[[], Sequence[RankFacts]]) -> None:
         self._read_facts = read_facts
@@ -83,7 +83,7 @@ class RankMetrics:
 
 
 def _of_stages(ranks: Sequence[RankFacts]) -> Iterator[Metric]:
-    """Each rank of a stage computes as long as the others, but for what it waits for them: the mean is the stage's."""
+    """The ranks of a stage compute equally long, except for what they wait for each other: the mean is the stage's."""
     stages = sorted({facts.stage for facts in ranks if facts.stage is not None})
     if stages:
         family = CounterMetricFamily(*_STAGE_SECONDS, labels=["stage"])

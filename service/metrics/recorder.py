@@ -16,10 +16,11 @@ from service.metrics.live_gauges import MOST_ADAPTERS, OTHER_ADAPTERS
 
 
 class Recorder:
-    """The engine's StatsSink, and the HTTP surface's, each from its own thread; never raises on facts.
+    """The StatsSink of the engine and of the HTTP surface, each of which calls from its own thread; never raises on
+    facts.
 
-    Label children are bound once: an observation costs half of what it costs with `labels()`.
-    model_name: the label of what is counted by model.
+    Label children are bound once: an observation then costs half as much as with `labels()`.
+    model_name: the `model` label.
     """
 
     def __init__(self, instruments: Instruments, model_name: str = "") -> None:
@@ -108,7 +109,7 @@ class Recorder:
         self._instruments.finetuning_loss.set(report.loss)
 
     def record_jobs(self, counts: Mapping[str, int]) -> None:
-        """All fine-tuning jobs, by status."""
+        """The number of fine-tuning jobs, by status."""
         for status, count in counts.items():
             self._instruments.finetuning_jobs.labels(status).set(count)
 
@@ -116,7 +117,7 @@ class Recorder:
         self.times.commands += seconds
 
     def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
-        """Latencies are those of requests that finished; an aborted one only counts as ended and as tokens."""
+        """Latencies are recorded for finished requests; an aborted one counts only as ended, with its tokens."""
         self._ended[_end_reason(outcome, finish_reasons)].inc()
         self._cached.inc(stats.num_cached_tokens)
         requests, prompt_tokens, generated_tokens = self._of_adapter(stats.adapter)
@@ -144,7 +145,8 @@ class Recorder:
             self._record_tokens_in_time(stats, stats.first_token_s)
 
     def _of_adapter(self, adapter: str) -> tuple[Counter, Counter, Counter]:
-        """Requests, prompt tokens and generated tokens. The first MOST_ADAPTERS have series of their own."""
+        """Counters of requests, prompt tokens and generated tokens. The first MOST_ADAPTERS adapters have series of
+        their own."""
         bound = self._by_adapter.get(adapter)
         if bound is None and len(self._by_adapter) > MOST_ADAPTERS:
             adapter = OTHER_ADAPTERS
@@ -175,7 +177,7 @@ class Recorder:
     def _record_prediction(self, prediction: Prediction) -> None:
         predictor, predicted_s, actual_s = prediction
         error = self._prediction_error.get(predictor)
-        if error is None:  # of trainings and recoveries: without them there are no series
+        if error is None:  # of trainings and recoveries: no series before the first
             error = self._prediction_error[predictor] = self._instruments.prediction_error.labels(predictor)
         error.observe(abs(predicted_s - actual_s) / max(actual_s, 1e-9))
         self._instruments.predicted_seconds.labels(predictor).inc(predicted_s)
@@ -217,7 +219,7 @@ class Recorder:
         self._instruments.policies.info(dict(policies))
 
     def record_host_block_bytes(self, num_bytes: int) -> None:
-        """What a swapped block takes on the host; before the first iteration."""
+        """The bytes of a swapped block on the host; to be called before the first iteration."""
         self._host_block_bytes = num_bytes
 
     def record_startup(self, phase: str, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What is stored and what batches do, read at the moment of the scrape."""
+"""Metrics of stored files and of batches, read at scrape time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _OUTCOMES = ("completed", "failed")
 
 
 class StoredState(NamedTuple):
-    """num_bytes, max_bytes: of files. batches: that have not ended, by status. num_lines_running: of these;
-    num_lines_left: of those that run, without an answer. lines: since the start, by outcome."""
+    """num_bytes, max_bytes: of files. batches: that have not ended, by status. num_lines_running: their running lines;
+    num_lines_left: lines of running batches that have no answer yet. lines: since the start, by outcome."""
 
     num_bytes: int
     max_bytes: int
@@ -24,7 +24,7 @@ class StoredState(NamedTuple):
 
 
 class StoredStateGauges:
-    """A Prometheus collector. read: called from whatever thread scrapes."""
+    """A Prometheus collector. read: called from the thread that scrapes, whichever it is."""
 
     def __init__(self, read: Callable[[], StoredState]) -> None:
         self._read = read

@@ -1,8 +1,8 @@
 """The registry in Prometheus's text format 0.0.4, several times as fast as the library writes it.
 
-What a series is called does not change, so everything of a line but its value is kept from one scrape to the next. The
-library checks and escapes each name and label anew, on the event loop, where streams wait meanwhile; a test compares
-every byte with what it writes.
+The name and labels of a series do not change, so everything of a line but its value is kept between scrapes. The
+library checks and escapes each name and label again, on the event loop, while streams wait; a test compares every byte
+with the library's output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
 _MOST_KEPT = 4096
-"""Lines; a server has fewer than 1,000 series at a time, but those of adapters come and go."""
+"""Lines. A server has fewer than 1,000 series at a time, but those of adapters come and go."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
@@ -22,7 +22,7 @@ _SPELLED: Mapping[float, str] = {float(value): f"{value}.0" for value in range(1
 
 
 class TextFormat:
-    """Of one registry. One thread at a time."""
+    """For one registry. One thread at a time."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -30,7 +30,7 @@ class TextFormat:
         self._heads: dict[str, str] = {}
 
     def render(self) -> bytes:
-        """As `prometheus_client.generate_latest`, of names that need no quotes; zero has no sign."""
+        """As `prometheus_client.generate_latest`, for names that need no quotes; zero has no sign."""
         if len(self._series) > _MOST_KEPT:
             self._series.clear()
         return "".join([piece for metric in self._registry.collect() for piece in self._metric(metric)]).encode()
@@ -50,7 +50,7 @@ class TextFormat:
 
 
 def _head(metric: Metric) -> str:
-    """Meaning and type. In this format a counter's name ends like its series', and an info is a gauge."""
+    """Help and type. In this format a counter has the name of its series, and an info is a gauge."""
     name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
     kind = {"info": "gauge", "unknown": "untyped"}.get(metric.type, metric.type)
     return f"# HELP {name} {metric.documentation.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind}\n"

@@ -1,4 +1,4 @@
-"""The same observations under the names that vLLM's dashboards, autoscalers and gateways read."""
+"""The same observations under vLLM's names, which its dashboards, autoscalers and gateways read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class VllmNames:
             yield self._lora_requests(now.adapters)
 
     def _lora_requests(self, now: AdapterUse) -> Metric:
-        """Its value is the time: readers take the series that is newest."""
+        """The value is the time: readers take the newest series."""
         labels = {
             "running_lora_adapters": ",".join(sorted(now.num_running)),
             "waiting_lora_adapters": ",".join(sorted(now.num_waiting)),
@@ -84,7 +84,8 @@ class VllmNames:
         return metric
 
     def _waiting_by_reason(self, now: EngineSnapshot) -> Metric:
-        """vLLM defers what waits for a grammar or for KV from elsewhere: here nothing is queued before it has both."""
+        """vLLM defers requests that wait for a grammar or for KV from elsewhere; here no request is queued before it
+        has both."""
         name = "vllm:num_requests_waiting_by_reason"
         metric = Metric(name, "Waiting requests, by reason.", "gauge")
         for reason, value in (("capacity", now.num_waiting), ("deferred", 0)):

@@ -47,13 +47,13 @@ def local_folder(model: str, revision: str | None, setting: str = "model") -> Pa
     folder = Path(model).expanduser()
     if folder.is_dir():
         if revision is not None:
-            raise ModelLoadError(f"revision: {revision!r} means nothing to a local folder; it belongs to a hub id")
+            raise ModelLoadError(f"revision: {revision!r} can only be given with a hub id, not with a local folder")
         return folder
     is_hub_id = _looks_like_hub_id(model)
     if model.lower().endswith("gguf") and (is_hub_id or folder.is_file()):
         raise ModelLoadError(f"{setting}: {model!r} is GGUF, {NOT_GGUF}")
     if folder.is_file():
-        raise ModelLoadError(f"{setting}: {model!r} is a file; give the folder that holds it beside its config.json")
+        raise ModelLoadError(f"{setting}: {model!r} is a file; give the folder that holds it and its config.json")
     if not is_hub_id:
         raise ModelLoadError(f"{setting}: {model!r} is neither a folder nor a hub id such as 'name/model'")
     return None
@@ -73,4 +73,6 @@ def _from_hub(model: str, revision: str | None, setting: str, wanted: tuple[str,
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns, ignore_patterns=copies))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as fault:
         reason = " ".join(str(fault).split())
-        raise ModelLoadError(f"{setting}: {model!r} is no folder here and could not be fetched: {reason}") from fault
+        raise ModelLoadError(
+            f"{setting}: {model!r} is not a local folder and could not be fetched from the hub: {reason}"
+        ) from fault

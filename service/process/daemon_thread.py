@@ -1,4 +1,4 @@
-"""Long blocking work beside an event loop, which must not hold up the end of the process."""
+"""Long blocking work beside an event loop that must not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(function: Callable[[], T], name: str) -> T:
-    """The function's result, or what it raised. Cancelled, the thread goes on alone and its result is dropped.
+    """The function's result, or its exception. If cancelled, the thread goes on alone and its result is dropped.
 
     Unlike a pool's, the thread ends with the process, whatever it is doing.
     """

@@ -1,6 +1,6 @@
-"""Signals to end while no event loop takes them: in the seconds of imports before it, and in the moments after it.
+"""Termination signals while no event loop handles them: during the imports before it, and in the moments after it.
 
-Standard library only, and little of it: this is there before the imports are.
+Uses little of the standard library only, since it runs before the other imports.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _STANDARD_ERROR = 2
 
 
 def hold_signals() -> None:
-    """They wait from now on, also while the process executes another program, until `end_at_signals`."""
+    """Signals are held from now on, also while the process executes another program, until `end_at_signals`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
@@ -24,8 +24,8 @@ def release_signals() -> None:
 
 
 def end_at_signals(status: int = 0) -> None:
-    """From now on each ends the process with this status and a word, also one that waited; but SIGHUP is left ignored
-    if it is (nohup).
+    """From now on each signal, also one that was held, ends the process with this status and a message. SIGHUP is left
+    ignored if it is (nohup).
 
     By default they would not end the first process of a container at all, and SIGINT would show a traceback.
     """
@@ -41,6 +41,6 @@ def end_at_signals(status: int = 0) -> None:
 
 
 def _say(line: str) -> None:
-    """On standard error, unless that would have to be waited for."""
+    """Writes to standard error, unless that would block."""
     if select.select([], [_STANDARD_ERROR], [], 0)[1]:
         os.write(_STANDARD_ERROR, line.encode())

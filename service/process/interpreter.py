@@ -1,4 +1,4 @@
-"""How Python runs while it serves: its own habits, made harmless (garbage collection, the hand-over of the GIL)."""
+"""Tunes Python for serving: garbage collection, and the hand-over of the GIL."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from contextlib import contextmanager
 
 SWITCH_INTERVAL_S = 0.0001
 SWITCH_INTERVAL_ON_CPU_S = 0.0005
-"""How long a thread that has the interpreter may keep it from one that wants it. Python's own 5 ms is as long as an
-iteration: the engine, woken by the device, would wait as long for the event loop. Where the engine's thread computes
-itself, a hand-over costs more than the wait. Measured: loadtest/log/host.md."""
+"""How long a thread may keep the GIL from another that wants it. Python's own 5 ms is as long as an iteration: the
+engine, woken by the device, would wait that long for the event loop. On a CPU the engine's thread computes itself,
+so a hand-over costs more than the wait. Measured: loadtest/log/host.md."""
 
 GC_THRESHOLDS = (20_000, 20, 20)
-"""New objects between collections; Python's own threshold is 700. What a stream makes is freed without them."""
+"""New objects between collections; Python's own threshold is 700. The objects of a stream are freed without them."""
 
 
 @contextmanager
 def settled(*, is_gpu: bool) -> Iterator[None]:
-    """Tune Python for serving: garbage collections skip what exists by now (it lives as long as the process) and are
-    rarer, and threads hand the interpreter over sooner. All is undone at the end: libraries would otherwise report the
-    skipped objects as leaks when the process ends.
+    """Within this context, garbage collections skip the objects that exist at its start (they live as long as the
+    process) and are rarer, and threads hand over the GIL sooner. Everything is undone at the end: else libraries
+    report the skipped objects as leaks when the process ends.
 
-    is_gpu: a device of its own runs the model.
+    is_gpu: the model runs on a device of its own.
     """
     switch_interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_INTERVAL_S if is_gpu else SWITCH_INTERVAL_ON_CPU_S)

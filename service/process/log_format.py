@@ -1,4 +1,4 @@
-"""A line of the log: text for people, or one JSON object for what collects logs."""
+"""The format of log lines: text for people, or one JSON object for log collectors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_formatter(form: LogFormat, *, is_terminal: bool) -> logging.Formatter:
 
 
 class _JsonFormatter(logging.Formatter):
-    """A record with FIELDS is told by them alone; another one, if it is JSON at all, by its message."""
+    """A record with FIELDS shows only these; others show their message."""
 
     def __init__(self, *, every_record: bool) -> None:
         super().__init__(_TEXT)

@@ -1,7 +1,8 @@
-"""The log's way to standard error. Nobody has to read it: a write that does not return holds up one thread of its own.
+"""Writes the log to standard error without ever blocking the threads that log.
 
-A pipe that is not read takes 64 KiB, then a write to it blocks, under the lock of its handler, and so does every thread
-that logs. Lines therefore go through a bounded queue; what does not fit is dropped, counted and told of later.
+A pipe that is not read holds 64 KiB; then a write to it blocks, under the lock of its handler, and so does every thread
+that logs. So lines go through a bounded queue to a thread of its own; lines that do not fit are dropped, counted and
+reported later.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from typing import NamedTuple
 STANDARD_ERROR = 2
 
 MAX_QUEUED_BYTES = 1024 * 1024
-"""Some ten thousand lines: what a reader may be behind."""
+"""Some ten thousand lines: how far a reader may lag behind."""
 
 LAST_WORDS_S = 1.0
-"""At the end what is queued may take so long to be written."""
+"""Seconds at the end in which queued lines are written."""
 
 _GATHER_S = 0.02
-"""The thread lets more lines come before it writes, so that a busy log wakes it, and takes the interpreter from the
-event loop, 50 times a second at most."""
+"""Seconds. The thread waits for more lines before it writes, so that a busy log wakes it, and takes the interpreter
+from the event loop, at most 50 times a second."""
 
 
 class _Piece(NamedTuple):
-    """num_told: of a line that tells of lost ones, their number; else 0."""
+    """num_told: for a line that reports lost lines, their number; else 0."""
 
     data: bytes
     num_told: int = 0
 
 
 class LogWriter(logging.Handler):
-    """A handler of log records, and what stands in for `sys.stderr` while it is entered (warnings, tracebacks, prints).
+    """A handler of log records, and a replacement for `sys.stderr` within its context (warnings, tracebacks, prints).
 
-    Any thread may log; none waits for the reader. What native code writes to the descriptor goes past this.
+    Any thread may log; none waits for the reader. What native code writes to the descriptor bypasses it.
     """
 
     def __init__(self, descriptor: int = STANDARD_ERROR) -> None:
@@ -48,9 +49,9 @@ class LogWriter(logging.Handler):
         self._descriptor = descriptor
         self._queue: SimpleQueue[_Piece | None] = SimpleQueue()  # `put` may interrupt itself, as a finalizer's log does
         self._lock = threading.RLock()
-        self._num_queued = 0  # bytes, ever; changed under the lock
-        self._num_written = 0  # of them; changed by the thread alone
-        self._num_lost = self._num_told = 0  # lines, ever; changed under the lock
+        self._num_queued = 0  # total bytes; changed under the lock
+        self._num_written = 0  # of them; changed by the thread only
+        self._num_lost = self._num_told = 0  # total lines; changed under the lock
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._replaced = sys.stderr
 
@@ -64,29 +65,29 @@ class LogWriter(logging.Handler):
         self.finish()
 
     def finish(self) -> None:
-        """Waits until all is written, LAST_WORDS_S at most, and writes no more. The thread lives on if a write never
-        returns. Any thread; may be called again."""
+        """Waits until everything is written, at most LAST_WORDS_S, and writes no more. The thread lives on if a write
+        never returns. Any thread; idempotent."""
         self._queue.put(None)
         self._thread.join(LAST_WORDS_S)
 
     @property
     def is_alive(self) -> bool:
-        """Whether what is logged will be written."""
+        """Whether new lines will be written."""
         return self._thread.is_alive()
 
     @property
     def num_lost(self) -> int:
-        """Lines, since the start."""
+        """Lines lost since the start."""
         return self._num_lost
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self.offer(self.format(record) + "\n")
-        except Exception:  # a message that its arguments do not fit costs whoever logs it nothing
+        except Exception:  # a message whose arguments do not fit must not hurt the code that logs it
             self.handleError(record)
 
     def offer(self, text: str) -> None:
-        """Have it written, or count it as lost. Returns at once."""
+        """Queues the text, or counts it as lost. Returns at once."""
         data = text.encode("utf-8", "backslashreplace")
         with self._lock:
             if self._num_queued - self._num_written + len(data) > MAX_QUEUED_BYTES:
@@ -100,7 +101,7 @@ class LogWriter(logging.Handler):
         self._queue.put(piece)
 
     def _tell_lost(self) -> None:
-        """Under the lock."""
+        """To be called under the lock."""
         if untold := self._num_lost - self._num_told:
             self._num_told += untold
             message = "lines of the log were lost here, since nobody read them in time: %d"
@@ -108,7 +109,7 @@ class LogWriter(logging.Handler):
             self._put(_Piece(f"{self.format(record)}\n".encode(), untold))
 
     def _write_all(self) -> None:
-        """The thread."""
+        """The thread's main function."""
         is_last = False
         while not is_last:
             taken = [self._queue.get()]
@@ -120,7 +121,7 @@ class LogWriter(logging.Handler):
             pieces = [piece for piece in taken if piece is not None]
             try:
                 self._write(b"".join(piece.data for piece in pieces))
-            except Exception:  # the other end is closed, a disk is full, memory is short: the next lines may be written
+            except Exception:  # the other end is closed, a disk is full, memory is short: later lines may be written
                 self._lose(pieces)
 
     def _lose(self, pieces: list[_Piece]) -> None:
@@ -164,5 +165,5 @@ def _write_whole(descriptor: int, data: bytes) -> None:
     while left:
         try:
             left = left[os.write(descriptor, left) :]
-        except BlockingIOError:  # another process that has it open does not want to wait
+        except BlockingIOError:  # another process that has the descriptor made it non-blocking
             select.select([], [descriptor], [])

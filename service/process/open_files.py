@@ -1,4 +1,4 @@
-"""How many files the process may have open: a connection is one, and many systems allow 1,024 unless asked for more."""
+"""How many files the process may open: a connection is one, and many systems allow 1,024 unless asked for more."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import resource
 from service.errors import ConfigError
 
 _FILES_BESIDE = 100
-"""Of libraries, threads, the log and the model."""
+"""For libraries, threads, the log and the model."""
 
 _FEWEST_CONNECTIONS = 16
-"""With fewer a monitor and a balancer could take them all."""
+"""With fewer, monitoring and a load balancer could take them all."""
 
 
 def connections_allowed(wanted: int) -> int:
-    """How many of `wanted` connections there can be; asks the system for as many as it grants without being root.
+    """How many of `wanted` connections are possible; raises the limit as far as the system allows without root.
 
-    Raises ConfigError if that is fewer than a service can do with.
+    ConfigError if that is too few for a service.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _FILES_BESIDE
@@ -25,5 +25,5 @@ def connections_allowed(wanted: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     fewest = _FILES_BESIDE + min(wanted, _FEWEST_CONNECTIONS)
     if soft != resource.RLIM_INFINITY and soft < fewest:
-        raise ConfigError(f"open files: the process may have {soft} (ulimit -n), and needs {fewest} at least")
+        raise ConfigError(f"open files: the limit is {soft} (ulimit -n), but at least {fewest} are needed")
     return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - _FILES_BESIDE)

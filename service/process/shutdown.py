@@ -1,6 +1,7 @@
-"""How the process ends: at the first SIGTERM or SIGINT in order, at the second at once, at a fault with status 1.
+"""The end of the process: at the first SIGTERM or SIGINT in order, at the second at once, after a fault with status 1.
 
-SIGHUP comes from a terminal that closes, often twice: in order, and never at once. Under nohup it is ignored.
+SIGHUP comes from a terminal that closes, often twice: it ends the process in order, never at once. Under nohup it is
+ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from enum import IntEnum
 logger = logging.getLogger(__name__)
 
 AT_ONCE_S = 0.4
-"""After the second signal streams are told, as far as they can be, and the process ends, whatever any thread does."""
+"""Seconds. After the second signal streams are told, as far as possible; then the process ends, whatever threads do."""
 
 
 class ExitStatus(IntEnum):
@@ -38,7 +39,7 @@ class Shutdown:
         self.status = ExitStatus.OK
 
     def listen(self) -> None:
-        """Take SIGTERM and SIGINT over, and SIGHUP if it is not ignored."""
+        """Handle SIGTERM and SIGINT, and SIGHUP if it is not ignored."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
@@ -51,7 +52,7 @@ class Shutdown:
         self._requested.set()
 
     def fail(self, reason: str) -> None:
-        """End the process with a status that says so."""
+        """End the process with status 1."""
         logger.critical("shutting down: %s", reason)
         self.status = ExitStatus.FAULT
         self._requested.set()

@@ -18,7 +18,7 @@ class LoadAdapter(WireRequest):
 
 
 class UnloadAdapter(WireRequest):
-    """lora_int_id: vLLM's clients may send it; nothing is read from it."""
+    """lora_int_id: vLLM's clients may send it; it is ignored."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -20,7 +20,7 @@ class OutputExpiresAfter(WireRequest):
 
 
 class BatchRequest(WireRequest):
-    """completion_window: a number of s, m, h or d."""
+    """completion_window: a whole number of s, m, h or d."""
 
     input_file_id: str
     endpoint: str
@@ -85,7 +85,7 @@ class BatchList(BaseModel):
 
 
 class BatchAnswer(BaseModel):
-    """body: what the endpoint answers."""
+    """body: the endpoint's answer."""
 
     status_code: int
     request_id: str
@@ -107,4 +107,4 @@ class BatchResult(BaseModel):
 
 
 class BatchEvent(RootModel[BatchObject | BatchResult]):
-    """What a batch's stream of events brings."""
+    """One event of a batch's stream."""

@@ -32,7 +32,7 @@ class ToolCall(WireRequest):
 
 class ChatMessage(WireRequest):
     """role: OpenAI's, or one that the model's template knows. reasoning, reasoning_content: the same, in vLLM's and in
-    DeepSeek's spelling. function_call: the one call of an older form, before tools."""
+    DeepSeek's spelling. function_call: the one call, in the form before tools."""
 
     role: str
     content: str | Members[ContentPart] | None = None
@@ -57,7 +57,7 @@ class Tool(WireRequest):
 
 
 class ChatOptions(WireRequest):
-    """What stands in a chat prompt beside the messages. functions, function_call: the older form of tools and
+    """What a chat prompt has besides the messages. functions, function_call: the older form of tools and
     tool_choice."""
 
     tools: Members[Tool] | None = None
@@ -73,7 +73,7 @@ class ChatOptions(WireRequest):
 
 
 class ChatPromptFields(ChatOptions):
-    """What a chat prompt is made of; /tokenize takes the same."""
+    """The fields that make up a chat prompt; /tokenize takes the same."""
 
     messages: Members[ChatMessage]
 
@@ -91,7 +91,7 @@ class ChatRequest(ChatPromptFields, ChatCallFields):
 
 
 class ChatBatchRequest(ChatCallFields):
-    """vLLM's: several conversations with the same parameters, each to be answered by one choice."""
+    """Several conversations with the same parameters, each answered by one choice, as in vLLM."""
 
     messages: Members[Members[ChatMessage]]
 
@@ -160,7 +160,7 @@ class FunctionDelta(BaseModel):
 
 
 class ToolCallDelta(BaseModel):
-    """The first of a call has its id, type and name; the others only more of its arguments."""
+    """The first delta of a call has its id, type and name; the others only have more of its arguments."""
 
     index: int
     id: str | None = None

@@ -11,7 +11,7 @@ from service.protocol.responses import InputItem, ResponseUsage
 
 
 class CompactRequest(WireRequest):
-    """A field that is null is as if it were not there."""
+    """A field that is null is the same as a missing one."""
 
     model: str | None = None
     input: str | Members[InputItem] | None = None
@@ -23,8 +23,8 @@ class CompactRequest(WireRequest):
 
 
 class CompactedResponse(BaseModel):
-    """output: the messages of the user and of the system, as they were, and then the `compaction` item, to be the
-    input of what follows."""
+    """output: the user's and system messages, unchanged, and then the `compaction` item; together they are the input of
+    the next call."""
 
     id: str
     object: Literal["response.compaction"] = "response.compaction"

@@ -21,7 +21,8 @@ class CompletionRequest(GenerationFields):
 
 
 class CompletionLogprobs(BaseModel):
-    """One entry a token; null for a prompt's first, which nothing predicts. text_offset: characters before it."""
+    """One entry per token; null for a prompt's first token, which has no prediction. text_offset: characters before the
+    token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -11,7 +11,7 @@ from service.protocol.usage import PromptTokensDetails
 
 
 class EmbeddingRequest(WireRequest):
-    """A field that is null is as if it were not there."""
+    """A field that is null is the same as a missing one."""
 
     model: str | None = None
     input: str | Strings | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]

@@ -1,4 +1,4 @@
-"""Wire shapes of /v1/fine_tuning/jobs, as OpenAI has them; what is Headrace's own says so."""
+"""Wire shapes of /v1/fine_tuning/jobs, as OpenAI has them; Headrace's own fields are marked as such."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Auto = Literal["auto"]
 
 
 class SupervisedHyperparameters(WireRequest):
-    """rank, alpha, target_modules, learning_rate (in the place of a multiplier) and max_length are extensions."""
+    """rank, alpha, target_modules, learning_rate (instead of a multiplier) and max_length are Headrace's own."""
 
     batch_size: Annotated[Whole | Auto | None, bounds(1, 256)] = None
     learning_rate_multiplier: Annotated[float | Auto | None, Field(json_schema_extra={"exclusiveMinimum": 0})] = None
@@ -54,7 +54,7 @@ class JobErrorShape(BaseModel):
 
 
 class UsedHyperparameters(BaseModel):
-    """What was asked for, and once the files are read what is used. The last five are Headrace's own."""
+    """The values that were asked for, and once the files are read those in use. The last five are Headrace's own."""
 
     n_epochs: int | Auto
     batch_size: int | Auto
@@ -76,7 +76,7 @@ class UsedMethod(BaseModel):
 
 
 class FineTuningJobObject(BaseModel):
-    """Times are Unix seconds. trained_tokens: of all epochs, once it has succeeded."""
+    """Times are Unix seconds. trained_tokens: of all epochs; set when the job has succeeded."""
 
     id: str
     object: Literal["fine_tuning.job"] = "fine_tuning.job"

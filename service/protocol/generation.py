@@ -11,33 +11,35 @@ TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Member = TypeVar("Member")
 Members = Annotated[list[Member], Field(fail_fast=True)]
-"""The first member that does not fit ends the search: one is named, and each costs a microsecond and 100 bytes."""
+"""Validation ends at the first member that does not fit: only one is named, and each would cost a microsecond and 100
+bytes."""
 
 _MOST_EXACT = 2.0**53
-"""Beyond it a float does not tell which integer was meant."""
+"""Beyond it, a float does not determine the integer that was meant."""
 _LEAST = -(2**63)
 
 
 def _whole(value: object) -> object:
     if isinstance(value, float) and value.is_integer():
-        if abs(value) > _MOST_EXACT:  # it was written with an exponent, or is no 64-bit integer
+        if abs(value) > _MOST_EXACT:  # it was written with an exponent, or does not fit 64 bits
             raise PydanticCustomError("whole", f"an integer must be from {_LEAST} to {-_LEAST - 1}, and in digits")
         return int(value)
     return value
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-"""An integer as JSON Schema sees it: 5.0 is one, too."""
+"""An integer in the sense of JSON Schema: 5.0 is one, too."""
 
 
 def bounds(low: float, high: float | None = None) -> Any:
-    """A number's range as the OpenAPI description states it. `api` checks it, which also knows the server's limits."""
+    """A number's range, as the OpenAPI description states it. `api` checks it, since it also knows the server's
+    limits."""
     return Field(json_schema_extra={"minimum": low} if high is None else {"minimum": low, "maximum": high})
 
 
 class WireRequest(BaseModel):
-    """Types are exact (no "1" for 1, no true for 1), but 5.0 is 5 where an integer is meant; fields that are not
-    declared are kept apart by name."""
+    """Types are exact (no "1" for 1, no true for 1), but 5.0 is 5 where an integer is meant. Undeclared fields are kept
+    apart by name."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -48,7 +50,7 @@ class StreamOptions(WireRequest):
 
 
 class JsonSchemaFormat(WireRequest):
-    """`schema` is what counts; whether `strict` or not, the output satisfies it."""
+    """`schema` is what counts; the output satisfies it whether `strict` or not."""
 
     name: str | None = None
     description: str | None = None
@@ -57,10 +59,10 @@ class JsonSchemaFormat(WireRequest):
 
 
 class ResponseFormat(WireRequest):
-    """schema: of an object (`json_object`), as llama.cpp's server and Together have it.
+    """schema: for `json_object`, as in llama.cpp's server and Together.
 
-    format, structures, triggers: of a `structural_tag`, as vLLM has it; structures and triggers are its older form.
-    Their members are looked at when it is known that they are not too many.
+    format, structures, triggers: for `structural_tag`, as in vLLM; structures and triggers are its older form. Their
+    members are checked after their number.
     """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
@@ -72,7 +74,7 @@ class ResponseFormat(WireRequest):
 
 
 class StructuredOutputs(WireRequest):
-    """vLLM's spelling of the constraints; at most one of them, and how white space may stand in JSON."""
+    """vLLM's spelling of the constraints; at most one of them, and the white space allowed in JSON."""
 
     json_: str | dict[str, Any] | bool | None = Field(None, alias="json")
     regex: str | None = None
@@ -85,10 +87,10 @@ class StructuredOutputs(WireRequest):
 
 
 class SamplingFields(WireRequest):
-    """Sampling parameters that the engine takes as they are, under its own names (core's SamplingParams).
+    """Sampling parameters that the engine takes unchanged, under its own names (core's SamplingParams).
 
-    One line here is all that a new one needs in the API: it is held to these bounds, null is the model's default or
-    else the engine's, and a beam search refuses it unless it asks for nothing.
+    A new one needs only a line here: it is checked against its bounds, null means the model's default or else the
+    engine's, and a beam search refuses it unless it has no effect.
     """
 
     temperature: Annotated[float | None, bounds(0, 2)] = None
@@ -102,7 +104,7 @@ class SamplingFields(WireRequest):
 
 
 class GenerationFields(SamplingFields):
-    """A field that is null is as if it were not there."""
+    """A field that is null is the same as a missing one."""
 
     model: str | None = None
     max_tokens: Annotated[Whole | None, bounds(0)] = None
@@ -152,7 +154,7 @@ class GenerationFields(SamplingFields):
 
 
 class PromptLogprob(BaseModel):
-    """One token that may stand at a place of the prompt, as vLLM writes it. rank: 1 for the most probable."""
+    """One token at a position of the prompt, as vLLM writes it. rank: 1 for the most probable."""
 
     logprob: float
     rank: int

@@ -12,13 +12,13 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "mod
 
 
 class Cacheable(WireRequest):
-    """cache_control: where a client wants the prefix cache to begin; here it finds what there is by itself."""
+    """cache_control: where the client wants a cache breakpoint; here the prefix cache matches without it."""
 
     cache_control: dict[str, Any] | None = None
 
 
 class TextPart(Cacheable):
-    """Of a system prompt or of a tool's result."""
+    """A part of a system prompt or of a tool's result."""
 
     type: str
     text: str | None = None
@@ -46,7 +46,7 @@ class InputMessage(WireRequest):
 
 
 class MessagesTool(Cacheable):
-    """A tool of the client's own; the types of Anthropic's other tools are refused."""
+    """A client tool; the types of Anthropic's server tools are refused."""
 
     type: str | None = None
     name: str
@@ -83,8 +83,8 @@ class Metadata(WireRequest):
 
 
 class MessagesPromptFields(Cacheable):
-    """What the prompt is made of. output_format: the older place of `output_config.format`. chat_template_kwargs: as
-    for a chat."""
+    """The fields that make up the prompt. output_format: the older place of `output_config.format`.
+    chat_template_kwargs: as in a chat."""
 
     model: str
     messages: Members[InputMessage]
@@ -98,8 +98,8 @@ class MessagesPromptFields(Cacheable):
 
 
 class MessagesRequest(MessagesPromptFields):
-    """A field that is null is as if it were not there. service_tier: there is one. seed, deterministic:
-    as of a chat."""
+    """A field that is null is the same as a missing one. service_tier: has no effect, as there is only one. seed,
+    deterministic: as in a chat."""
 
     max_tokens: Annotated[int, bounds(0)]
     stop_sequences: Strings | None = None
@@ -127,7 +127,7 @@ class TextBlock(BaseModel):
 
 
 class ThinkingBlock(BaseModel):
-    """signature: a digest of the thinking; what a client sends back is not held against it."""
+    """signature: a digest of the thinking; it is not checked when a client sends it back."""
 
     type: Literal["thinking"] = "thinking"
     thinking: str
@@ -146,7 +146,7 @@ class OutputTokensDetails(BaseModel):
 
 
 class MessagesUsage(BaseModel):
-    """A prompt has `input_tokens` and, besides, `cache_read_input_tokens`."""
+    """A prompt's tokens are `input_tokens` plus `cache_read_input_tokens`."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -234,4 +234,4 @@ class MessageEvent(
         MessageStart | ContentBlockStart | ContentBlockDelta | ContentBlockStop | MessageDelta | MessageStop | Ping
     ]
 ):
-    """The data of one event; `event` before it repeats its type."""
+    """The data of one event; the `event` line before it repeats its type."""

@@ -24,7 +24,7 @@ class MessagesErrorDetail(BaseModel):
 
 
 class MessagesErrorBody(BaseModel):
-    """The body of a refusal, and the data of the event that ends a stream which fails."""
+    """The body of a refusal, and the data of the event that ends a failed stream."""
 
     type: Literal["error"] = "error"
     error: MessagesErrorDetail

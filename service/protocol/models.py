@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 
 class ModelPermission(BaseModel):
-    """What OpenAI's older clients expect of a card: everybody who may call may sample, nobody may fine-tune."""
+    """What OpenAI's older clients expect in a card: everybody may sample, nobody may fine-tune."""
 
     id: str
     object: Literal["model_permission"] = "model_permission"
@@ -26,7 +26,7 @@ class ModelPermission(BaseModel):
 
 
 class DefaultSampling(BaseModel):
-    """Values of requests that give none; top_k 0 is all tokens."""
+    """Defaults of requests that give no value; top_k 0 is all tokens."""
 
     temperature: float
     top_p: float
@@ -37,9 +37,9 @@ class DefaultSampling(BaseModel):
 
 class ModelCard(BaseModel):
     """`root` is what the name stands for; `parent` is the base model of an adapter, null for a base model.
-    `quantization` is the format of the weights, null for plain ones. `deterministic`: every request is, without asking
-    for it; `deterministic_on_request`: those are that ask. From `type` on the fields are Anthropic's, of
-    whose list this is an entry, too; prompt and answer share the context."""
+    `quantization` is the format of the weights, null if they are not quantized. `deterministic`: every request is
+    deterministic; `deterministic_on_request`: requests that ask for it are. The fields from `type` on are those of
+    Anthropic's list of models; prompt and answer share the context."""
 
     id: str
     object: Literal["model"] = "model"
@@ -62,7 +62,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """One page, whatever there is."""
+    """All models, on one page."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]

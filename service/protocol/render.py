@@ -1,4 +1,4 @@
-"""POST /v1/completions/render and /v1/chat/completions/render: what the engine would be asked, as vLLM writes it."""
+"""POST /v1/completions/render and /v1/chat/completions/render: the engine's requests, as vLLM writes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class RenderedSampling(BaseModel):
-    """How each choice would be drawn and ended, the server's defaults filled in. seed: null if the client gave none."""
+    """How each choice would be sampled and ended, with the server's defaults. seed: null if the client gave none."""
 
     n: int
     max_tokens: int
@@ -30,7 +30,7 @@ class RenderedSampling(BaseModel):
 
 
 class RenderedPrompt(BaseModel):
-    """One prompt. features: of images and sounds; there are none."""
+    """One prompt. features: of images and audio; always null."""
 
     request_id: str
     model: str

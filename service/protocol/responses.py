@@ -1,4 +1,4 @@
-"""POST /v1/responses and what is kept of it: request, response, events of its stream."""
+"""POST /v1/responses and the routes of stored responses: request, response, events of a stream."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ class ResponseStreamOptions(WireRequest):
 
 
 class ResponsesRequest(SamplingFields):
-    """A field that is null is as if it were not there. Those behind `user` are vLLM's and our own, as of a chat."""
+    """A field that is null is the same as a missing one. The fields after `user` are vLLM's and our own, as in a
+    chat."""
 
     model: str | None = None
     input: str | Members[InputItem] | None = None
@@ -144,7 +145,7 @@ class OutputLogprob(BaseModel):
 
 
 class OutputPart(BaseModel):
-    """`output_text` of a message, which has annotations (none) and logprobs, or `reasoning_text`."""
+    """`output_text` of a message, with annotations (always empty) and logprobs, or `reasoning_text`."""
 
     type: Literal["output_text", "reasoning_text"]
     text: str
@@ -153,7 +154,7 @@ class OutputPart(BaseModel):
 
 
 class OutputItem(BaseModel):
-    """What the model has said, thought or called; its type says which fields it has."""
+    """A message, reasoning or a call; its type says which fields it has."""
 
     id: str
     type: Literal["message", "reasoning", "function_call", "custom_tool_call"]
@@ -170,7 +171,7 @@ class OutputItem(BaseModel):
 
 
 class InputTokensDetails(BaseModel):
-    """cache_write_tokens: what OpenAI bills; here writing to the cache is not counted, and it is 0."""
+    """cache_write_tokens: OpenAI bills them; here they are not counted, and always 0."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
@@ -198,7 +199,7 @@ class IncompleteDetails(BaseModel):
 
 
 class ResponseBody(BaseModel):
-    """The response: what was asked for, and what has come of it."""
+    """The response: the request's parameters and the output."""
 
     id: str
     object: Literal["response"]
@@ -260,7 +261,7 @@ class InputTokenCount(BaseModel):
 
 
 class InputItemList(BaseModel):
-    """A page of what a response was made from."""
+    """A page of the items that a response was made from."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

@@ -9,7 +9,7 @@ from service.protocol.generation import TokenIds, WireRequest
 
 
 class TokenizeRequest(WireRequest):
-    """Text as a completion's prompt."""
+    """Text, tokenized as a completion's prompt."""
 
     model: str | None = None
     prompt: str
@@ -18,7 +18,7 @@ class TokenizeRequest(WireRequest):
 
 
 class TokenizeChatRequest(ChatPromptFields):
-    """Messages as a chat's prompt."""
+    """Messages, tokenized as a chat's prompt."""
 
     model: str | None = None
     return_token_strs: bool | None = None
@@ -39,6 +39,6 @@ class DetokenizeRequest(WireRequest):
 
 
 class DetokenizeResponse(BaseModel):
-    """The text of the tokens, special ones included."""
+    """The text of the tokens, with special ones."""
 
     prompt: str

@@ -13,10 +13,10 @@ WaitReason = Literal["iteration", "sequences", "tokens", "memory", "adapter", "t
 
 
 class WaitTrace(BaseModel):
-    """reason: what the last decision that let it wait ran out of: sequences in an iteration, tokens in an iteration, KV
-    blocks, slots or KV blocks for its adapter, or blocks that were still being transferred. `deferral`: nothing; a
-    fine-tuning job went first, within the deferral bound. `iteration`: nothing; it came while one was being
-    computed."""
+    """reason: what the last decision that let the request wait ran out of: sequences in an iteration, tokens in an
+    iteration, KV blocks, slots or KV blocks for its adapter, or blocks that were still being transferred.
+    `deferral`: nothing; a fine-tuning job went first, within the deferral bound. `iteration`: nothing; the request
+    came while an iteration was running."""
 
     since_s: float
     until_s: float
@@ -31,8 +31,8 @@ class ChunkTrace(BaseModel):
 
 
 class PreemptionTrace(BaseModel):
-    """recovery: how it came back. tokens, blocks: what it had computed and held. predicted_s, actual_s: seconds that
-    coming back would take and took; null where it was not known."""
+    """recovery: how the request was restored. tokens, blocks: what it had computed and held. predicted_s, actual_s:
+    seconds that restoring it was predicted to take and took; null if unknown."""
 
     at_s: float
     recovery: Literal["recompute", "swap"]
@@ -43,13 +43,13 @@ class PreemptionTrace(BaseModel):
 
 
 class PromptTrace(BaseModel):
-    """One prompt of the call, while it runs what is known so far. Seconds count from the call's arrival; null: it did
-    not come to that, or not yet.
+    """One prompt of the call; while it runs, what is known so far. Seconds count from the call's arrival; null: it has
+    not happened, or not yet.
 
-    first_scheduled_s: the end of waiting. first_token_s: the end of computing the prompt. grammar_s: spent on compiling
-    the grammar of the output, before the request could wait for a place. waits, chunks, preempted: the last ones;
-    preemptions and num_chunks count all. iterations: that computed something of it. drafted_tokens, accepted_tokens:
-    tokens that were guessed and computed, and those of them that were right; null if there were none.
+    first_scheduled_s: the end of waiting. first_token_s: the end of prefill. grammar_s: spent on compiling the output's
+    grammar, before the request could be queued. waits, chunks, preempted: the last ones; preemptions and num_chunks
+    count all. iterations: those that computed tokens of it. drafted_tokens, accepted_tokens: draft tokens that were
+    computed, and those of them that were accepted; null if there were none.
     """
 
     index: int
@@ -74,8 +74,8 @@ class PromptTrace(BaseModel):
 
 
 class RequestTrace(BaseModel):
-    """`id` is the id in the call's answer, `request_id` its `X-Request-Id`. deterministic: it was computed to the
-    bits that it has alone. finish_reasons: how many of its choices have ended by which reason."""
+    """`id` is the id in the call's answer, `request_id` its `X-Request-Id`. deterministic: computed independently of
+    the batch. finish_reasons: how many of its choices have ended for each reason."""
 
     id: str
     request_id: str

@@ -1,5 +1,6 @@
-"""Replicas of the service on a Ray cluster, by Ray Serve (the extra `ray`): each a whole server in its own process.
+"""Replicas of the service on a Ray cluster, with Ray Serve (extra `ray`); each is a whole server in a process of its
+own.
 
-Ray starts, places, scales and replaces them, and routes by prefix. What of this needs Ray is in `application` and
-`prefix_router`; the rest is ordinary asyncio.
+Ray starts, places, scales and replaces them, and routes by prefix. Only `application` and `prefix_router` need Ray; the
+rest is ordinary asyncio.
 """

@@ -1,6 +1,6 @@
 """`serve run service.ray_serve.application:build`: the ingress and the replicas as an application of Ray Serve.
 
-Imported only where Ray is: it is an extra. Serve calls `build` once, and makes the classes in processes of the cluster.
+Imported only with Ray, which is an extra. Serve calls `build` once, and makes the classes in processes of the cluster.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ from service.ray_serve.replica import Replica, StartOthers, start_none
 from service.settings.reader import read_settings
 
 LOST = (RayActorError, httpx.TransportError)
-"""The replica's process has died or cannot be reached; or its server has, and it has noticed that only now."""
+"""The replica's process has died or cannot be reached; or its server has, and the replica has not noticed yet."""
 
 MOST_CALLS = 10_000
-"""In flight at a replica, as connections of a server. Calls wait in its own queue, which refuses what is too much."""
+"""In flight at a replica, as connections of a server. Calls wait in the server's own queue, which refuses what is too
+much."""
 
 _PREFIX_ROUTER = {
     "request_router_class": "service.ray_serve.prefix_router:PrefixRouter",
-    # Beyond the first difference, of calls in flight, the less busy of two replicas is taken, and not the prefix's.
-    # A prompt goes where at least the first quarter of it has gone before.
+    # Where the calls in flight differ by more than this threshold, the less busy of two replicas is taken instead of
+    # the prefix's. A prompt goes to a replica that has seen at least the first quarter of it.
     "request_router_kwargs": {"imbalanced_threshold": 16, "match_rate_threshold": 0.25, "do_eviction": True},
 }
 
 
 class Arguments(BaseModel):
-    """What stands after `serve run ...:build`, or in a configuration's `args`.
+    """The arguments after `serve run ...:build`, or in a configuration's `args`.
 
-    model, flags: those of `headrace serve`. num_gpus, num_cpus: of a replica, on each of its hosts. hosts: nodes among
-    which a replica's stages are divided, a placement group for each replica. waiting_per_replica: requests that wait
-    for which there shall be one replica more. ingress_replicas: each is one process that passes on bytes. run: the
-    module that serves, and what stands before its flags.
+    model, flags: those of `headrace serve`. num_gpus, num_cpus: of a replica, on each of its hosts.
+    hosts: nodes among which a replica's stages are divided; each replica has a placement group.
+    waiting_per_replica: the number of waiting requests for which there is one more replica.
+    ingress_replicas: each is one process that passes on bytes. run: the module that serves, and its arguments before
+        the flags.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -69,7 +71,7 @@ class Arguments(BaseModel):
         return self
 
     def placement(self) -> dict[str, Any]:
-        """As options of a deployment. Its other hosts' bundles are of the same size as the replica's own."""
+        """As options of a deployment. The bundles of its other hosts have the size of the replica's own."""
         if self.hosts == 1:
             return {"max_replicas_per_node": self.max_replicas_per_node}
         bundle = {"CPU": self.num_cpus, "GPU": self.num_gpus}
@@ -80,7 +82,7 @@ class Arguments(BaseModel):
         return start_none if self.hosts == 1 else OnPlacementGroup(self.hosts, self.num_cpus, self.num_gpus)
 
     def flags_of_a_replica(self) -> list[str]:
-        """The model first."""
+        """The model comes first."""
         return [*([self.model] if self.model else []), *shlex.split(self.flags)]
 
 
@@ -93,11 +95,11 @@ class Entry(Ingress):
 
 
 def build(given: dict[str, Any]) -> serve.Application:
-    """given: `Arguments`, which Serve has as texts. Raises pydantic's ValidationError, or ConfigError if a server would
-    refuse the flags."""
+    """given: `Arguments`, which Serve passes as strings. Raises pydantic's ValidationError, or ConfigError if a server
+    would refuse the flags."""
     arguments = Arguments.model_validate(given)
     flags = arguments.flags_of_a_replica()
-    # The number of hosts is checked as they will have it.
+    # The number of hosts is checked as the replicas will have it.
     settings = read_settings([*flags, "--nnodes", str(arguments.hosts), "--node-secret", "drawn by each replica"])
     replicas = serve.deployment(
         Replica,
@@ -108,7 +110,7 @@ def build(given: dict[str, Any]) -> serve.Application:
         request_router_config=_PREFIX_ROUTER,
         health_check_period_s=5,
         health_check_timeout_s=5,
-        # A replica that goes answers what it has, for so long.
+        # How long a replica that is removed may finish its calls.
         graceful_shutdown_timeout_s=settings.shutdown_delay + settings.shutdown_timeout + 30,
         autoscaling_config={
             "min_replicas": arguments.min_replicas,

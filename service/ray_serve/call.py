@@ -9,24 +9,25 @@ from typing import Any
 import orjson
 
 MAX_PROMPT_CHARS = 16_384
-"""Of a prompt, for the router: its tree has to hold them, and a longer common beginning changes no choice."""
+"""Of a prompt, for the router: its tree has to hold them, and a longer common prefix changes no choice."""
 
 MIN_PROMPT_CHARS = 256
-"""A shorter one says nothing: a quarter of it, by which the router goes, would be no more than a block of the cache."""
+"""A shorter prompt is not routed by prefix: a quarter of it, which the router compares, would be no more than a block
+of the cache."""
 
 MAX_PARSED_BYTES = 256 * 1024
 """A longer body would hold up the event loop; its first bytes stand for its prompt."""
 
 _BEGINNING = ("system", "instructions", "messages", "prompt", "input")
-"""Fields of all APIs that the prompt is made of, in the order of their text in it."""
+"""Fields of all APIs that make up the prompt, in the order of their text in it."""
 
 _MAX_DEPTH = 6
-"""The fields, their messages, their parts, blocks in these: there is no text below."""
+"""The fields, their messages, their parts, blocks in these: there is no text deeper than this."""
 
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
-        b"content-length",  # whoever sends the body again says it again
+        b"content-length",  # set again by whoever sends the body again
         b"keep-alive",
         b"proxy-connection",
         b"te",
@@ -41,7 +42,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """target: path and query. prompt: the text by whose beginning Ray's router chooses; None: by load alone."""
+    """target: path and query. prompt: the text by whose prefix Ray's router chooses; None: by load only."""
 
     method: str
     target: str
@@ -52,21 +53,21 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What comes before the pieces of the body."""
+    """The head of an answer, before the pieces of the body."""
 
     status: int
     headers: Headers
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Those that are not of one connection only (RFC 9110, section 7.6.1)."""
+    """The headers that are not hop-by-hop (RFC 9110, section 7.6.1)."""
     return tuple((name, value) for name, value in headers if name.lower() not in _HOP_BY_HOP)
 
 
 def prompt_of(body: bytes) -> str | None:
-    """The text of a request's prompt, as far as a router wants it; None if it is too short to matter, or is none.
+    """The text of a request's prompt, as much as the router needs; None if there is none, or it is too short to matter.
 
-    Never raises: what is wrong with a body, a replica says.
+    Never raises: an invalid body is left to the replica.
     """
     if len(body) > MAX_PARSED_BYTES:
         return body[:MAX_PROMPT_CHARS].decode(errors="replace")
@@ -87,7 +88,7 @@ def prompt_of(body: bytes) -> str | None:
 
 
 def _texts(value: Any, depth: int) -> Iterator[str]:
-    """In their order: texts, ids of tokens, what messages and their parts say."""
+    """Texts, token ids, and the text of messages and their parts, in order."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, int):

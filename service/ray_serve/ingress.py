@@ -1,7 +1,7 @@
-"""Where HTTP comes in: each call goes to a replica that Serve's router chooses, its answer streams back.
+"""The HTTP entry: each call goes to a replica that Serve's router chooses, and its answer streams back.
 
-What a client sees of a replica that dies: a call whose answer had not begun is sent to another one, and answered; a
-stream that had begun ends with an error event and `[DONE]`; an answer in one piece that was on its way is cut.
+When a replica dies: a call whose answer had not begun is sent to another replica; a stream that had begun ends with an
+error event and `[DONE]`; the connection of any other answer that had begun is cut.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from service.ray_serve.call import AnswerHead, Call, end_to_end, prompt_of
 logger = logging.getLogger("headrace.ray")
 
 OF_ONE_REPLICA = ("/v1/files", "/v1/batches", "/v1/fine_tuning", "/metrics")
-"""What these routes tell of lies with the replica that has it, and the next call goes to another one."""
+"""The state behind these routes belongs to one replica, and the next call may go to another."""
 
 _TRIES = 2
 _SERVES_OWN = frozenset({b"date", b"x-request-id"})
-"""Serve's proxy writes them too; the id is the one that the replica was told."""
+"""Serve's proxy writes them too; the id is the one that the replica was given."""
 
 
 class Parts(Protocol):
-    """The answer of a replica, which is elsewhere: the head, then pieces. Raises what `lost` says if that is lost."""
+    """The answer of a remote replica: the head, then pieces. Raises one of the `lost` exceptions if the replica is
+    lost."""
 
     def __aiter__(self) -> AsyncIterator[AnswerHead | bytes]: ...
 
     def cancel(self) -> None:
-        """The client has gone."""
+        """The client has disconnected."""
         ...
 
 
@@ -59,7 +60,7 @@ class Ingress:
     async def _answer(self, request: Request) -> Response:
         path = request.url.path
         if path.startswith(OF_ONE_REPLICA):
-            raise NotFound(f"{path} is not served behind Ray Serve: ask a server that runs by itself.")
+            raise NotFound(f"{path} is not served behind Ray Serve, only by a server that runs by itself.")
         target = f"{path}?{request.url.query}" if request.url.query else path
         body = await self._body(request)
         call = Call(request.method, target, end_to_end(request.headers.raw), body, prompt_of(body))
@@ -99,7 +100,7 @@ class Ingress:
     async def _pieces(
         self, parts: Parts, pieces: AsyncIterator[AnswerHead | bytes], ending: bytes | None
     ) -> AsyncIterator[bytes]:
-        """ending: what ends a stream whose replica is lost; None: the connection is cut."""
+        """ending: ends a stream whose replica is lost; None: the connection is cut."""
         try:
             async for piece in pieces:
                 assert isinstance(piece, bytes)
@@ -114,7 +115,7 @@ class Ingress:
 
     def _last_event(self, request: Request) -> bytes:
         """As the service itself ends a stream that fails."""
-        error = ServerError("The replica that computed this answer is lost.")
+        error = ServerError("The replica that computed this answer was lost.")
         if is_messages_route(request.scope):
             return b"event: error\n" + data_frame(messages_error_body(error, request.scope["state"]["request_id"]))
         return data_frame(error_body(error)) + DONE

@@ -1,7 +1,7 @@
-"""The other hosts of a replica whose model has stages on several: an actor on each, in the replica's placement group.
+"""The other hosts of a replica whose model has stages on several: one actor on each, in the replica's placement group.
 
-Imported only where Ray is. Actors end with their replica, and the replica with its server, which ends where one of
-them is lost: so a lost host costs one replica, and Serve starts another, in a group of its own.
+Imported only with Ray. Actors end with their replica, and the replica with its server, which ends if one of them is
+lost. So a lost host costs one replica, and Serve starts another, in a group of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NODE_SECRET = "HEADRACE_NODE_SECRET"
 
 
 class OtherHost:
-    """On a bundle of the placement group. Lives as long as what it runs, and the other way round."""
+    """On a bundle of the placement group. It and its process end together."""
 
     def __init__(self, run: Sequence[str], flags: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = child(run, flags, environment)
@@ -42,7 +42,7 @@ class OnPlacementGroup:
         self._resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
 
     def __call__(self, run: Sequence[str], flags: Sequence[str]) -> Others:
-        """In the replica's process. All of them, with a secret of this replica alone."""
+        """Starts all of them, with a secret of this replica alone. In the replica's process."""
         group = get_current_placement_group()
         assert group is not None, "Serve makes the replica in its placement group"
         address = ray.util.get_node_ip_address()

@@ -1,6 +1,6 @@
-"""Ray's own prefix-aware request router, for calls that have a prompt; the others go where fewer calls are.
+"""Ray's own prefix-aware request router for calls with a prompt; other calls go where fewer calls are in flight.
 
-It is taken from where `ray.serve.llm` has it, since that package's public name wants vLLM to be installed.
+It is imported from its internal place in `ray.serve.llm`, since that package's public name requires vLLM.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]  # Ray is n
     """Serve makes it, in the process of the ingress."""
 
     async def choose_replicas(self, candidate_replicas: Any, pending_request: Any = None) -> Any:
-        """Without a request the router of Ray chooses by calls in flight."""
+        """Without a request, Ray's router chooses by calls in flight."""
         asked = pending_request if _has_prompt(pending_request) else None
         return await super().choose_replicas(candidate_replicas, asked)
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
-        """The prompt is remembered for that replica."""
+        """Remembers the prompt for that replica."""
         if _has_prompt(pending_request):
             super().on_request_routed(pending_request, replica_id, result)
 

@@ -1,4 +1,4 @@
-"""What Ray Serve starts, scales and replaces: a server, and the few questions that Serve asks of a deployment."""
+"""The deployment that Ray Serve starts, scales and replaces: a server, and the few methods that Serve calls."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from service.ray_serve.call import AnswerHead, Call
 from service.ray_serve.server_process import ServerProcess
 
 WAITING, BUSY = "waiting", "busy"
-"""What a replica tells the autoscaler: requests that wait, and how much of it is in use, 0 to 1."""
+"""What a replica reports to the autoscaler: waiting requests, and how much of it is in use, 0 to 1."""
 
 _LAST_RESORT_S = 60.0
 
 
 class Others(NamedTuple):
-    """Other hosts of a replica's model. flags, environment: what its server needs to know of them. held: whatever keeps
-    them, as long as the replica lives."""
+    """Other hosts of a replica's model. flags, environment: what its server needs to know of them. held: keeps them
+    alive as long as the replica."""
 
     flags: Sequence[str] = ()
     environment: Mapping[str, str] = MappingProxyType({})
@@ -29,7 +29,7 @@ class Others(NamedTuple):
 
 
 StartOthers = Callable[[Sequence[str], Sequence[str]], Others]
-"""By how a server is run, and its flags."""
+"""Called with the command of a server and its flags."""
 
 
 def start_none(run: Sequence[str], flags: Sequence[str]) -> Others:
@@ -39,8 +39,8 @@ def start_none(run: Sequence[str], flags: Sequence[str]) -> Others:
 class Replica:
     """Lives as long as its server: when that ends, this process ends too, with status 1, and Serve starts another.
 
-    max_running: `--max-num-seqs`, if it is set; requests that run count against it. Serve makes it, and calls it on the
-    thread of its event loop. start_others: of a model on several hosts.
+    max_running: `--max-num-seqs`, if it is set; running requests are counted against it. Serve makes the replica, and
+    calls it on the thread of its event loop. start_others: for a model on several hosts.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class Replica:
             yield part
 
     async def check_health(self) -> None:
-        """Serve's: raises if a short new request would not complete."""
+        """Called by Serve: raises if a short new request would not complete."""
         await self._server.text("/health")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve's: what autoscaling.py decides by."""
+        """Called by Serve: the metrics for autoscaling.py."""
         return load_of(await self._server.text("/metrics"), self._max_running)
 
     def __del__(self) -> None:
-        """Serve's, when it has taken the replica out of service and its calls are done."""
+        """Called by Serve when it has taken the replica out of service and its calls are done."""
         self._is_stopping = True
         self._server.stop(_LAST_RESORT_S)
 

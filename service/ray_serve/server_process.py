@@ -1,4 +1,4 @@
-"""A server of ours as a child process, on a Unix socket in a folder of its own."""
+"""A Headrace server as a child process, on a Unix socket in a folder of its own."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from service.ray_serve.call import AnswerHead, Call, end_to_end
 
 _ASK_EVERY_S = 0.1
 _ANSWERS_WITHIN_S = 5.0
-_HOST = "http://localhost"  # nobody looks it up
+_HOST = "http://localhost"  # never resolved
 
 
 def child(run: Sequence[str], flags: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A module with these arguments, which ends with this process and with the thread that calls. environment: besides
-    this process's."""
+    """Starts a module with these arguments; the child ends with this process and with the calling thread. environment:
+    in addition to this process's."""
     command = [sys.executable, "-m", "service.ray_serve.with_parent", str(os.getpid()), *run, *flags]
     return subprocess.Popen(command, env={**os.environ, **environment})
 
 
 class ServerProcess:
-    """Starts it, and returns when it is ready: seconds to minutes, in which the thread that calls waits.
+    """Starts the server, and returns when it is ready: in seconds to minutes, during which the calling thread blocks.
 
-    run: a module and what stands before the flags. Flags of the folder (socket, data) are added. environment: besides
-    this process's. The server ends with this process, and with the thread that has made it. Raises ServerError if it
+    run: a module and its arguments before the flags. Flags of the folder (socket, data) are added. environment: in
+    addition to this process's. The server ends with this process, and with the thread that made it. ServerError if it
     ends before it is ready.
     """
 
@@ -52,8 +52,8 @@ class ServerProcess:
         return self._process.pid
 
     async def exchange(self, call: Call) -> AsyncIterator[AnswerHead | bytes]:
-        """The head of the answer, then its body as it comes. Closing the iterator closes the connection, by which the
-        server knows that the client has gone. Raises httpx.TransportError if the server is lost."""
+        """The head of the answer, then its body as it comes. Closing the iterator closes the connection, which tells
+        the server that the client has disconnected. Raises httpx.TransportError if the server is lost."""
         request = self._client.build_request(call.method, call.target, headers=list(call.headers), content=call.body)
         response = await self._client.send(request, stream=True)
         try:
@@ -64,18 +64,18 @@ class ServerProcess:
             await response.aclose()
 
     async def text(self, path: str) -> str:
-        """Of a GET. Raises httpx.HTTPError, also for a status that is not 200."""
+        """The body of a GET. Raises httpx.HTTPError, also for a status other than 200."""
         response = await self._client.get(path, timeout=_ANSWERS_WITHIN_S)
         return response.raise_for_status().text
 
     def wait(self) -> int:
-        """For its end; the exit status. Nothing is left of it then."""
+        """Waits for its end and removes its folder; returns the exit status."""
         status = self._process.wait()
         self._folder.cleanup()
         return status
 
     def stop(self, within_s: float) -> None:
-        """SIGTERM, and after so many seconds SIGKILL."""
+        """SIGTERM, and after `within_s` seconds SIGKILL."""
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(within_s)

@@ -1,6 +1,6 @@
 """`python -m service.ray_serve.with_parent PID MODULE ARGUMENTS`: runs the module, and ends with the process PID.
 
-A replica that is killed has no chance to end its server.
+A replica that is killed cannot end its server.
 """
 
 from __future__ import annotations

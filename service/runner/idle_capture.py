@@ -62,7 +62,7 @@ class IdleCapture:
             self._waiting.insert(0, size)
         except Exception:
             logger.warning(
-                "no CUDA graph of %d tokens, %d decodes among them; serving goes on without it",
+                "a CUDA graph of %d tokens, %d of them decodes, could not be captured; serving goes on without it",
                 size.num_tokens,
                 size.num_decodes,
                 exc_info=True,

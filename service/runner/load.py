@@ -197,7 +197,9 @@ def _prepare(runner: ModelRunner, *, records: bool) -> None:
     if records:
         runner.replays.record()
     if runner.all_deterministic and not runner.batches_deterministic:
-        logger.warning("deterministic: this model has no batched way here; a step computes one token after the other")
+        logger.warning(
+            "deterministic: this model cannot be computed in deterministic batches here; a step computes token by token"
+        )
 
 
 def _choices_file(path: Path | None, place: RankPlace) -> ChoicesFile:
@@ -390,8 +392,8 @@ def _check_weights_fit(weights_bytes: int, device: torch.device, num_ranks: int)
     free = cpu_memory()[1] // num_ranks if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     if weights_bytes > free:
         raise ModelLoadError(
-            f"model: its weights take {weights_bytes / GIBIBYTE:.1f} GiB, {free / GIBIBYTE:.1f} GiB of the {device}'s "
-            "memory are free"
+            f"model: the weights take {weights_bytes / GIBIBYTE:.1f} GiB, but only {free / GIBIBYTE:.1f} GiB of the "
+            f"{device}'s memory are free"
         )
 
 
@@ -407,7 +409,7 @@ def _check_cache_fits(
         name = "kv-cache-memory" if cache_bytes else "swap-space"
         raise ConfigError(
             f"{name}: on the host, KV cache and swap space take {(cache_bytes + swap_bytes) / GIBIBYTE:.1f} GiB, "
-            f"{free / GIBIBYTE:.1f} GiB are free"
+            f"but only {free / GIBIBYTE:.1f} GiB are free"
         )
 
 
@@ -448,7 +450,7 @@ def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: StepSizes, place:
     num_blocks = place.stage.least(place.parallel.least(min(memory.kv_cache_bytes // layout.block_bytes, usable)))
     if num_blocks < 1:
         raise ConfigError(
-            f"kv-cache-memory: {max(0, memory.kv_cache_bytes)} bytes are there for it, one block of "
+            f"kv-cache-memory: {max(0, memory.kv_cache_bytes)} bytes are left for the KV cache, but one block of "
             f"{layout.block_size} tokens takes {layout.block_bytes}; weights take {memory.weights_bytes}, an iteration "
             f"{memory.activations_bytes}, CUDA graphs {memory.graphs_bytes} (see gpu-memory-utilization, "
             "max-num-batched-tokens, enforce-eager)"

@@ -172,7 +172,7 @@ class SamplingRows:
         try:
             restrictions.add(draw, row, _forbidden_now(row, num_tokens))
         except Exception:
-            logger.exception("what draw %d of an iteration may be is not known", draw)
+            logger.exception("the restrictions on draw %d of an iteration are not known", draw)
             restrictions.allow(draw, self._mask(()))
 
     def _new_row(self, item: ScheduledSequence) -> SamplingRow:

@@ -84,13 +84,15 @@ class GroupPreemption:
             for sequence in group.computing:
                 self._blocks.cache_decoded(sequence, group.request.prefix_salt)
         except Exception:
-            logger.exception("the blocks of request %s are not cached", group.request.request_id)
+            logger.exception(
+                "the blocks of request %s could not be put into the prefix cache", group.request.request_id
+            )
 
     def _num_kept_tokens(self, group: SequenceGroup) -> int:
         """Tokens in cached blocks that other groups hold, too: these will not have to be recomputed."""
         try:
             prefix = self._blocks.match_prefix(group.leader, group.request.prefix_salt)
         except Exception:
-            logger.exception("the cached blocks of request %s are not known", group.request.request_id)
+            logger.exception("the cached blocks of request %s could not be looked up", group.request.request_id)
             return 0
         return self._blocks.num_tokens_in(self._blocks.num_also_held_by_others(prefix, len(group.computing)))

@@ -1,4 +1,4 @@
-"""Every setting, and reading them from flags, environment and files. Once, at the start; any command line may.
+"""All settings, and reading them from flags, environment and files. Used once, at start, by any command.
 
-The parts of the service receive the plain values of `service/config.py` and import nothing of this.
+The parts of the service receive the plain values of `service/config.py` and do not import this package.
 """

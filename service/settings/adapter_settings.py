@@ -48,7 +48,7 @@ class AdapterSettings(BaseModel):
         )
 
     def data_folder(self) -> Path:
-        """By the XDG base directory specification, unless it is set."""
+        """The folder that is set, else the one of the XDG base directory specification."""
         if self.data_dir is not None:
             return self.data_dir.expanduser()
         data_home = os.environ.get("XDG_DATA_HOME", "")

@@ -1,4 +1,4 @@
-"""The file of API keys: one a line, so that they are neither in the list of processes nor in the environment."""
+"""The file of API keys, one per line, so that they are neither in the process list nor in the environment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from service.errors import ConfigError
 
 _MAX_BYTES = 1024 * 1024
 _KEY = re.compile(r"[!-~]+")
-"""What a header can carry: printable ASCII without spaces."""
+"""The characters that a header can carry: printable ASCII without spaces."""
 
 
 def read_api_keys(path: Path, setting: str) -> tuple[str, ...]:
-    """The entries, each KEY or NAME:KEY. Empty lines are skipped, and lines that begin with #. setting: its name.
+    """The entries, each KEY or NAME:KEY. Empty lines and lines that begin with # are skipped. setting: its name, for
+    messages.
 
-    Raises ConfigError, which names the line and never shows what is in it.
+    ConfigError names the line and never shows its content.
     """
     try:
         with path.open("rb") as file:

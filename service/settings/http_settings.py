@@ -1,4 +1,4 @@
-"""Settings of what listens: addresses, keys, what requests may ask and hold."""
+"""Settings of the HTTP server: addresses, keys, limits on requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.settings.api_key_file import read_api_keys
 from service.settings.lists import HostNames, Keys, Names
 
 MOST_LOGPROBS = 128
-"""Most probable tokens that the executor tells at one place (service/sampling/logprobs.py)."""
+"""The most log probabilities per position that the executor returns (service/sampling/logprobs.py)."""
 
 
 class HttpSettings(BaseModel):
@@ -105,25 +105,30 @@ class HttpSettings(BaseModel):
     def _check_admin_keys(self) -> HttpSettings:
         keys, admin_keys = ({entry.rpartition(":")[2] for entry in each} for each in (self._keys(), self._admin_keys()))
         if keys & admin_keys:
-            raise ValueError("a key of admin-api-key is one of api-key, too: whoever calls would be an operator")
+            raise ValueError(
+                "admin-api-key and api-key have a key in common: every client that has it would be an admin"
+            )
         return self
 
     @model_validator(mode="after")
     def _check_key_limit(self) -> HttpSettings:
         if self.max_requests_per_key is not None and not self._keys():
-            raise ValueError("max-requests-per-key means nothing without api-key or api-key-file")
+            raise ValueError("max-requests-per-key needs api-key or api-key-file")
         return self
 
     @model_validator(mode="after")
     def _check_body_bytes(self) -> HttpSettings:
         if self.max_total_body_bytes < self.max_body_bytes:
-            raise ValueError("max-total-body-bytes must be at least max-body-bytes")
+            raise ValueError(
+                f"max-total-body-bytes ({int(self.max_total_body_bytes)}) must be at least max-body-bytes"
+                f" ({int(self.max_body_bytes)})"
+            )
         return self
 
     @model_validator(mode="after")
     def _check_certificate(self) -> HttpSettings:
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            raise ValueError("ssl-keyfile means nothing without ssl-certfile")
+            raise ValueError("ssl-keyfile needs ssl-certfile")
         return self
 
     def _keys(self) -> tuple[str, ...]:
@@ -133,8 +138,8 @@ class HttpSettings(BaseModel):
         return self.admin_api_key + self._admin_keys_of_file
 
     def _hosts(self) -> tuple[str, ...]:
-        """Behind a loopback address without keys there is one user, with a browser; elsewhere the server has names that
-        only its owner knows."""
+        """On a loopback address without keys there is one user, with a browser, so host names are restricted; elsewhere
+        the server has names that only its owner knows."""
         if self.allowed_hosts or self._keys() or self.uds is not None or not is_loopback(self.host):
             return self.allowed_hosts or ("*",)
         return ()
@@ -149,7 +154,7 @@ class HttpSettings(BaseModel):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody beyond this machine reaches it."""
+    """Whether it can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Settings that are lists: written with commas, on the command line, in the environment and in the file alike."""
+"""Settings that are lists: comma-separated on the command line, in the environment and in the file alike."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def _split(value: object) -> object:
     parts = value.split(",") if isinstance(value, str) else [p for v in value for p in str(v).split(",")]
     stripped = tuple(part.strip() for part in parts if part.strip())
     if not stripped and value not in ((), []):
-        raise ValueError("holds nothing; leave it out instead")
+        raise ValueError("is empty; leave it out instead")
     return stripped
 
 
 def _check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     if any(not entry.rpartition(":")[2] for entry in keys):
-        raise ValueError("a key is empty; NAME:KEY has it behind the colon")
+        raise ValueError("an entry has no key; write KEY or NAME:KEY")
     return keys
 
 
@@ -32,13 +32,13 @@ def _check_modules(modules: tuple[str, ...]) -> tuple[str, ...]:
     if wrong := [module for module in modules if not all(module.partition("="))]:
         raise ValueError(f"{wrong[0]!r} is not NAME=FOLDER")
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{twice[0]!r} names two adapters")
+        raise ValueError(f"the name {twice[0]!r} is given twice")
     return modules
 
 
 def _check_hosts(names: tuple[str, ...]) -> tuple[str, ...]:
     if wrong := [name for name in names if name != "*" and not _HOST_NAME.fullmatch(name)]:
-        raise ValueError(f"{wrong[0]!r} is no name of a host, without scheme and port, nor *.NAME")
+        raise ValueError(f"{wrong[0]!r} is not a host name without scheme and port, nor *.NAME")
     return names
 
 

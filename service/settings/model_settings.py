@@ -1,4 +1,4 @@
-"""Settings of the model: where it is read from, who computes it, in which numbers, on how many devices."""
+"""Settings of the model: its source, implementation, number formats and devices."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class ModelSettings(BaseModel):
     def _made_at_load(cls, value: object) -> object:
         if value not in (None, "fp8"):
             raise ValueError(
-                "only fp8 is made of plain weights; a checkpoint that is quantized already is served without the"
-                " setting, as its config.json says"
+                "only fp8 can be made of plain weights; serve a checkpoint that is already quantized without this"
+                " setting, since its config.json names the format"
             )
         return value
 
@@ -102,12 +102,12 @@ class ModelSettings(BaseModel):
         )
 
     def public_model_name(self) -> str:
-        """What clients may know of where the model comes from: a hub id, or a folder's name without its path."""
+        """What clients may know of the model's source: a hub id, or a folder's name without its path."""
         folder = Path(self.model).expanduser()
         return folder.resolve().name if folder.is_dir() else self.model
 
     def _model_aliases(self) -> tuple[str, ...]:
-        """A folder's path, as its owner wrote it: clients of servers that are called by it go on as they are. Not where
-        names are set."""
+        """A folder's path as the owner wrote it, so that clients of servers that use it as the name keep working. Empty
+        if names are set."""
         is_folder = not self.served_model_name and Path(self.model).expanduser().is_dir()
         return (self.model, self.model.rstrip("/")) if is_folder else ()

@@ -1,4 +1,4 @@
-"""Settings of how the service is watched, logged and stopped."""
+"""Settings of monitoring, logging and shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings from what the user wrote, and what was wrong with it in the user's words."""
+"""Reads the settings, and explains errors in the user's words."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _with_hyphens(argument: str) -> str:
 
 
 def _tidy_help(parser: ArgumentParser) -> None:
-    """Names a value's type in words of the reader, not of Python, and leaves out defaults that are empty."""
+    """Shows types in a reader's words instead of Python's, and leaves out defaults that are empty."""
     parser.usage = "headrace serve [options] [MODEL]"
     for action in parser._actions:
         if isinstance(action.metavar, str):
@@ -73,7 +73,7 @@ def _readable(size: int) -> str:
 
 
 def _with_file(path: Path) -> type[Settings]:
-    """Settings that take from the file what command line and environment leave out; then come the defaults."""
+    """Settings that take from the file what command line and environment leave out; defaults come last."""
     values = read_config_file(path, Settings.model_fields.keys() - {"config"})
 
     class FileSettings(Settings):

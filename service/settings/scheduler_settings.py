@@ -1,4 +1,4 @@
-"""Settings of who computes when: limits of an iteration and of the queue, policies, preemption."""
+"""Settings of the scheduler: limits of an iteration and of the queue, policies, preemption."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class SchedulerSettings(BaseModel):
     def scheduler_config(
         self, default_num_seqs: int, default_num_batched_tokens: int, default_waiting_tokens: int
     ) -> SchedulerConfig:
-        """The first two defaults belong to the device; each gives way to the other if that was set."""
+        """The first two defaults depend on the device; each is adjusted to the other if that was set."""
         if self.max_num_batched_tokens is not None:
             default_num_seqs = min(default_num_seqs, self.max_num_batched_tokens - 1)
         num_seqs = self.max_num_seqs or default_num_seqs

@@ -1,6 +1,6 @@
-"""What Kubernetes puts into the environment of every pod beside a Service called `headrace` (or `headrace-...`).
+"""Variables that Kubernetes adds to every pod for a Service called `headrace` (or `headrace-...`).
 
-HEADRACE_SERVICE_HOST, HEADRACE_PORT_80_TCP_ADDR and so on, as Docker's links were: they begin like our settings.
+HEADRACE_SERVICE_HOST, HEADRACE_PORT_80_TCP_ADDR and so on, as for Docker's links: they begin like our settings.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _LINK = re.compile(r"HEADRACE_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-_PORT = re.compile(r"HEADRACE_(\w+_)?PORT")  # a setting too, if its value is not one of these
+_PORT = re.compile(r"HEADRACE_(\w+_)?PORT")  # also a setting, if its value is not such an address
 _PORT_VALUE = re.compile(r"(tcp|udp|sctp)://.*")
 
 

@@ -1,4 +1,4 @@
-"""Every setting of `headrace serve`: its name, type, default and description, and what contradicts what.
+"""All settings of `headrace serve`: name, type, default and description, and which of them contradict each other.
 
 `reader.py` fills them in; the parts of the service receive the plain values of `config.py`.
 """
@@ -67,7 +67,9 @@ class Settings(
     @model_validator(mode="after")
     def _check_swap(self) -> Settings:
         if self.deterministic and self.swap_compression != "none" and self.preemption != "recompute":
-            raise ValueError(f"deterministic: swap-compression {self.swap_compression} rounds what is swapped")
+            raise ValueError(
+                f"deterministic cannot be combined with swap-compression {self.swap_compression}, which rounds values"
+            )
         return self
 
     @classmethod
@@ -79,7 +81,7 @@ class Settings(
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Order of precedence after the command line. The file is named by either of the two before it."""
+        """The order of precedence after the command line. The file is named by one of the two before it."""
         if isinstance(env_settings, EnvSettingsSource):
             env_settings.env_vars = {
                 name: value
@@ -92,20 +94,21 @@ class Settings(
     def _check_hosts(self) -> Settings:
         if self.node_rank >= self.nnodes:
             raise ValueError(
-                f"node-rank {self.node_rank}: of {self.nnodes} hosts (nnodes) the last one is {self.nnodes - 1}"
+                f"node-rank must be at most {self.nnodes - 1} with nnodes {self.nnodes}, got {self.node_rank}"
             )
         if self.pipeline_parallel_size % self.nnodes:
             raise ValueError(
-                f"nnodes {self.nnodes}: does not divide pipeline-parallel-size {self.pipeline_parallel_size}; each host"
-                " has as many stages"
+                f"pipeline-parallel-size ({self.pipeline_parallel_size}) must be a multiple of nnodes ({self.nnodes}):"
+                " every host has the same number of stages"
             )
         if self.nnodes > 1 and self.node_secret is None:
-            raise ValueError("nnodes: several hosts need a node-secret, the same on all")
+            raise ValueError(f"nnodes {self.nnodes} needs a node-secret, the same on all hosts")
         return self
 
     @property
     def num_batches(self) -> int:
-        """That take turns: one for each stage; without overlap one alone, and no stage computes while another does."""
+        """The number of batches in flight: one per stage; without overlap only one, and no two stages compute at the
+        same time."""
         return 1 if self.overlap is False else self.pipeline_parallel_size
 
     def parallel_config(self) -> ParallelConfig:
@@ -127,7 +130,7 @@ class Settings(
         )
 
     def policies(self) -> dict[str, str]:
-        """The policies that decide, by name, for the metrics."""
+        """The names of the policies in use, for the metrics."""
         return {
             "scheduling": self.scheduling_policy,
             "admission": self.admission_policy,

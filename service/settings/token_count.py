@@ -1,4 +1,4 @@
-"""Settings that are numbers of tokens, which may be written short."""
+"""Settings that are numbers of tokens, with optional suffixes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
 def _parse_tokens(value: object) -> object:
     written = _SHORT_NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
     if written is None:
-        return value  # a plain number, or what pydantic refuses
+        return value  # a plain number, or for pydantic to refuse
     whole, fraction, suffix = written.groups(default="")
     if suffix in _DECIMAL:
         return int(whole + fraction) * _DECIMAL[suffix] // 10 ** len(fraction)
     if fraction:
-        raise ValueError(f"{suffix} counts in 1024s, which have no decimals; {suffix.lower()} counts in 1000s")
+        raise ValueError(
+            f"no decimals may stand before {suffix}, which is a power of 1024; use {suffix.lower()}, a power of 1000"
+        )
     return int(whole) * _BINARY[suffix]
 
 

@@ -1,5 +1,5 @@
-"""What outlives the process: one SQLite file, and the contents of files, below the data directory.
+"""What outlives the process: one SQLite file, and the contents of files, in the data directory.
 
-Everything is opened at its first use, in a thread of its own; whatever is wrong with the disk is an error of the call
-that met it. Callers are on the event loop.
+Everything is opened when first used, in a thread of its own; an error of the disk is an error of the call that met it.
+Callers are on the event loop.
 """

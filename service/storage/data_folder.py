@@ -1,4 +1,4 @@
-"""The folder that all storage lies in. One server at a time has it."""
+"""The folder of all storage. It belongs to one server at a time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _RETRY_AFTER_S = 30.0
 
 
 class DataFolder:
-    """path: made by the first `take`, for nobody else to read. Thread of the database."""
+    """path: created by the first `take`, readable by its owner only. Thread of the database."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
 
     def take(self) -> None:
-        """Have the folder until `give_back`, or the process's end, however it ends. StorageUnavailable if another
-        process has it; OSError if it cannot be made or written to."""
+        """Locks the folder until `give_back`, or until the process ends, in whatever way. StorageUnavailable if another
+        process has it; OSError if it cannot be created or written."""
         if self._lock is not None:
             return
         self.path.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ class DataFolder:
 
 
 def sync_folder(folder: Path) -> None:
-    """What was renamed or made in the folder stays so if the machine stops now."""
+    """Makes renames and new files in the folder durable, should the machine stop now."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

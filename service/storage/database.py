@@ -1,4 +1,4 @@
-"""One SQLite file for all tables, with a thread of its own: https://www.sqlite.org/wal.html."""
+"""One SQLite file for all tables, with a thread of its own (see https://www.sqlite.org/wal.html)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Connection = sqlite3.Connection
 
 
 class Schema(NamedTuple):
-    """The tables of one module. versions: SQL scripts, of which number i leads from version i to i + 1; a released one
-    is never changed, a new one is put behind it."""
+    """The tables of one module. versions: SQL scripts; number i leads from version i to i + 1. A released script is
+    never changed; new ones are appended."""
 
     name: str
     versions: tuple[str, ...]
 
 
 class Database:
-    """Opened by the first `run`, and anew by the next one after it could not be opened or was lost. Event loop.
+    """Opened by the first `run`, and opened again by the next one after a failure. Event loop.
 
-    A commit is on the disk when `run` returns. schemas: of all tables that there are; names differ.
+    A commit is on the disk when `run` returns. schemas: of all tables; their names differ.
     """
 
     def __init__(self, folder: DataFolder, schemas: Sequence[Schema], faults: StorageFaults) -> None:
@@ -52,17 +52,17 @@ class Database:
         return False
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        """The result of `work`, done in the database's thread as one transaction: all of it, or nothing if it raises.
+        """The result of `work`, run in the database's thread as one transaction: all of it, or nothing if it raises.
 
-        Raises StorageFull, StorageUnavailable, and whatever `work` raises. `work` is quick: the others wait for it.
-        Cancelled, it may still be done.
+        Raises StorageFull, StorageUnavailable, and whatever `work` raises. `work` must be quick, as others wait for it.
+        If cancelled, it may still be done.
         """
         if self._is_closed:
             raise StorageUnavailable("The server is shutting down.")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
 
     async def close(self) -> None:
-        """After what has been asked for. Idempotent. A disk that does not answer is not waited for."""
+        """Ends after the calls that were made. Idempotent. Does not wait for a disk that does not answer."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -90,7 +90,7 @@ class Database:
             self._disconnect()
         else:
             if isinstance(fault, sqlite3.DatabaseError) and not isinstance(fault, sqlite3.IntegrityError):
-                self._disconnect()  # what is behind the connection may be lost: the next one looks anew
+                self._disconnect()  # the file may be gone: the next call opens it again
 
     def _opened(self) -> Connection:
         if self._connection is None:

@@ -1,4 +1,4 @@
-"""What the disk and SQLite say, as the errors that a caller may show."""
+"""Errors of the disk and of SQLite, converted to errors that a client may see."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _RETRY_AFTER_S = 5.0
 
 
 class StorageFaults:
-    """Any thread. The log has the reason, with its path; who calls has not."""
+    """Any thread. The log gets the reason with its path; the client does not."""
 
     def __init__(self) -> None:
         self._unusable = RareWarning(_logger, "the data directory cannot be used: %s (times: %d)")
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """What the operating system or SQLite raises in here becomes StorageFull or StorageUnavailable. Mistakes in a
-        statement of ours, and broken constraints, stay what they are."""
+        """Errors of the operating system or of SQLite inside become StorageFull or StorageUnavailable. Errors in our
+        own statements, and broken constraints, are passed on."""
         try:
             yield
         except OSError as fault:
@@ -39,7 +39,7 @@ class StorageFaults:
             raise error from fault
 
     def unusable(self, reason: object) -> StorageUnavailable:
-        """reason: for the log alone."""
+        """reason: for the log only."""
         self._unusable.tell(reason)
         return StorageUnavailable("The server's data directory cannot be used.", retry_after_s=_RETRY_AFTER_S)
 

@@ -1,4 +1,4 @@
-"""Files that clients upload, or that jobs leave for them: rows of a table, and contents in a folder."""
+"""Files that clients upload or jobs produce: rows of a table, and contents in a folder."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def new_file_id() -> str:
 
 
 class FileStore:
-    """Event loop. Contents are written beside their place, synced and renamed before their row is there; a row goes
-    before its contents. So whatever ends the process, a file is whole or not there; what is left over goes at the
-    first use. A file whose time is over is gone for everybody, unless it is held.
+    """Event loop. Contents are written under a temporary name, synced and renamed before their row is inserted; a row
+    is deleted before its contents. So whenever the process ends, a file is whole or absent; leftovers are removed at
+    the first use. An expired file is gone for everybody, unless it is held.
 
     folder: of the contents. Every method raises StorageUnavailable.
     """
@@ -58,12 +58,12 @@ class FileStore:
         self._is_closed = False
 
     def path_of(self, file: StoredFile) -> Path:
-        """Of its contents, to be read."""
+        """The path of its contents, to be read."""
         return self._folder / file.file_id
 
     async def upload(self, client: str, num_bytes: int = 0) -> Upload:
-        """A new file, to be written; whoever calls this commits or discards it. num_bytes: as many as it is known to
-        have; StorageFull if they do not fit."""
+        """A new file to be written; the caller commits or discards it. num_bytes: its known size; StorageFull if that
+        does not fit."""
         await self._open()
         await self._drop_expired()
         self._budget.check_files()
@@ -81,8 +81,8 @@ class FileStore:
             await upload.discard()
 
     async def adopt(self, path: Path, file: StoredFile) -> None:
-        """Make a file of contents that a job has written and synced elsewhere below the data directory, and has taken
-        from the budget. May be done again after it was broken off, also by the end of the process."""
+        """Make a file of contents that a job has written and synced elsewhere in the data directory, and has taken from
+        the budget. May be repeated after an interruption, also by the end of the process."""
         await self._open()
 
         def insert(connection: Connection) -> bool:
@@ -103,20 +103,20 @@ class FileStore:
         await self.in_thread(move)
 
     async def find(self, file_id: str, client: str) -> StoredFile | None:
-        """As `get`, but that None says that there is none."""
+        """As `get`, but returns None if there is none."""
         await self._open()
         file = await self._database.run(lambda connection: find_file(connection, file_id, client))
         return None if file is None or self._is_expired(file) else file
 
     async def get(self, file_id: str, client: str) -> StoredFile:
-        """NotFound if there is none, or if it is somebody else's."""
+        """NotFound if there is none, or if it belongs to another client."""
         file = await self.find(file_id, client)
         if file is None:
             raise NotFound(f"No such File object: {file_id[:64]}", param="id")
         return file
 
     async def hold(self, file_id: str, client: str) -> StoredFile:
-        """As `get`; and it stays until `release`, which is called as often."""
+        """As `get`; the file is also kept until `release`, which must be called as often."""
         self._held[file_id] += 1
         try:
             return await self.get(file_id, client)
@@ -136,24 +136,24 @@ class FileStore:
         await self._drop_expired()
         page = await self._database.run(lambda connection: list_files(connection, client, purpose, query))
         if page is None:
-            raise InvalidRequest("after is not the id of one of these files.", param="after")
+            raise InvalidRequest("after must be the id of a file of yours.", param="after")
         return page
 
     async def delete(self, file_id: str, client: str) -> None:
         """As `get`; InvalidRequest while it is held."""
         file = await self.get(file_id, client)
         if file_id in self._held:
-            raise InvalidRequest("A job that has not ended uses this file.", param="id", code="file_in_use")
+            raise InvalidRequest("This file is in use by a job that has not ended.", param="id", code="file_in_use")
         await self._delete(file)
 
     def close(self) -> None:
-        """What has been asked for may still be done; nothing more."""
+        """Calls that were made may still be done; later ones fail."""
         self._is_closed = True
         self._thread.shutdown(wait=False)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """The result of work on the contents of files. One after the other, in the order in which they are asked for,
-        whether or not somebody still waits for it. Raises StorageFull, StorageUnavailable."""
+        """The result of work on the contents of files. Works run one at a time, in the order of the calls, even if
+        nobody waits for them any more. Raises StorageFull, StorageUnavailable."""
 
         def translated() -> T:
             with self._faults.translated():
@@ -164,7 +164,7 @@ class FileStore:
         return await asyncio.get_running_loop().run_in_executor(self._thread, translated)
 
     async def _open(self) -> None:
-        """Once: what an earlier run has left unfinished goes, and the rest counts."""
+        """Once: removes what an earlier run has left unfinished, and counts the rest."""
         if self._is_open:
             return
         async with self._opening:
@@ -191,7 +191,7 @@ class FileStore:
     async def _drop_expired(self) -> None:
         now_s, held = int(time.time()), frozenset(self._held)
         expired = await self._database.run(lambda connection: expired_files(connection, now_s, held))
-        for file in expired[:_MOST_DROPPED]:  # a later call finds the rest
+        for file in expired[:_MOST_DROPPED]:  # a later call drops the rest
             await self._delete(file)
 
     async def _delete(self, file: StoredFile) -> None:

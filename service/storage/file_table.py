@@ -1,4 +1,4 @@
-"""The table of files: what is known of each but its contents."""
+"""The table of files: everything about them but their contents."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def insert_file(connection: Connection, file: StoredFile) -> None:
 
 
 def find_file(connection: Connection, file_id: str, client: str) -> StoredFile | None:
-    """None if there is none, or if it is somebody else's."""
+    """None if there is none, or if it belongs to another client."""
     found = connection.execute(
         f"SELECT {_COLUMNS} FROM files WHERE file_id = ? AND client = ?", (file_id, client)
     ).fetchone()
@@ -68,19 +68,19 @@ def find_file(connection: Connection, file_id: str, client: str) -> StoredFile |
 
 
 def delete_file(connection: Connection, file_id: str) -> bool:
-    """Whether there was one."""
+    """Returns whether there was one."""
     return connection.execute("DELETE FROM files WHERE file_id = ?", (file_id,)).rowcount > 0
 
 
 def list_files(connection: Connection, client: str, purpose: str | None, query: PageQuery) -> Page[StoredFile] | None:
-    """None if there is no file that the page could begin after."""
+    """None if there is no file with the id `after`."""
     restriction = ("client = ?", (client,)) if purpose is None else ("client = ? AND purpose = ?", (client, purpose))
     page = take_page(connection, "files", "file_id", _COLUMNS, restriction, query)
     return None if page is None else Page([_file(row) for row in page.items], page.has_more)
 
 
 def expired_files(connection: Connection, now_s: int, held: Set[str]) -> list[StoredFile]:
-    """Those whose time is over, without the `held`."""
+    """The expired files without those in `held`."""
     rows = connection.execute(f"SELECT {_COLUMNS} FROM files WHERE expires_at <= ?", (now_s,))
     return [file for file in map(_file, rows) if file.file_id not in held]
 

@@ -1,4 +1,4 @@
-"""A page of a table's rows, as OpenAI's lists have them: behind the row `after`, so many, the newest first or last."""
+"""A page of a table's rows, as in OpenAI's lists: a number of rows after the row `after`, newest first or last."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class PageQuery(NamedTuple):
-    """after: the id of the row before the page; None: it is the first page."""
+    """after: the id of the row before the page; None: the first page."""
 
     after: str | None
     limit: int
@@ -20,7 +20,7 @@ class PageQuery(NamedTuple):
 
 
 class Page(NamedTuple, Generic[T]):
-    """has_more: whether a further one follows."""
+    """has_more: whether another page follows."""
 
     items: Sequence[T]
     has_more: bool
@@ -34,8 +34,8 @@ def take_page(
     restriction: tuple[str, Sequence[object]],
     query: PageQuery,
 ) -> Page[sqlite3.Row] | None:
-    """The rows of the table for which `restriction` (SQL, and what its question marks stand for) holds, in the order of
-    the column `number`. None if `after` is none of them. All but `query` is ours, never a client's."""
+    """The rows for which `restriction` (SQL, and the values of its question marks) holds, in the order of the column
+    `number`. None if `after` is none of them. Everything but `query` is ours, never a client's."""
     condition, arguments = restriction
     bound: list[object] = [*arguments]
     if query.after is not None:

@@ -1,4 +1,4 @@
-"""All that is stored, joined."""
+"""All storage in one object."""
 
 from __future__ import annotations
 

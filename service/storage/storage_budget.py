@@ -1,15 +1,15 @@
-"""How much all that is stored may take."""
+"""How much space all stored files may take."""
 
 from __future__ import annotations
 
 from service.errors import StorageFull
 
 MAX_FILES = 100_000
-"""However small they are, each has a row, a name and a block on the disk."""
+"""However small files are, each has a row, a name and a block on the disk."""
 
 
 class StorageBudget:
-    """Event loop. What is still being written counts, too, but among the files."""
+    """Event loop. Files that are still being written count in bytes, but not in their number."""
 
     def __init__(self, max_bytes: int, max_files: int = MAX_FILES) -> None:
         self.max_bytes = max_bytes
@@ -18,7 +18,7 @@ class StorageBudget:
         self._max_files = max_files
 
     def check_room(self, num_bytes: int) -> None:
-        """StorageFull if so many more do not fit."""
+        """StorageFull if `num_bytes` more do not fit."""
         if self.num_bytes + num_bytes > self.max_bytes:
             raise StorageFull(
                 f"The server stores {self.num_bytes} bytes of {self.max_bytes} (--max-storage-gib); {num_bytes} more do"
@@ -28,15 +28,15 @@ class StorageBudget:
     def check_files(self) -> None:
         """StorageFull if there may be no more files."""
         if self.num_files >= self._max_files:
-            raise StorageFull(f"The server stores {self.num_files} files, which is the limit. Delete files.")
+            raise StorageFull(f"The server stores {self.num_files} files, which is the limit. Delete some.")
 
     def take(self, num_bytes: int) -> None:
-        """As `check_room`, and they are taken."""
+        """As `check_room`, and takes them."""
         self.check_room(num_bytes)
         self.num_bytes += num_bytes
 
     def note(self, num_bytes: int) -> None:
-        """So many are there already, from an earlier run of the server."""
+        """Counts bytes of an earlier run of the server."""
         self.num_bytes += num_bytes
 
     def give_back(self, num_bytes: int) -> None:

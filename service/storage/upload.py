@@ -1,4 +1,4 @@
-"""A file on its way: written beside its place, then put there whole."""
+"""A file that is being uploaded: written under a temporary name, then renamed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 
 class InThread(Protocol):
-    """Does one work after the other, in the order in which they are asked for, whether or not somebody still waits."""
+    """Runs one work at a time, in the order of the calls, even if nobody waits for it any more."""
 
     async def __call__(self, work: Callable[[], T]) -> T: ...
 
 
 class Upload:
-    """`commit` makes a file of it; `discard` may be called whatever came before, and leaves nothing of one that was not
-    committed. One call at a time, event loop.
+    """`commit` makes a file of it; `discard` may be called in any case, and removes what was not committed. One call at
+    a time, event loop.
 
-    file: what is known of it beforehand. path: where its contents come to lie. insert: puts its row into the table.
+    file: what is known of it beforehand. path: where its contents will be. insert: inserts its row into the table.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Upload:
         self._is_over = False
 
     async def write(self, piece: bytes, check: Callable[[bytes], None] | None = None) -> None:
-        """Append. check: is given the piece in the same thread; what it raises ends the call. StorageFull,
+        """Append. check: called with the piece in the same thread; its exceptions are passed on. StorageFull,
         StorageUnavailable."""
         self._budget.take(len(piece))
         self._num_bytes += len(piece)
         await self._in_thread(lambda: self._append(piece, check))
 
     async def commit(self, purpose: str, filename: str, expires_after_s: int | None = None) -> StoredFile:
-        """The file, once it is on the disk. Cancelled, it may still be made."""
+        """The file, once it is on the disk. If cancelled, it may still be made."""
         self._is_over = True
         expires_at = None if expires_after_s is None else self._file.created_at + expires_after_s
         file = replace(self._file, num_bytes=self._num_bytes, purpose=purpose, filename=filename, expires_at=expires_at)
@@ -102,7 +102,7 @@ class Upload:
 
     def _remove(self) -> None:
         if self._output is not None:
-            with suppress(OSError):  # bytes that it still has cannot be written: nobody wants them
+            with suppress(OSError):  # buffered bytes that cannot be written: nobody wants them
                 self._output.close()
         for path in (self._part, self._path):
             path.unlink(missing_ok=True)

@@ -143,7 +143,7 @@ class GrammarCompiler:
         finally:
             self._note_compiling(-1)
         if trial.gave_way:
-            raise Overloaded("other grammars wait to be compiled; try again later", retry_after_s=2.0)
+            raise Overloaded("Other grammars are waiting to be compiled. Try again later.", retry_after_s=2.0)
         if grammar is None:
             refusal = f"{spec.param}: {trial.error}"
             if trial.is_costly:
@@ -158,7 +158,7 @@ class GrammarCompiler:
         try:
             await asyncio.wait({running}, timeout=self._limits.wait_s)
             if not running.done() and future.cancel():
-                raise Overloaded("other grammars wait to be compiled; try again later", retry_after_s=2.0)
+                raise Overloaded("Other grammars are waiting to be compiled. Try again later.", retry_after_s=2.0)
             return await running
         finally:
             del future, running  # avoid a reference cycle, as above

@@ -1,4 +1,5 @@
-"""GPT-2's tokenizer from its two files, `vocab.json` and `merges.txt`: all that OPT's published models have."""
+"""GPT-2's tokenizer from its two files, `vocab.json` and `merges.txt`, which are all that OPT's published models
+have."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ def has_byte_level_bpe(folder: Path) -> bool:
 
 
 def byte_level_bpe(folder: Path) -> tokenizers.Tokenizer:
-    """Byte-level BPE with the special tokens of the folder's tokenizer config, and a BOS where that asks for one.
+    """Byte-level BPE with the special tokens of the folder's tokenizer config, and a BOS if the config asks for one.
 
-    Raises what the library raises at a broken file.
+    Raises what the library raises for a broken file.
     """
     tokenizer = tokenizers.Tokenizer(models.BPE.from_file(str(folder / VOCABULARY), str(folder / MERGES)))
     config = read_tokenizer_config(folder)

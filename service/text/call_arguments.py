@@ -1,4 +1,4 @@
-"""The arguments of a call, as the model wrote them -> an object, also where they are not whole or no JSON."""
+"""The arguments of a call, as the model wrote them -> an object, even if they are cut off or not JSON."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 UNREADABLE = "INVALID_JSON"
-"""Where Anthropic's documentation puts arguments that cannot be read."""
+"""The key under which Anthropic's documentation puts arguments that cannot be parsed."""
 
 
 def arguments_object(text: str, *, keeps_cut_text: bool) -> dict[str, Any]:
-    """Of whole arguments their object, of cut ones what there is of it; what is no object stands under `UNREADABLE`.
+    """The object that the arguments are. Of arguments that are cut off, the part that there is; arguments that are not
+    an object are put under `UNREADABLE`.
 
-    No arguments at all, and null, are an object without fields. keeps_cut_text: a string that the cut is in counts as
-    far as it goes; otherwise it is left out, as clients that read a stream do. Any thread; never raises.
+    Empty arguments and null are an object without fields. keeps_cut_text: a string that is cut off counts as far as it
+    goes; else it is left out, as clients that read a stream do. Any thread; never raises.
     """
     arguments = _parsed(text.strip() or "{}", "trailing-strings" if keeps_cut_text else "on")
     if arguments is None:
@@ -24,7 +25,7 @@ def arguments_object(text: str, *, keeps_cut_text: bool) -> dict[str, Any]:
 
 
 def _parsed(text: str, partial: Literal["on", "trailing-strings"]) -> object:
-    """The text itself if it is no JSON, nor the beginning of any."""
+    """The text itself if it is not JSON, nor the beginning of any."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

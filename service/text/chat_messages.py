@@ -12,15 +12,16 @@ from service.text.call_arguments import arguments_object
 from service.text.chat_template import ChatTemplate
 
 UNSUPPORTED_FIELDS = frozenset({"audio", "refusal"})
-"""Of a message: known, and refused if there is something in them."""
+"""Known fields of a message that are refused unless empty."""
 _OPENAI_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MAX_ROLE_CHARACTERS = 64
 _CHARACTERS_AROUND_A_MESSAGE = 16
-"""About what a template writes before and behind each."""
+"""Roughly what a template writes around each message."""
 
 
 def check_messages(messages: Sequence[ChatMessage], template: ChatTemplate) -> None:
-    """Refuse messages that are empty or ask for what is not supported; a role is OpenAI's, or one of the template's."""
+    """Refuses messages that are empty or use what is not supported. A role must be OpenAI's, or one of the
+    template's."""
     if not messages:
         raise InvalidRequest("messages must not be empty.", param="messages")
     for index, message in enumerate(messages):
@@ -36,21 +37,21 @@ def check_messages(messages: Sequence[ChatMessage], template: ChatTemplate) -> N
 def template_messages(
     messages: Sequence[ChatMessage], template: ChatTemplate, max_arguments_characters: int
 ) -> list[dict[str, object]]:
-    """The messages as templates expect them: text parts are one text, a line each; the arguments of tool calls are
-    objects, not text. InvalidRequest if they are longer than `max_arguments_characters`. Any thread.
+    """The messages as templates expect them: text parts are joined, one per line; the arguments of tool calls are
+    objects, not text. InvalidRequest if the arguments are longer than `max_arguments_characters`. Any thread.
 
-    Arguments that max_tokens cut, or that the model did not write as JSON, are what `arguments_object` makes of them:
-    they come with every later turn, so a refusal would end the conversation.
+    Arguments that max_tokens cut off, or that are not JSON, are converted by `arguments_object`: they come again with
+    every later turn, so a refusal would end the conversation.
 
-    The role `developer` is today's name of `system`; templates that do not know it get the old name. `function` is the
-    old name of `tool`; templates that do not know it get today's.
+    The role `developer` is the new name of `system`; templates that do not know it get the old name. `function` is the
+    old name of `tool`; templates that do not know it get the new one.
     """
     most = max_arguments_characters
     return [_template_message(message, template, index, most) for index, message in enumerate(messages)]
 
 
 def num_characters(messages: Sequence[ChatMessage]) -> int:
-    """About how much text there is to render, in whatever field it stands."""
+    """Roughly how many characters there are to render, in all fields."""
     texts = [text for m in messages for text in (m.name, m.tool_call_id, _reasoning_of(m), text_of(m.content))]
     calls = [call for message in messages for call in message.tool_calls or ()]
     texts += [text for call in calls for text in (call.id, call.function.name, _arguments_text(call.function))]
@@ -58,7 +59,7 @@ def num_characters(messages: Sequence[ChatMessage]) -> int:
 
 
 def num_content_characters(messages: Sequence[ChatMessage]) -> int:
-    """Of what was said: a template may leave out all else, but not this."""
+    """Characters of content: a template may leave out everything else, but not this."""
     return sum(len(text_of(message.content)) for message in messages)
 
 
@@ -73,7 +74,7 @@ def _template_message(message: ChatMessage, template: ChatTemplate, index: int, 
         if (value := getattr(message, name)) is not None:
             values[name] = value
     if (reasoning := _reasoning_of(message)) is not None:
-        values |= {"reasoning": reasoning, "reasoning_content": reasoning}  # templates know it by either name
+        values |= {"reasoning": reasoning, "reasoning_content": reasoning}  # templates use either name
     if message.tool_calls:
         values["tool_calls"] = [
             _template_call(call, f"messages[{index}].tool_calls[{number}]", most)
@@ -101,7 +102,7 @@ def _check_depth(function: CalledFunction, param: str) -> None:
 
 
 def _arguments_text(function: CalledFunction) -> str:
-    """Some text of the same length, where they are no text themselves."""
+    """The arguments as text; if they are not text, some text of the same length."""
     if isinstance(function.arguments, str):
         return function.arguments
     return orjson.dumps(function.arguments).decode()
@@ -112,14 +113,14 @@ def _reasoning_of(message: ChatMessage) -> str | None:
 
 
 def text_of(content: str | list[ContentPart] | None) -> str:
-    """Text parts as templates get them: one text, a line each."""
+    """Text parts as templates get them: joined, one per line."""
     if isinstance(content, str):
         return content
     return "\n".join(part.text or "" for part in content or ())
 
 
 def _check_role(role: str, where: str, template: ChatTemplate) -> None:
-    """A role is plain text to the template, but one that it does not know would stand for nothing the model knows."""
+    """Templates treat a role as plain text, but one that a template does not know would mean nothing to the model."""
     if role not in _OPENAI_ROLES and not (len(role) <= _MAX_ROLE_CHARACTERS and template.knows_role(role)):
         known = ", ".join(sorted(_OPENAI_ROLES | template.roles))
         raise InvalidRequest(
@@ -142,7 +143,7 @@ def _check_content(message: ChatMessage, where: str) -> None:
     content = message.content
     if content is None:
         if message.tool_calls or (message.role == "assistant" and _reasoning_of(message)):
-            return  # an answer that was cut while it thought has no content, as vLLM gives it
+            return  # an answer that was cut off during its reasoning has no content, as in vLLM
         raise InvalidRequest(f"{where}.content is required.", param=f"{where}.content")
     if isinstance(content, str):
         return

@@ -1,4 +1,4 @@
-"""What a chat model's text is made of: reasoning, content and tool calls, told apart while it arrives."""
+"""A chat model's output, separated into reasoning, content and tool calls while it arrives."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ OutputDelta = ReasoningDelta | TextDelta | CallDelta
 
 
 class ChatOutput:
-    """One choice's text, told apart. Without a splitter there is no reasoning, without a router there are no calls.
+    """The output of one choice. Without a splitter there is no reasoning, without a router there are no calls.
 
-    shows_reasoning: else it is dropped.
+    shows_reasoning: else the reasoning is dropped.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class ChatOutput:
 
     @property
     def is_in_call(self) -> bool:
-        """Whether a call has begun, and is not complete."""
+        """Whether a call has begun and is not complete."""
         return self._router is not None and self._router.is_in_call
 
     @property
     def may_say(self) -> bool:
-        """Whether what comes next may be content: not while it thinks, or writes a call."""
+        """Whether the next text may be content: not during reasoning or a call."""
         return not self.is_thinking and not (self._router is not None and self._router.is_calling)
 
     @property
     def says(self) -> bool:
-        """Whether what came last may be content: also not the blank lines behind the reasoning."""
+        """Whether the last text may be content: not the blank lines after the reasoning either."""
         return self.may_say and not (self._splitter is not None and self._splitter.is_between)
 
     def push(self, text: str) -> list[OutputDelta]:
@@ -56,7 +56,7 @@ class ChatOutput:
         return [*self._thought(reasoning), *self._route(content)]
 
     def flush(self) -> list[OutputDelta]:
-        """What was held back, after the last piece."""
+        """The text that was held back, after the last piece."""
         deltas: list[OutputDelta] = []
         if self._splitter is not None:
             reasoning, content = self._splitter.flush()
@@ -81,7 +81,7 @@ class ChatOutput:
 
 
 def merged(deltas: Sequence[OutputDelta]) -> list[OutputDelta]:
-    """Neighbours of one kind as one: tokens that come together go out together."""
+    """Adjacent deltas of one kind merged, so that tokens that come together go out together."""
     runs: list[list[OutputDelta]] = []
     for delta in deltas:
         begins_call = isinstance(delta, CallDelta) and delta.name is not None

@@ -1,4 +1,4 @@
-"""Messages -> prompt ids: template and tokenizer together, special tokens safe from the clients' text."""
+"""Messages -> prompt ids: template and tokenizer together, such that clients' text never becomes special tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from service.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """What a client may say about its prompt besides the messages.
+    """What a request can set in its prompt besides the messages.
 
-    tools, documents: shown to the model as the template does it. template_options: further variables of the template.
+    tools, documents: shown by the template. template_options: further variables of the template.
     add_generation_prompt: the prompt ends with the beginning of the assistant's turn. continue_final_message: instead,
-    it ends with the last message, unfinished, for the model to go on with it.
+        it ends with the last message, left open for the model to continue.
     """
 
     tools: Sequence[Mapping[str, object]] | None = None
@@ -37,8 +37,8 @@ def encode_chat(
 ) -> list[int]:
     """Ids of the rendered messages; `options` say how they end.
 
-    The template writes the special tokens, so none are added again (no double BOS). check_length: is told how many
-    characters were rendered before they are tokenized, and may raise. check_num_ids: `check` of `Tokenizer.encode`.
+    The template writes the special tokens, so none are added again (no double BOS). check_length: called with the
+    number of rendered characters before they are tokenized; may raise. check_num_ids: `check` of `Tokenizer.encode`.
     Raises TemplateRefusal, UndividedTextTooLong.
     """
     options = options or PromptOptions()

@@ -1,4 +1,4 @@
-"""Messages -> the prompt text that a chat model was trained on, by the model's own Jinja template."""
+"""Messages -> the prompt text on which a chat model was trained, by the model's own Jinja template."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_pr
 
 
 class TemplateRefusal(HeadraceError):
-    """The template cannot render these messages; the text of the error is the template's."""
+    """The template cannot render these messages. The message of the error is the template's."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Limits of one rendering, checked each time the template writes something; the time also whenever it looks at a
+    """Limits of one rendering, checked whenever the template writes something; the time also whenever it reads a
     field."""
 
     max_s: float = 5.0
@@ -38,7 +38,8 @@ class RenderLimits:
 class ChatTemplate:
     """One compiled template. `render` may be called from several threads at once.
 
-    special_tokens: names as templates use them (`bos_token`, `eos_token`, ...) -> their text. roles: that it asks for.
+    special_tokens: names as templates use them (`bos_token`, `eos_token`, ...) -> their text. roles: those that the
+    template compares with.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], limits: RenderLimits | None = None) -> None:
@@ -50,16 +51,16 @@ class ChatTemplate:
             self._template = environment.from_string(source)
             parsed = environment.parse(source)
             self.roles = _roles_compared(parsed)
-            self._variables = jinja2.meta.find_undeclared_variables(parsed)  # which folds constants
+            self._variables = jinja2.meta.find_undeclared_variables(parsed)  # it folds constants
         except jinja2.TemplateSyntaxError as error:
             raise ModelLoadError(f"chat template, line {error.lineno}: {error.message}") from error
 
     def knows_role(self, role: str) -> bool:
-        """Whether the template does something of its own for this role."""
+        """Whether the template treats this role specially."""
         return role in self.roles
 
     def takes(self, option: str) -> bool:
-        """Whether the template looks at a variable of this name that is not set by `render` itself."""
+        """Whether the template uses a variable of this name that `render` does not set itself."""
         return option in self._variables and option not in _OWN_VARIABLES | self._special_tokens.keys()
 
     @property
@@ -72,13 +73,13 @@ class ChatTemplate:
 
     @property
     def knows_tools(self) -> bool:
-        """Whether it shows them itself; if not, `render` makes them text of the messages."""
+        """Whether it shows tools itself; if not, `render` writes them into the messages."""
         return "tools" in self._variables
 
     @property
     def tool_style(self) -> ToolStyle | None:
-        """How its model is taught to call tools, by the template or in its place (taught_tools.py); None if in no known
-        style."""
+        """How its model is taught to call tools, by the template or instead of it (taught_tools.py); None if the style
+        is unknown."""
         return style_of_template(self._source) if self.knows_tools else ToolStyle.HERMES
 
     @property
@@ -95,9 +96,9 @@ class ChatTemplate:
         documents: Sequence[object] | None = None,
         options: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt text. TemplateRefusal when the template objects, cannot cope, or takes too long or too much.
+        """The prompt text. TemplateRefusal if the template raises, fails, or exceeds a limit.
 
-        options: further variables, as the model's makers offer them.
+        options: further variables that the model's makers document.
         """
         if tools and not self.knows_tools:
             messages = with_tools_as_text(messages, tools)
@@ -130,8 +131,8 @@ class ChatTemplate:
 def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate | None:
     """The template of a model folder, or of `file` if one is given; None if the model has none.
 
-    Looks at chat_template.jinja, then at `chat_template` in tokenizer_config.json (a string, or named
-    templates of which `default` is taken).
+    Looks at chat_template.jinja, then at `chat_template` in tokenizer_config.json (a string, or named templates, of
+    which `default` is taken).
     """
     config = read_tokenizer_config(folder)
     if file is not None:
@@ -145,13 +146,13 @@ def load_chat_template(folder: Path, file: Path | None = None) -> ChatTemplate |
 
 
 def check_template_file(file: Path) -> None:
-    """Of the setting `chat-template`. Raises ModelLoadError."""
+    """Checks the setting `chat-template`. Raises ModelLoadError."""
     if not file.is_file():
         raise ModelLoadError(f"chat-template: {file} is not a file")
 
 
 def _roles_compared(template: jinja2.nodes.Template) -> frozenset[str]:
-    """Texts that a message's role is compared with, or sought among."""
+    """The texts that a message's role is compared with, or looked up in."""
     roles: set[str] = set()
     for comparison in template.find_all(jinja2.nodes.Compare):
         sides = [comparison.expr, *(operand.expr for operand in comparison.ops)]
@@ -164,7 +165,7 @@ def _roles_compared(template: jinja2.nodes.Template) -> frozenset[str]:
 
 
 def _is_role(expression: jinja2.nodes.Expr) -> bool:
-    """`message.role`, `message["role"]`, or a variable that is named so."""
+    """`message.role`, `message["role"]`, or a variable of that name."""
     match expression:
         case jinja2.nodes.Getattr(attr="role") | jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value="role")):
             return True

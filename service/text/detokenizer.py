@@ -1,7 +1,7 @@
 """Ids -> text while they arrive. One detokenizer per choice; never used by two threads.
 
-The promise: a piece of text never ends inside a character, and all pieces together (the one from `flush`
-last) are what `Tokenizer.decode` makes of all ids at once. Special tokens leave no text unless they are to be shown.
+The contract: a piece of text never ends inside a character, and all pieces together, with that from `flush`, are what
+`Tokenizer.decode` gives for all ids at once. Special tokens give no text unless they are to be shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Detokenizer(Protocol):
 
 
 def make_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
-    """The quick one where ids stand for bytes, else the general one."""
+    """The fast one if ids stand for bytes, else the general one."""
     if tokenizer.token_bytes is not None:
         return ByteDetokenizer(tokenizer.token_bytes if skip_special_tokens else tokenizer.spelled_bytes)
     return WindowDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
@@ -37,14 +37,14 @@ class ByteDetokenizer:
     def __init__(self, token_bytes: Mapping[int, bytes]) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_inside = False  # a character has begun
+        self._is_inside = False  # inside a character
 
     def push(self, token_ids: Sequence[int]) -> str:
         table = self._token_bytes
         added = b"".join([table[token_id] for token_id in token_ids])
         if not self._is_inside:
             try:
-                return added.decode()  # nearly always; the incremental decoder is written in Python
+                return added.decode()  # nearly always possible; the incremental decoder is written in Python
             except UnicodeDecodeError:
                 pass
         text = self._decoder.decode(added)

@@ -1,4 +1,4 @@
-"""A tokenizer for weights that mean nothing (`--load-format dummy`) in a folder that has none."""
+"""A tokenizer for random weights (`--load-format dummy`) in a folder without a tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.text.tokenizer import Tokenizer
 
 
 def dummy_tokenizer(vocab_size: int) -> Tokenizer:
-    """Byte-level: the first 256 ids are the bytes, id i above them reads " t<i>". Any text can be encoded."""
+    """Byte-level: the first 256 ids are the bytes; id i above them reads " t<i>". Any text can be encoded."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:vocab_size]
     vocabulary = {letter: index for index, letter in enumerate(letters)}
     vocabulary.update({f"Ġt{index}": index for index in range(len(letters), vocab_size)})

@@ -1,4 +1,4 @@
-"""A text with a hole, as models that were trained to fill it (fill in the middle) are given it."""
+"""Fill-in-the-middle prompts (FIM), as the models that were trained on them expect them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.text.tokenizer import Tokenizer
 
 
 class Part(Enum):
-    """A text of the request in its place. CONTINUED: a tokenizer that puts a space before each text puts none here."""
+    """Where the request's texts go. CONTINUED: without the space that the tokenizer puts before each text."""
 
     PREFIX = auto()
     SUFFIX = auto()
@@ -28,11 +28,11 @@ _FORMS: tuple[tuple[str | Part, ...], ...] = (
     ("[SUFFIX]", Part.SUFFIX, "[PREFIX]", Part.PREFIX),  # Codestral
 )
 _ENDS = ("▁<EOT>", "<|endoftext|>", "<|file_separator|>", "<|file_sep|>", "<file_sep>", "<|fim_pad|>", "<fim_pad>")
-"""What these models write behind a middle. Not all are among the tokens at which a chat's turn ends."""
+"""Tokens that these models write after a middle. Not all are among the tokens that end a chat's turn."""
 _CUT = "\udfff"
-"""In no text that came as UTF-8."""
+"""Cannot occur in text that was decoded from UTF-8."""
 _BEFORE = "\ue000"
-"""In no vocabulary: a byte-fallback tokenizer spells it by three bytes, which never become one token with others."""
+"""In no vocabulary: a byte-fallback tokenizer spells it with three bytes, which never merge with others."""
 
 
 class Infill:
@@ -51,15 +51,16 @@ class Infill:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens at which the middle ends: those that these models write there, and their marks."""
+        """Tokens at which the middle ends: those that these models write there, and their FIM marks."""
         marks = (each for each in self._form if isinstance(each, str))
         ids = (self._tokenizer.id_of(each) for each in (*_ENDS, *marks))
         return frozenset(each for each in ids if each is not None)
 
     def encode(self, prefix: str, suffix: str, *, add_special_tokens: bool, check: Callable[[int], None]) -> list[int]:
-        """Ids of what stands before and behind the hole, each plain text whatever it looks like, and the model's marks.
+        """Ids of the model's FIM marks and of prefix and suffix, which are always plain text, even if they look like
+        marks.
 
-        add_special_tokens, check and what is raised: as of `Tokenizer.encode`.
+        add_special_tokens, check and errors: see `Tokenizer.encode`.
         """
         ids = self._tokenizer.encode("", add_special_tokens=add_special_tokens)
         for part in self._form:
@@ -81,7 +82,8 @@ class Infill:
         return self._tokenizer.encode(text, add_special_tokens=False, check=check)
 
     def _continued(self, text: str, check: Callable[[int], None]) -> list[int]:
-        """As in the middle of a text: without the space that some tokenizers put before each (SentencePiece)."""
+        """Encoded as in the middle of a text: without the space that some tokenizers put before a text
+        (SentencePiece)."""
         if not self._before:
             return self._ids(text, check)
         ids = self._ids(_BEFORE + text, check)
@@ -89,7 +91,7 @@ class Infill:
         return ids[len(self._before) :]
 
     def _pieces(self, text: str) -> Iterator[str]:
-        """The text in pieces of which none holds a mark: what looks like one comes a character at a time."""
+        """The text in pieces none of which contains a mark: what looks like one comes character by character."""
         cut = self._marks.replace(text, lambda mark: _CUT.join(("", *mark, "")))
         return filter(None, cut.split(_CUT))
 
@@ -99,7 +101,7 @@ def _check_all(check: Callable[[int], None], num_before: int, num_tokens: int) -
 
 
 def infill_of(tokenizer: Tokenizer) -> Infill | None:
-    """None where the vocabulary has no marks for a hole that we know, or not all texts can be written in its tokens."""
+    """None if the vocabulary has no FIM marks that we know, or not all texts can be encoded."""
     if not tokenizer.works_on_bytes:
         return None
     for form in _FORMS:

@@ -12,7 +12,7 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 class CallStatus(Enum):
-    """UNSURE: may still turn out to be no call of a known tool. NO_CALL: it is not one; nothing was given out."""
+    """UNSURE: may still turn out to be no call of a known tool. NO_CALL: it is none; nothing was given out."""
 
     UNSURE = auto()
     OPEN = auto()
@@ -22,17 +22,17 @@ class CallStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallText:
-    """News of a call: its name, once, and the arguments that follow what came before (raw JSON, not parsed)."""
+    """What is new in a call: its name, once, and the arguments that follow the earlier ones (raw JSON, not parsed)."""
 
     name: str | None = None
     arguments: str = ""
 
 
 class JsonCall:
-    """One call. The arguments are let through as they are written, character by character, once the name is known.
+    """One call. Once the name is known, the arguments are passed on as they are written, character by character.
 
-    names: a call of anything else is none. Each character is looked at once, however the text is cut: a call may be as
-    long as the output.
+    names: of the tools; a call of anything else is not a call. Each character is read once, however the text is cut,
+    since a call may be as long as the output.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -40,18 +40,18 @@ class JsonCall:
         self.status = CallStatus.UNSURE
         self._name: str | None = None
         self._pieces: list[str] = []  # of `text`
-        self._arguments: list[str] = []  # characters not given out yet
-        self._stack: list[str] = []  # closing brackets that are awaited
+        self._arguments: list[str] = []  # characters not passed on yet
+        self._stack: list[str] = []  # closing brackets that are expected
         self._in_string = False
         self._escaped = False
         self._key: str | None = None
-        self._token: list[str] = []  # characters of the string or value at depth 1 that is being read
+        self._token: list[str] = []  # of the string or value at depth 1 that is being read
         self._reads_value = False
         self._has_arguments = False
         self._quoted_arguments = False
 
     def push(self, text: str) -> tuple[CallText, str]:
-        """What is new, and the rest of `text`, which is not the call's."""
+        """What is new, and the rest of `text`, which follows the call."""
         before = self._name
         num_read = 0
         while num_read < len(text) and self.status in (CallStatus.UNSURE, CallStatus.OPEN):
@@ -62,7 +62,7 @@ class JsonCall:
 
     @property
     def text(self) -> str:
-        """All that was read; after NO_CALL the caller shows it as text."""
+        """Everything that was read; after NO_CALL the caller shows it as text."""
         return "".join(self._pieces)
 
     def _news(self, name_before: str | None) -> CallText:
@@ -102,7 +102,8 @@ class JsonCall:
             self._in_string = False
 
     def _note(self, char: str) -> None:
-        """One more character of a key or value; arguments are passed on, the rest is kept until it is complete."""
+        """One more character of a key or value; arguments are passed on, everything else is kept until it is
+        complete."""
         if not self._stack:
             return
         if not self._is_arguments():
@@ -111,7 +112,8 @@ class JsonCall:
             self._note_argument(char)
 
     def _note_argument(self, char: str) -> None:
-        """Arguments written as a string are kept until it is complete. Of others the token is the first character."""
+        """Arguments that are written as a string are kept until it is complete. Of others the token is the first
+        character."""
         if not self._token:
             self._quoted_arguments, self._has_arguments = char == '"', True
             self._token.append(char)
@@ -161,14 +163,14 @@ class JsonCall:
                 self._refuse()
                 return
             self._name = name
-            self.status = CallStatus.OPEN  # at once, not where a piece ends: how the text is cut changes nothing
+            self.status = CallStatus.OPEN  # at once, not where a piece ends: how the text is cut must not matter
         elif self._is_arguments() and self._quoted_arguments:
             self._arguments.append(_string_or_none(self._token) or "")  # some models write the object as a string
         self._key, self._reads_value = None, False
         self._token.clear()
 
     def _refuse(self) -> None:
-        # A call whose name may have been given out cannot be taken back: it ends where it stopped making sense.
+        # A call whose name may have been passed on cannot be taken back: it ends where it stopped being a call.
         if self.status is CallStatus.OPEN:
             self._end()
         else:

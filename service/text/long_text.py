@@ -1,8 +1,8 @@
-"""Tokenizes a long text piece by piece: what that takes does not grow with the text, and it can stop between pieces.
+"""Tokenizes a long text piece by piece: memory does not grow with the text, and it can stop between pieces.
 
-As a whole a text takes up to 300 bytes of memory a character: 8 MB of digits took 3 GB, which malloc then kept. A text
-may be cut where the tokenizer's own pre-tokenizer parts it, for no token reaches over such a place. It is cut behind a
-letter or digit and before white space or punctuation, so that nothing that is matched there can run on.
+As a whole a text takes up to 300 bytes of memory per character: 8 MB of digits took 3 GB, which malloc then kept. A
+text may be cut where the tokenizer's own pre-tokenizer splits it, since no token spans such a place. It is cut after a
+letter or digit and before white space or punctuation, so that no match of the pre-tokenizer can run on over the cut.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from service.errors import HeadraceError
 
 PIECE_CHARACTERS = 128 * 1024
 MOST_UNDIVIDED = 512 * 1024
-"""Characters without a place to cut that are tokenized at once: a second, and 200 MB if each is a word of its own."""
+"""The most characters without a place to cut that are tokenized at once: a second, and 200 MB if each is a word of its
+own."""
 MOST_WHOLE = 1024 * 1024
-"""The same where no text can be cut: such tokenizers take less memory, and a prompt of 250,000 tokens must fit."""
+"""The same for tokenizers whose texts cannot be cut: they take less memory, and a prompt of 250,000 tokens must fit."""
 _CUT_BEFORE = ' \t\r\n,;:"(){}\u3001\u3002\uff0c\uff1a\uff1b\uff01\uff1f'
 _MARGIN = 64
-"""Characters behind a cut that must have been seen: what a pre-tokenizer may look ahead."""
+"""Characters after a cut that must have been seen: how far a pre-tokenizer may look ahead."""
 _MAX_TRIES = 16
 _PARTS_TEXT = frozenset({"ByteLevel", "Digits", "Punctuation", "Split"})
 
 
 def encode_unlocked(tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-    """Ids of `text`. The library's `encode` would hold the interpreter's lock: 1.6 s for 2 MB of text, in which
-    neither the event loop nor the engine could do anything; this call does not, and takes half as long."""
+    """Ids of `text`. The library's `encode` would hold the interpreter's lock: 1.6 s for 2 MB of text, during which
+    neither the event loop nor the engine could run. This call does not, and takes half as long."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return list(encoding.ids)
 
 
 class UndividedTextTooLong(HeadraceError):
-    """A text that is too long to be tokenized at once, and cannot be cut."""
+    """The text is too long to be tokenized at once, and cannot be cut."""
 
 
 class PieceEncoder:
-    """Encodes long texts with `tokenizer`, which does not change from here on. May be used from several threads."""
+    """Encodes long texts with `tokenizer`, which must not change any more. May be used from several threads."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -51,7 +52,7 @@ class PieceEncoder:
     def encode(self, text: str, *, add_special_tokens: bool, check: Callable[[int], None] | None = None) -> list[int]:
         """The ids that the tokenizer gives for the whole text.
 
-        check: is told the number of ids so far between the pieces of a long text, and may raise. Raises
+        check: called between the pieces of a long text with the number of ids so far; may raise. Raises
         UndividedTextTooLong.
         """
         if len(text) <= PIECE_CHARACTERS:
@@ -86,7 +87,7 @@ class PieceEncoder:
         return ids + self._encode_whole(text[start:], add_special_tokens=False)
 
     def _first_piece(self, text: str) -> tuple[list[int], int] | None:
-        """The ids of the longest beginning that can be cut off, and its characters; None if there is none."""
+        """The ids of the longest prefix that can be cut off, and its number of characters; None if there is none."""
         assert self._last_cut is not None
         found = self._last_cut.match(text, 0, len(text) - _MARGIN)
         if found is None:
@@ -103,7 +104,7 @@ class PieceEncoder:
         return None
 
     def _around(self) -> tuple[list[int], list[int]] | None:
-        """The special tokens before and behind a text; None where they cannot be told from its own."""
+        """The special tokens before and after a text; None if they cannot be told from the text's own."""
         bare = encode_unlocked(self._tokenizer, "a", add_special_tokens=False)
         whole = encode_unlocked(self._tokenizer, "a", add_special_tokens=True)
         starts = [at for at in range(len(whole)) if whole[at : at + len(bare)] == bare]
@@ -111,7 +112,7 @@ class PieceEncoder:
 
 
 def _num_ids_before(encoding: tokenizers.Encoding, cut: int) -> int | None:
-    """Ids of the characters before `cut`; None if the pre-tokenizer does not part the text there."""
+    """The number of ids of the characters before `cut`; None if the pre-tokenizer does not split the text there."""
     num_ids = encoding.char_to_token(cut - 1)
     if num_ids is None:
         return None
@@ -123,10 +124,10 @@ def _num_ids_before(encoding: tokenizers.Encoding, cut: int) -> int | None:
 
 
 def _last_cut(tokenizer: tokenizers.Tokenizer) -> re.Pattern[str] | None:
-    """Matches a text up to the last place where it may be cut; None for a tokenizer whose texts may not.
+    """Matches a text up to the last place where it may be cut; None for a tokenizer whose texts cannot be cut.
 
-    They may be if all that looks beyond a piece is the pre-tokenizer's pattern: what is put before a text, or swallows
-    the white space beside it, would do so at each piece. No added token may be cut in two.
+    They can be cut if nothing but the pre-tokenizer's pattern looks beyond a piece: a normalizer that prepends text, or
+    a token that swallows the white space beside it, would act on each piece. Added tokens are never cut.
     """
     added = tokenizer.get_added_tokens_decoder().values()
     normalizer = _parts(tokenizer.normalizer)

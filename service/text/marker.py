@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Marker:
-    """Holds back only the longest end of the text that is a beginning of the marker."""
+    """Holds back only the longest suffix of the text that is a prefix of the marker."""
 
     def __init__(self, text: str) -> None:
         assert text
@@ -12,7 +12,7 @@ class Marker:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text before the marker that is safe to use, and what follows the marker; None: it has not come yet."""
+        """The text before the marker that is safe to use, and the text after the marker; None: it has not come yet."""
         text = self._held + text
         before, found, after = text.partition(self._text)
         if found:
@@ -23,7 +23,7 @@ class Marker:
         return text[:safe], None
 
     def flush(self) -> str:
-        """What was held back, when no more text can come."""
+        """The text that was held back, when no more can come."""
         held, self._held = self._held, ""
         return held
 

@@ -12,22 +12,22 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 class PythonicCall:
-    """One call, `name(key=value, ...)`. Each argument comes out as soon as it is complete; see `JsonCall`."""
+    """One call, `name(key=value, ...)`. Each argument is passed on as soon as it is complete; see `JsonCall`."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self.status = CallStatus.UNSURE
         self._name: str | None = None
         self._pieces: list[str] = []  # of `text`
-        self._arguments: list[str] = []  # not given out yet
+        self._arguments: list[str] = []  # not passed on yet
         self._num_arguments = 0
-        self._token: list[str] = []  # characters of the name or argument that is being read
+        self._token: list[str] = []  # of the name or argument that is being read
         self._quote = ""
         self._escaped = False
         self._stack: list[str] = []
 
     def push(self, text: str) -> tuple[CallText, str]:
-        """What is new, and the rest of `text`, which is not the call's."""
+        """What is new, and the rest of `text`, which follows the call."""
         before = self._name
         num_read = 0
         while num_read < len(text) and self.status in (CallStatus.UNSURE, CallStatus.OPEN):
@@ -43,7 +43,7 @@ class PythonicCall:
 
     @property
     def text(self) -> str:
-        """As `JsonCall.text`."""
+        """See `JsonCall.text`."""
         return "".join(self._pieces)
 
     def _read(self, char: str) -> None:
@@ -104,7 +104,7 @@ class PythonicCall:
         try:
             written = json.dumps(ast.literal_eval(value.strip()), ensure_ascii=False, allow_nan=False)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            # Words such as true and null of models that mix the two languages, or a bare text.
+            # Words such as true and null, of models that mix the two languages, or unquoted text.
             written = _json_or_text(value.strip())
         if not equals or not key.strip().isidentifier():
             return

@@ -1,4 +1,4 @@
-"""Splits what a model thinks from what it says: the text between `<think>` and `</think>` at the beginning."""
+"""Separates a model's reasoning from its content: the text between `<think>` and `</think>` at the beginning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class Split(NamedTuple):
-    """A piece of text, cut in two; either part may be empty."""
+    """A piece of text, split in two; either part may be empty."""
 
     reasoning: str
     content: str
@@ -25,7 +25,7 @@ class _State(Enum):
 
 
 class ReasoningSplitter:
-    """For one choice; fed in pieces, however they are cut. Blank lines around the reasoning belong to neither part.
+    """For one choice; the pieces may be cut anywhere. Blank lines around the reasoning belong to neither part.
 
     starts_inside: the prompt ended with `<think>`, so the text begins with reasoning.
     """
@@ -44,7 +44,7 @@ class ReasoningSplitter:
 
     @property
     def is_between(self) -> bool:
-        """Whether the reasoning has ended, and nothing was said since."""
+        """Whether the reasoning has ended and no content has come since."""
         return self._state is _State.SAYING and self._at_start
 
     def push(self, text: str) -> Split:
@@ -59,13 +59,14 @@ class ReasoningSplitter:
         return Split(before, self._say(after))
 
     def flush(self) -> Split:
-        """What was held back, after the last piece."""
+        """The text that was held back, after the last piece."""
         if self._state is _State.THINKING:
             return Split(self._blank.take() + self._close.flush(), "")
         return Split("", self._take_held())
 
     def _begin(self, text: str) -> str:
-        """Decide, as soon as it can be, whether the text begins with reasoning; the text that is left to look at."""
+        """Decides, as soon as possible, whether the text begins with reasoning. Returns the text that is left to
+        read."""
         self._held.append(text)
         self._seen = seen = (self._seen + text).lstrip()
         if len(seen) < len(OPEN) and OPEN.startswith(seen):
@@ -78,7 +79,7 @@ class ReasoningSplitter:
         return text
 
     def _think(self, text: str) -> tuple[str, str]:
-        """Reasoning in `text`, and what comes after its end."""
+        """The reasoning in `text`, and the text after its end."""
         if self._at_start:
             text = text.lstrip()
             self._at_start = not text
@@ -103,5 +104,5 @@ class ReasoningSplitter:
 
 
 def begins_inside(prompt_end: str) -> bool:
-    """Whether a prompt that ends so has already opened the reasoning."""
+    """Whether a prompt with this end has already opened the reasoning."""
     return prompt_end.rstrip().endswith(OPEN)

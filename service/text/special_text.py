@@ -1,9 +1,9 @@
 """Keeps a client's text from turning into special tokens.
 
-A chat template writes special tokens (`<|im_end|>`) around the clients' text. If a client's text holds the
-same characters, they must stay characters. While the template renders, such text is hidden behind
-placeholders that nobody can guess (`Shield`); then the template's own special tokens are the only ones to be
-seen, and `LiteralEncoder` turns the placeholders back into plain text in the moment of tokenizing.
+A chat template writes special tokens (`<|im_end|>`) around the clients' text. If a client's text contains the same
+characters, they must stay characters. While the template renders, such text is replaced by placeholders that cannot be
+guessed (`Shield`), so that the only special tokens in the result are the template's own. `LiteralEncoder` turns the
+placeholders back into plain text while tokenizing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SpecialTexts:
         self._longest_beginning = max(map(len, self._beginnings), default=0)
 
     def beginning_at_end(self, text: str) -> int:
-        """Length of the longest end of `text` that could grow into a special token with what follows it."""
+        """Length of the longest suffix of `text` that could become a special token with what follows it."""
         for length in range(min(self._longest_beginning, len(text)), 0, -1):
             if text[-length:] in self._beginnings:
                 return length
@@ -35,7 +35,7 @@ class SpecialTexts:
 
 
 class Shield:
-    """The placeholders of one rendering, one for each different text. `literals`: placeholder -> its text."""
+    """The placeholders of one rendering, one per distinct text. `literals`: placeholder -> its text."""
 
     def __init__(self, special: SpecialTexts) -> None:
         self._special = special
@@ -46,7 +46,7 @@ class Shield:
     def cover(self, value: object) -> object:
         """A copy of a JSON value with every special text in its strings replaced by a placeholder.
 
-        A beginning of a special text at the end of a string is covered too: what the template writes next, or
+        The beginning of a special text at the end of a string is replaced too: what the template writes next, or
         another string of the client, might complete it.
         """
         if isinstance(value, str):
@@ -58,7 +58,7 @@ class Shield:
         return value
 
     def reveal(self, text: str) -> str:
-        """`text` with each placeholder replaced by what it stands for."""
+        """`text` with each placeholder replaced by its text."""
         return AnyOf(self.literals).replace(text, self.literals.__getitem__)
 
     def _cover_text(self, text: str) -> str:
@@ -101,7 +101,7 @@ class LiteralEncoder:
         self._pieces = PieceEncoder(self._tokenizer)
 
     def encode(self, text: str, literals: Mapping[str, str], check: Callable[[int], None] | None = None) -> list[int]:
-        """The ids; `check` and what is raised are as of `PieceEncoder.encode`."""
+        """The ids; `check` and errors: see `PieceEncoder.encode`."""
         replacements = {**self._stand_ins, **literals}
         text = AnyOf(replacements).replace(text, replacements.__getitem__)
         ids = self._pieces.encode(text, add_special_tokens=False, check=check)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """What the client wants its choices to end with: strings and token ids.
+    """The client's rules for ending a choice: strings and token ids.
 
-    include_stop: the text of what ended the choice is shown.
+    include_stop: the text that ended the choice is shown.
     min_tokens: strings are not looked for in the text of the first `min_tokens` tokens.
     """
 
@@ -23,17 +23,17 @@ class StopRules:
 class StopMatcher:
     """The stop strings of one choice.
 
-    The match that completes earliest wins; of those that complete at the same character, the longest. The
-    text before the match is let through, the match itself only if `include_stop`, what follows it never. Until
-    then only the longest end of the text that is the beginning of some stop string is held back. The result does
-    not depend on how the text is cut into pieces.
+    The match that completes earliest wins; of those that complete at the same character, the longest. The text before
+    the match is passed on, the match itself only if `include_stop`, what follows it never. Until then only the longest
+    suffix of the text that is a prefix of a stop string is held back. The result does not depend on how the text is cut
+    into pieces.
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         assert all(stops), "a stop string is not empty"
         self._stops = sorted(set(stops), key=len, reverse=True)
         self._borders = [_borders(stop) for stop in self._stops]
-        self._matched = [0] * len(self._stops)  # per stop string: how much of it ends the text
+        self._matched = [0] * len(self._stops)  # per stop string: the length of its prefix that the text ends with
         self._held = ""
         self._include_stop = include_stop
         self.stop: str | None = None
@@ -50,18 +50,19 @@ class StopMatcher:
             if stop is not None:
                 self.stop, self._held = stop, ""
                 return pending[: end if self._include_stop else end - len(stop)]
-        # A stop string that will be shown anyway need not be waited for.
+        # A stop string that will be shown anyway need not be held back.
         safe = len(pending) - (0 if self._include_stop else max(self._matched))
         self._held = pending[safe:]
         return pending[:safe]
 
     def flush(self) -> str:
-        """What was held back, when no more text can come."""
+        """The text that was held back, when no more can come."""
         held, self._held = self._held, ""
         return held
 
     def _advance(self, char: str) -> str | None:
-        """Move each stop's automaton (Knuth, Morris, Pratt) by one character; the longest that completes."""
+        """Move each stop's automaton (Knuth, Morris, Pratt) by one character. Returns the longest stop that
+        completes."""
         completed = None
         for index, stop in enumerate(self._stops):
             matched = self._matched[index]
@@ -77,7 +78,7 @@ class StopMatcher:
 
 
 def _borders(stop: str) -> list[int]:
-    """For each beginning of `stop`: the length of its longest proper beginning that is also its end."""
+    """For each prefix of `stop`: the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(stop)
     length = 0
     for index in range(1, len(stop)):

@@ -1,4 +1,4 @@
-"""Reads the one string of a call's arguments while they arrive: `{"input": "..."}`, the form of a tool whose input is
+"""Reads the one string in a call's arguments while they arrive: `{"input": "..."}`, the form of a tool whose input is
 free text."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import Enum, auto
 ARGUMENT = "input"
 _HEAD = f'{{"{ARGUMENT}":"'
 _BLANK_BEFORE = frozenset({0, 1, len(_HEAD) - 2, len(_HEAD) - 1})
-"""Places of the head before which white space may stand."""
+"""Positions in the head before which white space may stand."""
 _UNICODE_ESCAPE = 6  # \\uXXXX
 
 
@@ -21,17 +21,17 @@ class _State(Enum):
 
 
 class StringArgument:
-    """Fed in pieces, however they are cut; each character is looked at a fixed number of times.
+    """The pieces may be cut anywhere; each character is read a fixed number of times.
 
-    A model that is not held to a grammar may write other arguments: those are given out as they stand. Of arguments
-    that end too early nothing is held back but half a character.
+    A model without a grammar may write other arguments: those are passed on unchanged. Of arguments that end too early
+    nothing is held back but half a character.
     """
 
     def __init__(self) -> None:
         self._state = _State.HEAD
         self._read: list[str] = []  # of the head
         self._num_matched = 0
-        self._escape = ""  # an escape that is not complete, or a high surrogate that waits for its other half
+        self._escape = ""  # an escape that is incomplete, or a high surrogate without its other half
 
     def push(self, text: str) -> str:
         """More of the string's value."""
@@ -42,7 +42,7 @@ class StringArgument:
         return text if self._state is _State.OTHER else ""
 
     def _read_head(self, text: str) -> str:
-        """The text behind the head; all that was read so far if it is another."""
+        """The text after the head; everything read so far if it is a different one."""
         for place, char in enumerate(text):
             if char == _HEAD[self._num_matched]:
                 self._num_matched += 1
@@ -76,13 +76,14 @@ class StringArgument:
 
 
 def _next_mark(text: str, start: int) -> int:
-    """Where the string ends or an escape begins; the text's end if neither is in it."""
+    """Where the string ends or an escape begins; the text's end if there is neither."""
     quote, backslash = text.find('"', start), text.find("\\", start)
     return min(len(text) if mark < 0 else mark for mark in (quote, backslash))
 
 
 def _end_of_escape(text: str, start: int) -> int:
-    """Behind the escape that begins at `start`, both halves of a pair together; beyond the text if it may go on."""
+    """The index after the escape that begins at `start`, with both halves of a pair; beyond the text if it may go
+    on."""
     if text[start + 1 : start + 2] != "u":
         return start + 2
     end = start + _UNICODE_ESCAPE
@@ -92,7 +93,7 @@ def _end_of_escape(text: str, start: int) -> int:
 
 
 def _decoded(escape: str) -> str:
-    """What it stands for; what it is no escape for stays as it is, and half a pair is no character."""
+    """The escape's character; an invalid escape stays as it is, and half a surrogate pair gives U+FFFD."""
     try:
         return str(json.loads(f'"{escape}"')).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     except ValueError:

@@ -1,7 +1,7 @@
-"""A structural tag as a grammar (Lark, as llguidance reads it): text, and in it tags that hold JSON.
+"""A structural tag as a grammar (Lark, as llguidance reads it): text, and in it tags that contain JSON.
 
-The format is XGrammar's, as vLLM takes it: `{"format": ...}`, or as it was before, `{"structures": ..., "triggers":
-...}`. Free text ends at the first trigger in it, and behind a trigger a tag follows that begins with it.
+The format is XGrammar's, as vLLM takes it: `{"format": ...}`, or the older `{"structures": ..., "triggers": ...}`. Free
+text ends at its first trigger, and a trigger is followed by the rest of a tag that begins with it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _KEYS = {
 }
 """Type of a format -> its keys."""
 _NEUTRAL = {"style": "json", "excludes": []}
-"""Keys that ask for nothing at these values."""
+"""Keys that have no effect at these values."""
 _ANY_TEXT = r"/(.|\n)*/"
 
 Object = Mapping[str, Any]
 
 
 def tag_grammar(tag: Object, most_triggers: int) -> str:
-    """Raises ValueError that names the place in the tag and the reason if it is malformed or cannot be honoured."""
+    """Raises ValueError that names the place in the tag and the reason if the tag is malformed or not supported."""
     rules = _Rules(most_triggers)
     if tag.get("type", "structural_tag") != "structural_tag":
         raise ValueError("type must be structural_tag")
@@ -55,14 +55,15 @@ def _as_triggered(tag: Object) -> Object:
 
 
 class _Rules:
-    """Lines of the grammar, as many as the tag has parts. Each method gives what stands for a part in other rules."""
+    """The lines of the grammar, one or more for each part of the tag. Each method returns the name by which other rules
+    refer to its part."""
 
     def __init__(self, most_triggers: int) -> None:
         self.lines: list[str] = []
         self._most_triggers = most_triggers
 
     def of(self, part: object, where: str, *, is_last: bool) -> str:
-        """is_last: nothing follows, so that text without an end may stand there."""
+        """is_last: nothing follows, so that text without an end is allowed."""
         part = _object(part, where)
         kind = part.get("type")
         if not isinstance(kind, str) or kind not in _KEYS:
@@ -107,7 +108,7 @@ class _Rules:
         return self._rule(" ".join(each))
 
     def _tag(self, part: object, where: str, *, is_last: bool) -> tuple[str, str]:
-        """What it begins with, and the rule of all that follows."""
+        """The text that the tag begins with, and the rule of all that follows."""
         part = _object(part, where)
         _check_keys(part, {"type", *_KEYS["tag"]}, where)
         if part.get("type", "tag") != "tag":
@@ -139,7 +140,7 @@ class _Rules:
         return self._rule(several if _flag(part, "at_least_one", where) else f"({several})?")
 
     def _triggered(self, part: Object, where: str, *, is_last: bool) -> str:
-        """With at_least_one a tag is what the text begins with, as in XGrammar."""
+        """With at_least_one the text begins with a tag, as in XGrammar."""
         triggers = _list(part, "triggers", where)
         if not all(isinstance(trigger, str) and trigger for trigger in triggers):
             raise ValueError(f"{where}.triggers must hold texts that are not empty")

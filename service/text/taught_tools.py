@@ -1,7 +1,8 @@
-"""Tools for a chat template that knows none: what they are, their calls and their results, as text of the messages.
+"""Tools for a chat template without tools: their definitions, calls and results are written into the text of the
+messages.
 
-In Hermes' style, which models have met most often: a system message shows the functions and how a call is written;
-calls of the assistant stand in its text, and a result is told by the user.
+In Hermes' style, which most models have seen: a system message shows the functions and how a call is written, calls are
+part of the assistant's text, and results come in user messages.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _INTRODUCTION = (
 
 
 def with_tools_as_text(messages: Sequence[Message], tools: Sequence[object]) -> list[Message]:
-    """The messages without any field or role that only templates with tools know. tools: those that may be called."""
+    """The messages without fields and roles that only templates with tools know. tools: those that may be called."""
     plain: list[Message] = [_plain(message) for message in messages]
     shown = _INTRODUCTION.format("\n".join(_json(_function_of(tool)) for tool in tools))
     if plain and plain[0]["role"] == "system":

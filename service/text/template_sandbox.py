@@ -1,7 +1,7 @@
-"""What a chat template may do, and what it finds.
+"""The environment of chat templates: what a template may do.
 
-The environment is the one that transformers renders with, so that both give the same text: sandboxed,
-immutable, `trim_blocks` and `lstrip_blocks`, loop controls, and the helpers that published templates use.
+It is the one that transformers renders with, so that both give the same text: sandboxed, immutable, `trim_blocks` and
+`lstrip_blocks`, loop controls, and the helpers that published templates use.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import jinja2.utils
 _MAX_PRODUCT = 10_000_000
 _MAX_EXPONENT = 64
 _deadline_s: ContextVar[float] = ContextVar("_deadline_s", default=math.inf)
-"""Of the rendering that this thread is at, on the monotonic clock."""
+"""The deadline of this thread's rendering, on the monotonic clock."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's text for training; here it is only its body."""
+    """`{% generation %}` marks the assistant's text for training; here it gives only its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja's own interface
 
@@ -61,13 +61,13 @@ def _check_namespace_name(name: object) -> None:
 
 
 class OutOfTime(jinja2.TemplateError):
-    """The time of a rendering is over."""
+    """The time limit of a rendering has passed."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """For the rendering within: from then on it cannot look at a field of anything. A template that only gathers writes
-    nothing for as long as it likes, so it is not enough to look at the clock when it writes."""
+    """Limits the rendering inside: after `seconds` it cannot read any field. Checking the time when the template writes
+    is not enough, since a template that only collects may write nothing for a long time."""
     token = _deadline_s.set(time.monotonic() + seconds)
     try:
         yield
@@ -82,7 +82,7 @@ def check_time() -> None:
 
 
 class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which two small operands cannot make something huge, and a rendering has a `time_limit`."""
+    """Jinja's sandbox, in which operators cannot make huge values of small ones, and a rendering has a `time_limit`."""
 
     intercepted_binops = frozenset({"*", "**"})
 

@@ -9,7 +9,7 @@ from tokenizers import decoders
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    """GPT-2's alphabet: printable bytes are themselves, the others are characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
@@ -18,7 +18,7 @@ def _byte_of_char() -> dict[str, int]:
 
 
 class TokenBytes(dict[int, bytes]):
-    """For tokenizers that work on bytes (GPT-2's byte-level BPE): id -> bytes, filled as ids are asked for.
+    """For tokenizers that work on bytes (GPT-2's byte-level BPE): id -> bytes, filled on demand.
 
     Special tokens and ids without a token have no bytes.
     """
@@ -39,14 +39,14 @@ class TokenBytes(dict[int, bytes]):
             return b""
         try:
             return bytes([self._byte_of_char[char] for char in token])
-        except KeyError:  # an added token, written as it is
+        except KeyError:  # an added token, written literally
             return str(token).encode()
 
 
 class SpelledBytes(dict[int, bytes]):
     """id -> bytes, for any tokenizer: special tokens as they are spelled, byte-fallback tokens as their byte.
 
-    A word's mark of a leading space is a space. Ids without a token have no bytes.
+    The mark of a leading space is a space. Ids without a token have no bytes.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
@@ -72,7 +72,7 @@ class SpelledBytes(dict[int, bytes]):
 
 
 def byte_level_token_bytes(tokenizer: tokenizers.Tokenizer, special_ids: frozenset[int]) -> TokenBytes | None:
-    """The table of a tokenizer whose decoder only maps characters to bytes; None for any other decoder."""
+    """The table for a tokenizer whose decoder only maps characters to bytes; None for any other decoder."""
     if isinstance(tokenizer.decoder, decoders.ByteLevel):
         return TokenBytes(tokenizer, special_ids)
     return None

@@ -15,8 +15,8 @@ from service.text.special_text import LiteralEncoder, SpecialTexts
 from service.text.token_bytes import SpelledBytes, TokenBytes, byte_level_token_bytes
 
 _DECODED_LOCKED = 1024
-"""Ids that the library's `decode` may decode: it holds the interpreter's lock, 0.6 s for a million. `decode_batch` does
-not, and costs a few microseconds more."""
+"""The most ids for which the library's `decode` is used: it holds the interpreter's lock, 0.6 s for a million.
+`decode_batch` does not, and costs a few microseconds more."""
 
 
 class Tokenizer:
@@ -24,9 +24,9 @@ class Tokenizer:
 
     special_ids: ids of the special tokens (those that `decode` leaves out).
     special_texts: how they are spelled.
-    token_bytes: the bytes that each id stands for, if the tokenizer works on bytes; else None.
-    spelled_bytes: bytes of each id, special tokens as they are spelled.
-    added_tokens: text of each token that was added to the model's own, special or not.
+    token_bytes: the bytes of each id, if the tokenizer works on bytes; else None.
+    spelled_bytes: the bytes of each id, special tokens as they are spelled.
+    added_tokens: the text of each token that was added to the model's own, special or not.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
@@ -37,7 +37,7 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self._pieces = PieceEncoder(tokenizer)
         self._literal_encoder: LiteralEncoder | None = None
-        # A special token that is matched after normalisation has more spellings than its own text.
+        # A special token that is matched after normalization has more spellings than its own text.
         varies = tokenizer.normalizer is not None and any(token.normalized for token in special.values())
         self._special_text_varies = varies
         self.special_ids = frozenset(special)
@@ -66,26 +66,26 @@ class Tokenizer:
 
     @property
     def works_on_bytes(self) -> bool:
-        """Whether any text is some sequence of tokens: it is byte-level, or has tokens for single bytes."""
+        """Whether any text can be encoded: the tokenizer is byte-level, or has tokens for single bytes."""
         decoder = self._tokenizer.decoder
         return self.token_bytes is not None or (decoder is not None and b'"ByteFallback"' in decoder.__getstate__())
 
     @property
     def num_tokens(self) -> int:
-        """Number of ids that have a text, added tokens included."""
+        """The number of ids that have a text, with added tokens."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def least_num_tokens(self, num_characters: int) -> int:
-        """A lower bound on the tokens of a text of `num_characters`, without tokenizing it; 0 where none is known."""
+        """A lower bound on the tokens of a text of `num_characters`, without tokenizing it; 0 if none is known."""
         most = self._most_characters_a_token
         return 0 if most is None else -(-num_characters // most)
 
     def encode(self, text: str, *, add_special_tokens: bool, check: Callable[[int], None] | None = None) -> list[int]:
-        """Ids of text written by whoever may write special tokens: a completion prompt, a rendered template.
+        """Ids of text whose author may write special tokens: a completion prompt, a rendered template.
 
-        add_special_tokens: put the tokens around it that the tokenizer's post-processor wants (BOS and the
-        like). check: is told, every 100,000 characters or so, how many ids there are so far, and may raise.
-        UndividedTextTooLong if more than that is too long to be tokenized at once and cannot be divided.
+        add_special_tokens: add the tokens of the tokenizer's post-processor (BOS and the like). check: called every
+        100,000 characters or so with the number of ids so far; may raise. UndividedTextTooLong if a part of the text is
+        too long to be tokenized at once and cannot be divided.
         """
         return self._pieces.encode(text, add_special_tokens=add_special_tokens, check=check)
 
@@ -94,14 +94,14 @@ class Tokenizer:
     ) -> list[int]:
         """Ids of a rendered chat template: its own special tokens are special, a client's are plain text.
 
-        literals: placeholder -> the client's text that it stands for (see `Shield`). check, UndividedTextTooLong: as
-        of `encode`.
+        literals: placeholder -> the client's text that it stands for (see `Shield`). check, UndividedTextTooLong: see
+        `encode`.
         """
         if not literals and not self._special_text_varies:
             return self.encode(text, add_special_tokens=False, check=check)
         if self._literal_encoder is None:
-            # Made at the first need: it costs a second copy of the tokenizer, and most servers never need it.
-            # Two threads may both make one; the later assignment wins and both are right.
+            # Made when first needed: it costs a second copy of the tokenizer, and most servers never need it.
+            # Two threads may both make one; either is correct, and the later assignment wins.
             self._literal_encoder = LiteralEncoder(self._tokenizer)
         return self._literal_encoder.encode(text, literals, check)
 
@@ -117,16 +117,17 @@ class Tokenizer:
         return self._tokenizer.id_to_token(token_id) or ""
 
     def id_of(self, text: str) -> int | None:
-        """Id of the token that is spelled so; None if the vocabulary has none."""
+        """The id of the token with this spelling; None if the vocabulary has none."""
         token_id = self._tokenizer.token_to_id(text)
         return None if token_id is None else int(token_id)
 
 
 def _most_characters_a_token(tokenizer: tokenizers.Tokenizer) -> int | None:
-    """Characters of a text that one token can stand for; None where some may be lost on the way to the tokens.
+    """The most characters of a text that one token can stand for; None if characters may be lost before the tokens are
+    made.
 
-    A token of a byte-level tokenizer is written with a character a byte, and a character has a byte at least. NFC makes
-    one character of four at most. Some special tokens swallow all the white space beside them.
+    A token of a byte-level tokenizer is written with one character per byte, and a character has at least one byte. NFC
+    composes up to four characters into one. Some special tokens swallow all white space beside them.
     """
     normalizer = tokenizer.normalizer
     is_plain = normalizer is None or isinstance(normalizer, normalizers.NFC)

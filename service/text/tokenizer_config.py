@@ -1,4 +1,4 @@
-"""What a model folder says about its tokenizer beside the vocabulary: special tokens, options, the chat template."""
+"""What a model folder says about its tokenizer besides the vocabulary: special tokens, options, the chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """options: the fields of tokenizer_config.json; none without the file.
+    """options: the fields of tokenizer_config.json; empty without the file.
 
     special_tokens: names as templates use them (`bos_token`, `eos_token`, ...) -> their text.
     """
@@ -22,9 +22,9 @@ class TokenizerConfig:
 
 
 def read_tokenizer_config(folder: Path) -> TokenizerConfig:
-    """Of tokenizer_config.json and, where that leaves a special token out, special_tokens_map.json.
+    """Reads tokenizer_config.json and, for special tokens that are missing there, special_tokens_map.json.
 
-    Either file may be missing. Raises ModelLoadError naming a broken one.
+    Either file may be missing. ModelLoadError names a broken one.
     """
     options = _read_object(folder / "tokenizer_config.json")
     older = _read_object(folder / "special_tokens_map.json")
@@ -32,7 +32,7 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
 
 
 def _special_tokens(fields: Mapping[str, object]) -> dict[str, str]:
-    """The fields called `..._token`. A token is written as its text, or as an object with it as `content`."""
+    """The fields named `..._token`. A token is written as its text, or as an object with its `content`."""
     texts = {}
     for name, value in fields.items():
         text = value.get("content") if isinstance(value, dict) else value

@@ -36,7 +36,7 @@ class TextDelta(NamedTuple):
 
 
 class CallDelta(NamedTuple):
-    """News of the call number `call_index`; `name` comes first, once."""
+    """What is new in the call number `call_index`; `name` comes first, once."""
 
     call_index: int
     name: str | None
@@ -47,8 +47,8 @@ ToolDelta = TextDelta | CallDelta
 
 
 class ToolRouter(Protocol):
-    """Belongs to one choice. is_calling: what was read last is part of a call, or what surrounds it. is_in_call: of one
-    whose name has come out, and which is not complete."""
+    """Belongs to one choice. is_calling: the last text was part of a call, or of what surrounds it. is_in_call: a call
+    whose name is known has begun and is not complete."""
 
     @property
     def is_calling(self) -> bool: ...
@@ -59,7 +59,7 @@ class ToolRouter(Protocol):
     def push(self, text: str) -> list[ToolDelta]: ...
 
     def flush(self) -> list[ToolDelta]:
-        """What was held back, after the last piece."""
+        """The text that was held back, after the last piece."""
         ...
 
 
@@ -73,7 +73,7 @@ class _Call(Protocol):
 
 
 def style_of_template(source: str) -> ToolStyle | None:
-    """The style that a chat template shows its model; None if it speaks of no tools or in no known style."""
+    """The style of tool calls in a chat template; None if the template knows no tools, or its style is unknown."""
     if "<tool_call>" in source:
         return ToolStyle.HERMES
     if MISTRAL_MARKER in source:
@@ -111,7 +111,7 @@ class _MarkedCalls:
         self._call: JsonCall | None = None
         self._in_block = False
         self._num_calls = 0
-        self._blank = HeldBlank()  # dropped if a call follows it
+        self._blank = HeldBlank()  # dropped if a call follows
 
     @property
     def is_calling(self) -> bool:
@@ -168,7 +168,8 @@ class _LeadingCalls:
     """Calls that are the whole answer: after `marker`, which may be missing, and `opening`. between: characters that
     may stand between two calls or after the last.
 
-    From the first thing that does not fit, the rest is text; if that comes before the first call, so is all before it.
+    From the first text that does not fit, everything is text; if that comes before the first call, so is everything
+    before it.
     """
 
     def __init__(self, make_call: Callable[[], _Call], marker: str, opening: str, between: str) -> None:
@@ -176,8 +177,8 @@ class _LeadingCalls:
         self._marker = marker
         self._opening = opening
         self._between = between
-        self._head: list[str] = []  # what was read before the first call, until it is sure to be one
-        self._unread = ""  # end of it, which may become the marker or the opening
+        self._head: list[str] = []  # what was read before the first call, until it is certain to be one
+        self._unread = ""  # its end, which may become the marker or the opening
         self._is_marked = False
         self._is_open = False
         self._is_text = False
@@ -211,7 +212,7 @@ class _LeadingCalls:
         return [TextDelta(text)] if text else []
 
     def _read_head(self, text: str) -> str:
-        """Text that is left after the marker and the opening, or all of it if it cannot be them."""
+        """The text after the marker and the opening; all of it if they are not there."""
         self._head.append(text)
         seen = (self._unread + text).lstrip()
         if not self._is_marked and seen.startswith(self._marker):
@@ -243,7 +244,7 @@ class _LeadingCalls:
         return rest
 
     def _read_between(self, text: str) -> str:
-        """Skip what stands between calls; what follows is the next call or text."""
+        """Skips what may stand between calls; what follows is the next call or text."""
         rest = text.lstrip().lstrip(self._between).lstrip()
         if rest:
             self._call = self._make_call()

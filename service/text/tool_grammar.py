@@ -1,6 +1,6 @@
 """Tool calls as a grammar (Lark, as llguidance reads it), in the style that the model's parser reads (tool_calls.py).
 
-Each function's arguments are held to its own schema, so a `$ref` finds the schema's own definitions.
+Each function's arguments are constrained by its own schema, so a `$ref` finds the schema's own definitions.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from service.core.grammar import STANDARD_WHITESPACE
 from service.text.tool_calls import MISTRAL_MARKER, ToolStyle
 
 _PYTHON_ESCAPES = 'nrbtf\\"'
-"""Escapes that a JSON text and a Python literal read alike."""
+"""Escapes that mean the same in JSON and in a Python literal."""
 MOST_CHARACTERS = 1024 * 1024
-"""Of the values in Python calls together: each property that refers has the definitions of its whole schema."""
+"""Of all values in Python calls: each property with a $ref gets a copy of its schema's definitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallableTool:
-    """parameters: a JSON schema; None: it takes none. is_strict: a keyword that cannot be honoured is a refusal; else
-    it is left out of account."""
+    """parameters: a JSON schema; None: the function takes no arguments. is_strict: an unsupported keyword is refused;
+    else it is ignored."""
 
     name: str
     parameters: Mapping[str, Any] | None
@@ -31,10 +31,10 @@ class CallableTool:
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """must_call: the output is calls and nothing else; else it may be text, or calls.
+    """must_call: the output has only calls; else it may be text, or calls.
 
-    parallel: several calls may follow each other. content: a JSON schema that the text must satisfy; None: any text.
-    marker: id of the token that begins the calls, where that is a special one (Mistral's).
+    parallel: there may be several calls in a row. content: a JSON schema for the text; None: any text.
+    marker: id of the token that begins the calls, if that is a special token (Mistral's).
     """
 
     must_call: bool
@@ -65,7 +65,7 @@ def call_grammar(style: ToolStyle, tools: Sequence[CallableTool], rules: CallRul
 
 
 def _hermes(rules: CallRules) -> list[str]:
-    """Text may stand before a call, and after the last one if several may follow each other."""
+    """Text may stand before a call, and after the last one if several are allowed."""
     tail = r'"\n" call "\n</tool_call>"'
     if rules.must_call or rules.content is not None:
         block = rf'"<tool_call>" {tail}'
@@ -90,7 +90,7 @@ def _start(rules: CallRules, calls: str, text: str) -> list[str]:
 def _json_bodies(tools: Sequence[CallableTool], key: str) -> list[str]:
     lines = []
     for index, tool in enumerate(tools):
-        # Cut as JSON is, so that content which is JSON too may begin alike.
+        # Split like JSON, since content that is JSON may begin the same way.
         parts = ["{", '"name"', ":", json.dumps(tool.name), ",", json.dumps(key), ":"]
         head = " ".join(json.dumps(part) + (" / ?/" if part in ":," else "") for part in parts)
         lines.append(f'call_{index}: {head} arguments_{index} "}}"')
@@ -99,10 +99,10 @@ def _json_bodies(tools: Sequence[CallableTool], key: str) -> list[str]:
 
 
 def _python_bodies(tools: Sequence[CallableTool]) -> list[str]:
-    """`name(key=value, ...)`: keys in the schema's order; those that are not required may be left out.
+    """`name(key=value, ...)`: keys in the schema's order; optional ones may be left out.
 
-    Rules of function i: `first_i_n` is its arguments from the n-th on where none stands before them, `next_i_n` the
-    same behind another argument, so with a comma.
+    Rules of function i: `first_i_n` is its arguments from the n-th on if none stands before them, `next_i_n` the same
+    after another argument, so with a comma.
     """
     lines, num_characters = [], 0
     for index, tool in enumerate(tools):
@@ -126,7 +126,8 @@ def _python_bodies(tools: Sequence[CallableTool]) -> list[str]:
 
 
 def _keywords(schema: Mapping[str, Any], name: str) -> dict[str, bool]:
-    """Each property that a Python call can name, and whether it is required; ValueError if some required one cannot."""
+    """Each property that a Python call can name, and whether it is required. ValueError if a required one cannot be
+    named."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if "properties" not in schema and set(schema) - {"type", "additionalProperties", "description", "title"}:
         raise ValueError(f"the parameters of {name} have no list of properties")
@@ -139,7 +140,7 @@ def _keywords(schema: Mapping[str, Any], name: str) -> dict[str, bool]:
 
 
 def _parameters(tool: CallableTool) -> dict[str, Any]:
-    """The schema of an object; one that lists its properties takes no others, as a function does."""
+    """The schema of an object. If it lists its properties, no others are allowed, as for a function."""
     schema = dict(tool.parameters or {"properties": {}})
     if not {"type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum"} & set(schema):
         schema["type"] = "object"
@@ -149,7 +150,7 @@ def _parameters(tool: CallableTool) -> dict[str, Any]:
 
 
 def _property(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """One property's schema, with the definitions, if it refers to any."""
+    """One property's schema, with the definitions if it has a $ref."""
     value = schema["properties"][key]
     own = dict(value) if isinstance(value, dict) else {}
     if '"$ref"' not in json.dumps(own):

@@ -11,15 +11,14 @@ _MAX_BYTES_OF_A_CHARACTER = 4
 
 
 class WindowDetokenizer:
-    """A `Detokenizer` for any tokenizer. It decodes a short window of ids again with each new one, and gives what was
+    """A `Detokenizer` for any tokenizer. It decodes a short window of ids again with each new one, and returns what was
     added.
 
-    The window begins with ids whose text is already out, because decoders look at their left neighbour
-    (spaces, byte-fallback runs): as few as have text of their own. An id without a token is left out. Our own
-    window instead of the library's DecodeStream: that one cannot flush, drops the space after a special token,
-    and stops for good at an "invalid prefix", where this one resumes at the new ids. One exception to the
-    promise: a run of byte-fallback tokens that is not UTF-8 as a whole decodes to one U+FFFD per byte at once;
-    incrementally its valid beginning is already out.
+    The window begins with ids whose text was already returned, because decoders look at their left neighbour (spaces,
+    byte-fallback runs): as few ids as have text of their own. An id without a token is left out. The library's
+    DecodeStream is not used: it cannot flush, drops the space after a special token, and stops for good at an "invalid
+    prefix", where this one resumes at the new ids. One exception to the contract: a run of byte-fallback tokens that is
+    not UTF-8 as a whole decodes to one U+FFFD per byte at once; incrementally its valid beginning was already returned.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -27,7 +26,7 @@ class WindowDetokenizer:
         self._skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []
-        self._num_out = 0  # ids of the window whose text is out
+        self._num_out = 0  # ids of the window whose text was returned
         self._out = ""  # their text
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -57,8 +56,8 @@ class WindowDetokenizer:
         return added
 
     def _shorten(self, num_new: int) -> None:
-        """Of the window leave its new ids, and of the older ones the fewest with which they have text: ids without text
-        of their own, such as a first space, are a poor left neighbour."""
+        """Keeps the window's new ids and, before them, the fewest older ones that have text: ids without text of their
+        own, such as a first space, are a poor left neighbour."""
         for first in range(len(self._window) - num_new, 0, -1):
             text = self._decode(self._window[first:])
             if text:

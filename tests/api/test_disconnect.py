@@ -184,7 +184,8 @@ def test_clients_that_do_not_read_cannot_fill_the_log(caplog: pytest.LogCaptureF
         server.check_idle()
         for connection in connections:
             connection.close()
-    assert [record.getMessage() for record in caplog.records] == ["streams that were not read for 0.2 s were cut: 1"]
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["streams whose client read nothing for 0.2 s were cut: 1"]
 
 
 async def _receive_nothing() -> Message:

@@ -80,7 +80,7 @@ def test_more_prompts_than_may_wait_are_refused_before_any_work() -> None:
         pool, gate = TextPool(1, HostTimes(), max_waiting=3 * LONG), threading.Event()
         held = [asyncio.create_task(pool.run_prompt(stays, LONG, lambda _: gate.wait(5))) for _ in range(3)]
         await asyncio.sleep(0.01)
-        with pytest.raises(Overloaded, match="6000000 characters wait") as refusal:
+        with pytest.raises(Overloaded, match="6000000 characters are waiting") as refusal:
             await pool.run_prompt(stays, LONG, lambda _: pytest.fail("was done"))
         assert refusal.value.retry_after_s > 0
         gate.set()

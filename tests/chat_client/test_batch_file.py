@@ -37,7 +37,7 @@ def test_openais_lines_are_sent_as_they_are_and_bare_requests_are_wrapped(tmp_pa
         (("",), "holds no requests"),
         (("{",), "line 1 of .* is not JSON"),
         (("[]",), "line 1 of .* is not a JSON object"),
-        (({"prompt": "x"}, {"text": "x"}), "line 2 is no request"),
+        (({"prompt": "x"}, {"text": "x"}), "line 2 is not a request"),
         (({"custom_id": "a", "body": {}},), "line 1 has no url"),
     ],
 )

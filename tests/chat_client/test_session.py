@@ -163,7 +163,7 @@ def test_fields_go_with_every_answer_until_they_are_left_to_the_server():
 def test_what_the_server_says_of_a_field_is_told_with_the_way_out():
     written = play(ScriptedServer(), "/set temperature 3", "a", "/set temperature", "/set foo 1", "b")
     assert "[failed: temperature must be at most 2 (/set temperature leaves it to the server)]\n" in written
-    assert "b \n[the server does not know, and left out: foo]\n" in written
+    assert "b \n[the server ignored fields that it does not know: foo]\n" in written
 
 
 def test_another_model_answers():
@@ -180,7 +180,7 @@ def test_a_conversation_is_kept_in_a_file_and_gone_on_with(tmp_path: Path):
     written = play(ScriptedServer(), "/system be brief", "one", f"/save {file}", "two", f"/save {file}", "/save")
     assert f"saved 3 messages to {file}\n" in written
     assert f"saved 5 messages to {file}\n" in written
-    assert written.endswith("/save FILE, please\n")
+    assert written.endswith("/save FILE\n")
     server = ScriptedServer()
     written = play(server, "gone", f"/load {file}", "three", f"/load {file}.not", "four")
     assert f"loaded 5 messages from {file}; the next is yours\n" in written
@@ -194,7 +194,7 @@ def test_the_last_answer_is_given_anew():
     server = ScriptedServer()
     hot, cool = "/set temperature 3", "/set temperature"
     written = play(server, "/retry", "one", "two", "/retry", hot, "/retry", cool, "three")
-    assert written.startswith("there is no answer to give anew\none \ntwo \ntwo \n")
+    assert written.startswith("there is no answer to generate again\none \ntwo \ntwo \n")
     assert contents(server.chats[2]) == contents(server.chats[1])
     assert contents(server.chats[-1])[-2:] == [("assistant", "two "), ("user", "three")], "one failed in vain"
 
@@ -216,9 +216,9 @@ def test_slips_are_explained():
     assert "the prompts stand in square brackets; there is 'hello'\nfor example: /batch [" in written
     assert "there is no command /what; /help names them all\n" in written
     assert "n cannot be set here: one answer is shown at a time\n" in written
-    assert "'1x' is no name of a field, such as temperature\n" in written
+    assert "'1x' is not the name of a request field, such as temperature\n" in written
     assert "top_p is not set; /set top_p VALUE sets it\n" in written
-    assert "/answers         the answers of the batches that are done" in written
+    assert "/answers         show the answers of the batches that are done" in written
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

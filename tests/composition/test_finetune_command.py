@@ -67,7 +67,7 @@ def test_beside_weights_of_bitsandbytes_an_adapter_is_what_it_is_beside_their_de
     ("more", "why"),
     [
         (["--target-modules", "qkv"], "no linear layer 'qkv'"),
-        (["--max-length", "100000"], "positions"),
+        (["--max-length", "100000"], "context length"),
         (["--model", "/nowhere"], "nowhere"),
         (["--validation", "/nowhere"], "/nowhere"),
     ],

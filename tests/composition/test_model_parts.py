@@ -49,7 +49,7 @@ def test_a_folder_without_a_model_is_refused_by_name(tmp_path):
 
 def test_a_template_variable_that_the_model_does_not_ask_for_is_refused():
     settings = Settings(default_chat_template_kwargs={"enable_thinkin": False}, **SMALL)
-    with pytest.raises(ConfigError, match="does not ask for 'enable_thinkin'"):
+    with pytest.raises(ConfigError, match="does not use 'enable_thinkin'"):
         load_model_parts(settings, new_recorder(), MonotonicClock())
 
 

@@ -67,7 +67,7 @@ def test_a_template_that_is_none_is_refused_before_anything_is_loaded(tmp_path: 
         ("quantized otherwise", "config.json: quantization_config.quant_method 'hqq' is not served; known: "),
         (
             "no such quantization",
-            "quantization: only fp8 is made of plain weights; a checkpoint that is quantized already",
+            "quantization: only fp8 can be made of plain weights",
         ),
         ("hybrid", "config.json: architecture 'Qwen3NextForCausalLM' is not served: its layers of kind linear_att"),
         ("too long", "max-model-len: 8000 exceeds the model's own context of 2048"),

@@ -150,7 +150,7 @@ def test_the_shipped_configuration_is_what_serve_and_the_application_take():
         build({"min_replicas": "3", "max_replicas": "2"})
     with pytest.raises(ConfigError, match="max-num-seqs"):
         build({"flags": "--max-num-seqs 0"})
-    with pytest.raises(ConfigError, match="nnodes 2: does not divide pipeline-parallel-size 1"):
+    with pytest.raises(ConfigError, match=r"pipeline-parallel-size \(1\) must be a multiple of nnodes \(2\)"):
         build({"hosts": 2})
     with pytest.raises(ValidationError, match="max_replicas_per_node: not with several hosts"):
         build({"hosts": 2, "max_replicas_per_node": 1})

@@ -79,5 +79,5 @@ def test_too_few_open_files_refuse_the_start_in_a_sentence(folder: Path):
     limited = ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *command]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 1
-    assert "the process may have 64 (ulimit -n), and needs 116 at least" in done.stderr
+    assert "the limit is 64 (ulimit -n), but at least 116 are needed" in done.stderr
     assert "Traceback" not in done.stderr

@@ -137,9 +137,9 @@ def test_what_is_known_so_far_is_told_of_those_that_have_not_ended():
 
 def test_what_can_never_fit_is_refused_with_both_numbers():
     async def scenario(engine: AsyncEngine, harness: Harness) -> None:
-        with pytest.raises(ContextLengthExceeded, match=r"room for 304 tokens.*holds 256"):
+        with pytest.raises(ContextLengthExceeded, match=r"need 304 tokens.*holds 256"):
             engine.submit(harness.request((1,) * 100, 205))
-        with pytest.raises(InvalidRequest, match="n is 3; this server runs 2 at most"):
+        with pytest.raises(InvalidRequest, match=r"n must be at most 2 on this server .*, got 3"):
             engine.submit(harness.request((1,), 1, n=3))
 
     run(scenario)
@@ -149,7 +149,7 @@ def test_what_never_fits_beside_its_adapter_is_refused_with_the_adapters_name_an
     async def scenario(engine: AsyncEngine, harness: Harness) -> None:
         adapter = harness.adapter(14)
         with pytest.raises(
-            ContextLengthExceeded, match=r"room for 204 tokens beside the 56 of the adapter adapter-1; .*256"
+            ContextLengthExceeded, match=r"need 204 tokens of KV cache besides the 56 of the adapter adapter-1; .*256"
         ):
             engine.submit(harness.request((1,) * 100, 105, adapter=adapter))
         request = harness.request((1,) * 100, 101, adapter=adapter)
@@ -280,7 +280,7 @@ def test_who_waits_too_long_for_a_first_iteration_is_told_to_come_back():
 
 def test_more_prompts_than_may_ever_wait_is_the_callers_mistake():
     async def scenario(engine: AsyncEngine, harness: Harness) -> None:
-        with pytest.raises(InvalidRequest, match="4 prompts in one call; this server takes 3"):
+        with pytest.raises(InvalidRequest, match="4 prompts in one call; this server takes at most 3"):
             engine.check_accepts(4)
 
     run(scenario, max_waiting_requests=3)

@@ -400,7 +400,7 @@ def test_connections_beyond_the_limit_are_closed(bounded: RunningServer, caplog:
         with connect(bounded) as one_more:
             assert read_to_end(one_more) == b""
             assert bounded.num_connections() == len(held), "it is the one that went, and no idle one"
-    assert caplog.text.count("8 connections are open, as many as may be") == 1
+    assert caplog.text.count("8 connections are open, which is the limit") == 1
     for connection in held:
         connection.close()
     time.sleep(0.05)

@@ -49,7 +49,7 @@ def test_a_file_is_no_folder(tmp_path: Path, no_network: None):
 
 
 def test_a_revision_of_a_local_folder_is_refused_and_not_ignored(tmp_path: Path, no_network: None):
-    with pytest.raises(ModelLoadError, match="revision: 'v2' means nothing to a local folder"):
+    with pytest.raises(ModelLoadError, match="revision: 'v2' can only be given with a hub id"):
         resolve_model_folder(str(tmp_path), "v2")
 
 
@@ -63,7 +63,7 @@ def test_a_hub_id_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert resolve_model_folder("org/tiny", None).resolve() == snapshot.resolve()
-    with pytest.raises(ModelLoadError, match="'org/absent' is no folder here and could not be fetched"):
+    with pytest.raises(ModelLoadError, match="'org/absent' is not a local folder and could not be fetched"):
         resolve_model_folder("org/absent", None)
 
 

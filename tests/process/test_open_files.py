@@ -35,4 +35,4 @@ def test_too_few_are_refused_with_both_numbers(files: int, wanted: int, needed: 
     numbers = map(str, (files, files, wanted))
     done = subprocess.run([sys.executable, "-c", ASK, *numbers], capture_output=True, text=True)
     assert done.returncode == 1
-    assert f"the process may have {files} (ulimit -n), and needs {needed} at least" in done.stderr
+    assert f"the limit is {files} (ulimit -n), but at least {needed} are needed" in done.stderr

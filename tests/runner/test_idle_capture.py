@@ -91,7 +91,7 @@ def test_a_fault_is_told_and_the_next_graph_is_captured(fault, caplog):
             pass
     assert captured == [SIZES[0], SIZES[2]]
     assert [record.getMessage() for record in caplog.records] == [
-        "no CUDA graph of 32 tokens, 0 decodes among them; serving goes on without it"
+        "a CUDA graph of 32 tokens, 0 of them decodes, could not be captured; serving goes on without it"
     ]
 
 

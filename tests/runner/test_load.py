@@ -96,7 +96,9 @@ def test_a_context_without_room_for_an_answer_is_refused(tmp_path):
 
 def test_weights_that_memory_cannot_hold_are_refused_before_it_is_taken(tmp_path):
     folder = config_folder(tmp_path, vocab_size=10**13)
-    with pytest.raises(ModelLoadError, match=r"model: its weights take \d+\.\d GiB, \d+\.\d GiB of the cpu's memory"):
+    with pytest.raises(
+        ModelLoadError, match=r"model: the weights take \d+\.\d GiB, but only \d+\.\d GiB of the cpu's memory"
+    ):
         load_executor(source(folder, load_format="dummy"), folder, CACHE, 4, 64)
 
 
@@ -110,7 +112,9 @@ def test_a_cache_smaller_than_a_block_is_refused_with_the_numbers(tmp_path):
 def test_a_cache_that_the_host_cannot_hold_is_refused_before_it_is_taken(tmp_path):
     folder = config_folder(tmp_path)
     cache = CacheConfig(block_size=16, memory_utilization=0.9, memory_bytes=1 << 50)
-    with pytest.raises(ConfigError, match=r"kv-cache-memory: on the host, .* take \d+\.\d GiB, \d+\.\d GiB are free"):
+    with pytest.raises(
+        ConfigError, match=r"kv-cache-memory: on the host, .* take \d+\.\d GiB, but only \d+\.\d GiB are free"
+    ):
         load_executor(source(folder, load_format="dummy"), folder, cache, 10_000_000, 10_000_001)
 
 

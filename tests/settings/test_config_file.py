@@ -35,12 +35,12 @@ def test_an_empty_file_says_nothing(tmp_path: Path, text: str):
         ("port: [1\n x: }", r"cannot be read as YAML: .*line 1"),
         (b"\xff\xfe\x00", "cannot be read as YAML"),
         ("port: !!python/object/apply:os.getcwd []", "cannot be read as YAML: could not determine a constructor"),
-        ("- port\n", "must hold names of settings"),
-        ("port", "must hold names of settings"),
+        ("- port\n", "must be a mapping of settings"),
+        ("port", "must be a mapping of settings"),
         ("1: 2\n", "1 is not a setting"),
         ("prot: 1\n", r"prot is not a setting; did you mean port\?"),
-        ("port: 1\nport: 2\n", "port is there twice"),
-        ("max_num_seqs: 1\nmax-num-seqs: 2\n", "max-num-seqs is there twice"),
+        ("port: 1\nport: 2\n", "port is given twice"),
+        ("max_num_seqs: 1\nmax-num-seqs: 2\n", "max-num-seqs is given twice"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str | bytes, message: str):

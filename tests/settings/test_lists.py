@@ -31,11 +31,11 @@ def test_a_list_is_written_alike_wherever_it_is_written(name: str, monkeypatch: 
 @pytest.mark.parametrize(
     ("flag", "wrong", "said"),
     [
-        ("--served-model-name", ",", "holds nothing"),
-        ("--api-key", "name:", "a key is empty"),
-        ("--allowed-hosts", "https://a.example", "is no name of a host"),
+        ("--served-model-name", ",", "is empty"),
+        ("--api-key", "name:", "an entry has no key"),
+        ("--allowed-hosts", "https://a.example", "is not a host name"),
         ("--lora-modules", "a", "is not NAME=FOLDER"),
-        ("--lora-modules", "a=/x,a=/y", "names two adapters"),
+        ("--lora-modules", "a=/x,a=/y", "is given twice"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_settings_name(flag: str, wrong: str, said: str):

@@ -44,7 +44,7 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: p
         (["--stream-interval-ms", "inf"], r"stream-interval-ms: .*finite"),
         ([""], r"model: .*at least 1 character"),
         (["--host", ""], r"host: .*at least 1 character"),
-        (["--served-model-name", ","], r"served-model-name: holds nothing"),
+        (["--served-model-name", ","], r"served-model-name: is empty"),
         (["--port"], r"argument --port: expected one argument"),
         (["one", "two"], r"unrecognized arguments: two"),
     ],

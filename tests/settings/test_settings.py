@@ -27,21 +27,21 @@ def test_defaults_of_the_template_are_json(tmp_path: Path):
     settings = read_settings(["--config", str(file)])
     assert settings.default_chat_template_kwargs == {"enable_thinking": False}
     file.write_text("default_chat_template_kwargs: {a: 1, a: 2}\n")
-    with pytest.raises(ConfigError, match="config: a is there twice"):
+    with pytest.raises(ConfigError, match="config: a is given twice"):
         read_settings(["--config", str(file)])
 
 
 def test_a_key_without_a_certificate_is_refused():
-    with pytest.raises(ConfigError, match="ssl-keyfile means nothing without ssl-certfile"):
+    with pytest.raises(ConfigError, match="ssl-keyfile needs ssl-certfile"):
         read_settings(["--ssl-keyfile", "key.pem"])
 
 
 @pytest.mark.parametrize("keys", ["", ",", "name:", "good,name:"])
 def test_an_empty_key_neither_opens_the_service_nor_is_one(keys: str, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ConfigError, match=r"api-key: (holds nothing|a key is empty)"):
+    with pytest.raises(ConfigError, match=r"api-key: (is empty|an entry has no key)"):
         read_settings(["--api-key", keys])
     monkeypatch.setenv("HEADRACE_API_KEY", keys)
-    with pytest.raises(ConfigError, match=r"api-key: (holds nothing|a key is empty)"):
+    with pytest.raises(ConfigError, match=r"api-key: (is empty|an entry has no key)"):
         read_settings([])
 
 
@@ -189,7 +189,7 @@ def test_keys_of_operators_are_others_and_shown_nowhere(tmp_path: Path):
     assert settings.api_config().api_keys == ("sk-a",)
     assert "hidden" not in str(settings.non_default())
     assert "hidden-2" not in repr(settings)
-    with pytest.raises(ConfigError, match="is one of api-key, too") as refused:
+    with pytest.raises(ConfigError, match="have a key in common") as refused:
         read_settings(["--api-key", "ann:hidden-2", "--admin-api-key-file", str(file)])
     assert "hidden" not in str(refused.value)
     file.write_text("")
@@ -219,12 +219,12 @@ def test_a_loopback_address_without_keys_has_no_other_name(flags: list[str], hos
 
 @pytest.mark.parametrize("name", ["http://a", "a:8000", "*a", "a.*", "a b", "*."])
 def test_what_is_no_name_of_a_host_is_refused(name: str):
-    with pytest.raises(ConfigError, match=r"allowed-hosts: .* is no name of a host"):
+    with pytest.raises(ConfigError, match=r"allowed-hosts: .* is not a host name"):
         read_settings(["--allowed-hosts", name])
 
 
 def test_one_body_fits_what_all_may_hold() -> None:
-    with pytest.raises(ConfigError, match="max-total-body-bytes must be at least max-body-bytes"):
+    with pytest.raises(ConfigError, match=r"max-total-body-bytes .* must be at least max-body-bytes"):
         read_settings(["--max-body-bytes", "300MiB"])
     config = read_settings(["--max-body-bytes", "300MiB", "--max-total-body-bytes", "1GiB"]).api_config()
     assert (config.max_body_bytes, config.max_total_body_bytes) == (300 * 2**20, 2**30)
@@ -252,7 +252,7 @@ def test_ranks_serve_adapters_and_train_them():
 
 def test_what_swap_rounds_cannot_be_deterministic():
     rounding = ["--deterministic", "--swap-compression", "fp8", "--preemption"]
-    with pytest.raises(ConfigError, match="deterministic: swap-compression fp8"):
+    with pytest.raises(ConfigError, match="deterministic cannot be combined with swap-compression fp8"):
         read_settings([*rounding, "swap"])
     assert read_settings([*rounding, "recompute"]).api_config().exact_swap
 
@@ -275,9 +275,9 @@ def test_several_hosts_have_equal_stages_a_secret_and_a_number_each():
     assert "sss" not in repr(settings.node_config()) + str(settings.non_default())
     assert read_settings([]).node_config() is None
     for refused, words in (
-        (["--nnodes", "2"], "nnodes 2: does not divide pipeline-parallel-size 1"),
-        ([*two[:4]], "nnodes: several hosts need a node-secret"),
-        (["--node-rank", "1"], "node-rank 1: of 1 hosts"),
+        (["--nnodes", "2"], "pipeline-parallel-size (1) must be a multiple of nnodes (2)"),
+        ([*two[:4]], "nnodes 2 needs a node-secret"),
+        (["--node-rank", "1"], "node-rank must be at most 0 with nnodes 1, got 1"),
         ([*two[:4], "--node-secret", "short"], "node-secret"),
     ):
         with pytest.raises(ConfigError, match=re.escape(words)) as fault:

@@ -39,7 +39,7 @@ def test_the_context_may_be_written_short_on_the_command_line_and_around_it(monk
     assert read_settings(["--max-model-len", "8k"]).max_model_len == 8000
     monkeypatch.setenv("HEADRACE_MAX_MODEL_LEN", "4K")
     assert read_settings([]).max_model_len == 4096
-    with pytest.raises(ConfigError, match=r"max-model-len: K counts in 1024s, .* k counts in 1000s"):
+    with pytest.raises(ConfigError, match=r"max-model-len: no decimals may stand before K, .* use k"):
         read_settings(["--max-model-len", "8.5K"])
     with pytest.raises(ConfigError, match=r"max-model-len: .*greater than or equal to 2"):
         read_settings(["--max-model-len", "0k"])

@@ -11,12 +11,13 @@ from service.errors import RequestError
 
 
 class AnswerForm(Protocol):
-    """Of one call. A stream is `begin`, a frame a piece and one `end`; an answer that is not streamed is `whole`.
+    """How one call's answer is written. A stream is `begin`, one frame per piece and one `end`; an answer that is not
+    streamed is `whole`.
 
-    around_text: what stands before and behind the JSON of a text in the frame of a piece that says nothing else, where
-        that is always the same; None: every frame is to be made by `frame`.
-    writes_logprobs: pieces are to be asked for `num_logprobs`.
-    keep_alive: a sign of life for a stream that has long had nothing to send.
+    around_text: the bytes before and after a text's JSON in the frame of a piece that has nothing but text, where they
+        are always the same; None: every frame is made by `frame`.
+    writes_logprobs: whether `num_logprobs` is to be called for pieces.
+    keep_alive: what a stream sends after it has long had nothing to send.
     """
 
     around_text: tuple[bytes, bytes] | None
@@ -24,7 +25,7 @@ class AnswerForm(Protocol):
     keep_alive: bytes
 
     def begin(self) -> bytes:
-        """What is sent before anything is generated, perhaps nothing."""
+        """What is sent before anything is generated; may be empty."""
         ...
 
     def frame(self, piece: Piece) -> bytes:
@@ -32,11 +33,12 @@ class AnswerForm(Protocol):
         ...
 
     def num_logprobs(self, piece: Piece) -> int:
-        """Entries that the piece's frame writes."""
+        """The number of log probabilities in the piece's frame."""
         ...
 
     def end(self, error: RequestError | None = None) -> bytes:
-        """What follows the last piece, or says that an error has ended the stream. Does not raise with an error."""
+        """What follows the last piece, or the event that tells of the error that ended the stream. With an error it
+        does not raise."""
         ...
 
     def whole(self, choices: Sequence[CollectedChoice]) -> str:

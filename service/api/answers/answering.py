@@ -22,7 +22,7 @@ from service.api.http_exchange import note_call
 
 
 async def submit(call: PreparedCall, context: ApiContext) -> Generation:
-    """Submit one request per prompt, and keep the call's trace. Whoever calls this hands what it returns to `respond`.
+    """Submit one request per prompt, and keep the call's trace. The caller passes the result on to `respond`.
 
     Raises ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable.
     """
@@ -56,7 +56,8 @@ async def respond(
     make_form: Callable[[PreparedCall, Generation], AnswerForm],
     context: ApiContext,
 ) -> Response:
-    """The answer to a call that has been submitted. The generation is closed at its end, or if it cannot begin."""
+    """The answer to a call that has been submitted. Closes the generation when the answer ends, or if it cannot
+    begin."""
     note_call(http.scope["state"], context.traces.get(call.head.call_id, call.head.client))
     try:
         form, headers = make_form(call, generation), ignored_header(call.checked.ignored)
@@ -89,7 +90,7 @@ async def _whole(
 
 
 async def whole_json_of(generation: Generation, form: AnswerForm, context: ApiContext) -> str:
-    """Wait for all choices; raises what one of the requests has failed with."""
+    """Wait for all choices. Raises the error of a request that failed."""
     try:
         choices = await generation.collect()
         num_characters = generation.num_logprobs * CHARACTERS_OF_A_LOGPROB
@@ -99,13 +100,13 @@ async def whole_json_of(generation: Generation, form: AnswerForm, context: ApiCo
 
 
 def _close(generation: Generation, context: ApiContext, reason: str) -> None:
-    """Nobody will read what is left."""
+    """Nobody will read the rest."""
     if generation.close():
         context.recorder.record_abort(reason)
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """`x-ignored-params`: unknown fields by name, made safe for a header and bounded."""
+    """`x-ignored-params`: the names of unknown fields, made safe for a header and bounded."""
     if not names:
         return {}
     safe = [re.sub(r"[^A-Za-z0-9_.\-]", "?", name[:64]) for name in names[:32]]

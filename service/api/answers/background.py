@@ -1,4 +1,4 @@
-"""A response that nobody need wait for: it is made in a task, and its place in the store is told how it ended."""
+"""Responses that are made in a background task; the store gets the result."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _logger = logging.getLogger(__name__)
 def begin_in_background(
     response_id: str, form: ResponseAnswer, generation: Generation, context: ApiContext
 ) -> asyncio.Task[None]:
-    """The task. When it has ended, in whatever way, the generation is closed; if it is cancelled, the store is left as
-    it is."""
+    """The task that makes the response. When it has ended, in whatever way, the generation is closed. If it is
+    cancelled, the store is left as it is."""
 
     def close(_: object) -> None:  # also of a task that was cancelled before it began
         if generation.close():
@@ -46,8 +46,8 @@ async def _make(response_id: str, form: ResponseAnswer, generation: Generation, 
 def begin_events_in_background(
     response_id: str, form: ResponseAnswer, generation: Generation, context: ApiContext, events: KeptEvents
 ) -> asyncio.Task[None]:
-    """As `begin_in_background`, by the events of its stream. They have an end in any case; how the response has ended
-    `form` tells."""
+    """As `begin_in_background`, but the task also adds the events of the response's stream to `events`, which always
+    get an end. `form` tells how the response ended."""
     frames = FrameStream(context, generation, form)
 
     def close(_: object) -> None:

@@ -33,7 +33,8 @@ from service.text.tool_calls import CallDelta, TextDelta
 
 
 class ChatAnswer:
-    """An `AnswerForm`. calls_functions: its one call is told in the form that was before tools."""
+    """An `AnswerForm`. calls_functions: the one call is written as `function_call`, the form that OpenAI had before
+    tools."""
 
     keep_alive = KEEP_ALIVE
 
@@ -106,7 +107,7 @@ class ChatAnswer:
         return whole_json(answer)
 
     def _prompt_ids(self) -> list[int] | None:
-        """Of a call with one prompt, if they are asked for."""
+        """The prompt's ids, if the call has one prompt and they are asked for."""
         is_one = len(self._call.prompts.token_ids) == 1
         return self._generation.prompt_token_ids(0) if self._call.checked.return_token_ids and is_one else None
 
@@ -131,12 +132,12 @@ class ChatAnswer:
         return orjson.dumps(self._logprobs(piece.scored)) if piece.scored else b"null"
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
-        """Beside tokens that were asked for by their ids the one that is there is always told, as at vLLM."""
+        """Where tokens were asked for by their ids, the sampled token is always listed among them, as vLLM does."""
         asked = self._call.checked.sampling.logprob_token_ids
         return chat_logprobs(self._names, scored, names_chosen=bool(asked))
 
     def _finish_reason(self, last: Piece | CollectedChoice, *, has_calls: bool) -> ChatFinishReason:
-        """Of a choice that has ended. A call that was cut could not be made."""
+        """Of a choice that has ended. If the last call was cut off, it does not count as a call."""
         assert last.finish_reason is not None
         if not has_calls or last.call_is_cut or last.finish_reason is not FinishReason.STOP:
             return last.finish_reason.value
@@ -163,8 +164,8 @@ class ChatAnswer:
 def assemble_message(
     choice: CollectedChoice, make_call_id: Callable[[], str], *, as_function: bool = False
 ) -> AssistantMessage:
-    """The whole message. Without content it is null if there are calls, else empty. as_function: the form before tools,
-    which has room for the first call alone."""
+    """The whole message. Without content, `content` is null if there are calls, else empty. as_function:
+    `function_call` instead of `tool_calls`, which has room for the first call only."""
     content = choice.text + "".join([delta.text for delta in choice.deltas if isinstance(delta, TextDelta)])
     reasoning = "".join([delta.text for delta in choice.deltas if isinstance(delta, ReasoningDelta)])
     calls = _made_calls([delta for delta in choice.deltas if isinstance(delta, CallDelta)], make_call_id)
@@ -199,6 +200,6 @@ def _function_fields(delta: CallDelta) -> dict[str, str]:
 
 
 def _function_delta(delta: CallDelta) -> dict[str, str]:
-    """Says nothing of any call but the first, which a client's own grammar may bring about; the frame is sent, since
-    ids and log-probabilities go with it."""
+    """Says nothing of any call but the first; a client's own grammar may produce more. The frame is sent all the same,
+    since ids and log probabilities go with it."""
     return _function_fields(delta) if delta.call_index == 0 else {"arguments": ""}

@@ -1,4 +1,4 @@
-"""One choice's tokens becoming text: detokenizer, stop strings, and what is not yet sent."""
+"""Turns one choice's tokens into text: detokenizer, stop strings, and text that is held back."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from service.text.tool_calls import TextDelta
 
 
 class ScoredToken(NamedTuple):
-    """A token with its logprobs (None: nothing predicts it) and the number of characters of text before it.
+    """A token with its logprobs (None for the first token of a prompt) and the number of characters of text before it.
 
-    is_content: whether it is part of what the choice says: not of its reasoning, of a call or of what marks them, and
-    not the token that ends it. None: its text is held back, and it is what the next one is that is not None.
+    is_content: whether it is part of the content, not of reasoning, of a call or of their marks, and not the token that
+    ends the choice. None: its text is held back; then it counts as the next token does that is not None.
     """
 
     token_id: int
@@ -28,12 +28,13 @@ class ScoredToken(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """News of one choice. A named tuple: one is made for every write to a client.
+    """What is new in one choice. A named tuple, since one is made for every write to a client.
 
-    is_first: nothing of this choice came before. token_ids: all ids since the last piece that said something.
-    finish_reason: set on the choice's last piece. stop_reason: the client's stop string or stop id that ended the
-    choice, if one did.
-    deltas: of a chat choice, its news told apart; then `text` is empty. has_calls: it has called a tool.
+    is_first: nothing of this choice came before. token_ids: all ids since the last piece with news.
+    finish_reason: set on the choice's last piece. stop_reason: the client's stop string or stop token id that ended the
+        choice, if one did.
+    deltas: of a chat choice, its reasoning, content and calls; then `text` is empty. has_calls: the choice has called a
+        tool.
     call_is_cut: the client's own stop has ended the choice within a call.
     scored: the tokens of token_ids, if their logprobs were asked for.
     """
@@ -52,12 +53,14 @@ class Piece(NamedTuple):
 
 
 class ChoiceText:
-    """Text state of one choice; on the event loop.
+    """Text state of one choice. Event-loop thread.
 
-    stop_token_ids: all ids that end a choice and have no text; an output that its grammar ends has its last token's.
-    output: of a chat choice that may think or call tools. num_reasoning_tokens: ids that were read while it thought.
-    num_tokens: ids that count as output: up to and with the one that ended the choice, by whatever reason.
-    sum_logprobs: of those that came with logprobs. detokenizer: for who reads it while it `is_plain` (`note_plain`).
+    stop_token_ids: all ids that end a choice and have no text; the last token of an output that its grammar ends has
+        text.
+    output: of a chat choice that may have reasoning or tool calls. num_reasoning_tokens: ids of reasoning so far.
+    num_tokens: output tokens, with the one that ended the choice, for whatever reason.
+    sum_logprobs: of the tokens that came with logprobs. detokenizer: for the reader that uses it while `is_plain` (see
+        `note_plain`).
     """
 
     def __init__(
@@ -89,8 +92,8 @@ class ChoiceText:
         self._has_only_text = output is None and not stops.strings
 
     def push(self, tokens: Sequence[int | TokenEvent]) -> str:
-        """Text to show after these tokens; an int is an id of which no more is to be said. Tokens after a text-side
-        stop are dropped."""
+        """The text to show after these tokens; may be empty. An int is a token id without further facts. Tokens after a
+        stop string are dropped."""
         num_plain = _num_ids(tokens) if self.is_plain else 0
         text = self.push_ids(cast(Sequence[int], tokens[:num_plain])) if num_plain else ""
         for token in tokens[num_plain:]:
@@ -109,11 +112,11 @@ class ChoiceText:
         return text
 
     def finish_empty(self) -> None:
-        """The choice was to have no tokens."""
+        """The choice has ended without tokens."""
         self.finish_reason = FinishReason.LENGTH
 
     def take(self, text: str) -> Piece | None:
-        """A piece of `text` and all that was not sent yet; None if it would say nothing."""
+        """A piece of `text` and everything that was not sent yet; None if there is no news."""
         if not (text or self._deltas or self.finish_reason):
             return None
         piece = Piece(
@@ -134,12 +137,12 @@ class ChoiceText:
 
     @property
     def is_plain(self) -> bool:
-        """Whether text is text, and nothing but an event can end it."""
+        """Whether its text is shown as it is, and only an event can end it."""
         return self._has_only_text and self.finish_reason is None
 
     @property
     def call_is_cut(self) -> bool:
-        """Whether the client's own stop has ended it within a tool call."""
+        """Whether the client's own stop has ended the choice within a tool call."""
         return self.stop_reason is not None and self._output is not None and self._output.is_in_call
 
     @property
@@ -148,12 +151,13 @@ class ChoiceText:
         return self._is_first
 
     def note_plain(self, num_tokens: int, num_characters: int) -> None:
-        """So many tokens went through `detokenizer` past this object while it `is_plain`, and so much text came out."""
+        """`num_tokens` tokens went through `detokenizer` without this object, while it `is_plain`, and gave
+        `num_characters` characters."""
         self.num_tokens += num_tokens
         self._num_characters += num_characters
 
     def push_ids(self, token_ids: Sequence[int]) -> str:
-        """As `push`, where the choice `is_plain`: tokens that are not looked at go all at once."""
+        """As `push`, for a choice that `is_plain`: token ids are decoded all at once."""
         self._unsent += token_ids
         self.num_tokens += len(token_ids)
         text = self.detokenizer.push(token_ids)
@@ -182,7 +186,7 @@ class ChoiceText:
         return event.finish_reason is FinishReason.STOP and event.token_id in self._stop_token_ids
 
     def _is_content(self, event: TokenEvent, deltas: Sequence[OutputDelta]) -> bool | None:
-        """deltas: what the token has brought out."""
+        """deltas: what the token has produced."""
         if self._output is None or self._is_stop_token(event):
             return not self._is_stop_token(event)
         if not self._output.says:
@@ -190,7 +194,7 @@ class ChoiceText:
         return True if any(isinstance(delta, TextDelta) for delta in deltas) else None
 
     def _split(self, output: ChatOutput, text: str) -> str:
-        """Turn text into deltas; no text is left."""
+        """Turn text into deltas; the text that is left is empty."""
         self.num_reasoning_tokens += output.is_thinking
         self._deltas += output.push(text)
         if self.finish_reason is not None:
@@ -199,6 +203,6 @@ class ChoiceText:
 
 
 def _num_ids(tokens: Sequence[int | TokenEvent]) -> int:
-    """How many plain ids stand before the first token that is told in full."""
+    """The number of plain ids before the first token that is an event."""
     kinds = list(map(type, tokens))
     return kinds.index(TokenEvent) if TokenEvent in kinds else len(kinds)

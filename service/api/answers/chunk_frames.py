@@ -1,5 +1,5 @@
-"""OpenAI's way to write an answer: frames of a stream, constant bytes around the few that change, with no object per
-token, and the JSON of a whole one."""
+"""OpenAI's wire form of an answer: frames of a stream, made of constant bytes without an object per token, and the JSON
+of a whole answer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from service.protocol.completions import CompletionResponse
 
 NOT_ENDED = b'"finish_reason":null'
 TEXT_PLACE = b"\0"
-"""Nothing that is JSON."""
+"""Cannot occur in JSON."""
 _NO_CHOICES = '"choices":[]'
 
 
 class ChunkFrames:
     """Makes the chunks of one call. All have the same id, object, created and model.
 
-    With include_usage each says `usage: null`, and one last chunk without choices has the numbers; with
-    continuous_usage_stats, which needs it, each has the numbers so far.
+    With include_usage each chunk says `usage: null`, and one last chunk without choices has the usage; with
+    continuous_usage_stats, which needs include_usage, each chunk has the usage so far.
     """
 
     def __init__(self, kind: bytes, call: PreparedCall, generation: Generation) -> None:
@@ -47,7 +47,7 @@ class ChunkFrames:
         return b'%s{"index":%d,%s,"logprobs":%s,%s%s}]%s}\n\n' % (self._head, index, content, logprobs, end, ids, usage)
 
     def first(self, index: int, content: bytes, beside: bytes) -> bytes:
-        """The chunk that a choice begins with, before any of its tokens. beside: members that follow the choices."""
+        """The chunk that begins a choice, before any of its tokens. beside: JSON members after `choices`."""
         usage = b"" if not self._call.include_usage else self._usage_before()
         return b'%s{"index":%d,%s,"logprobs":null,%s}]%s%s}\n\n' % (
             self._head,
@@ -59,8 +59,8 @@ class ChunkFrames:
         )
 
     def around_text(self, content: bytes) -> tuple[bytes, bytes] | None:
-        """What stands before and behind the text in a chunk of choice 0 that says nothing else, in the middle of its
-        stream; None if chunks of this call say more. content: as in `choice`, with TEXT_PLACE for the text's JSON."""
+        """The bytes before and after the text in a chunk of choice 0 that has nothing but text, in the middle of its
+        stream; None if chunks of this call have more. content: as in `choice`, with TEXT_PLACE for the text's JSON."""
         call = self._call
         if call.return_token_ids or call.continuous_usage or call.logprobs is not None:
             return None
@@ -68,7 +68,8 @@ class ChunkFrames:
         return before, after
 
     def end_of(self, piece: Piece, finish_reason: str | None = None) -> bytes:
-        """Whether the choice has ended and by what; `finish_reason` if the API has another word than the engine."""
+        """The JSON of the choice's finish and stop reasons. finish_reason: if the API has another word than the
+        engine."""
         if piece.finish_reason is None:
             return NOT_ENDED
         reason = finish_reason or piece.finish_reason.value
@@ -102,7 +103,7 @@ class ChunkFrames:
         return b',"usage":null'
 
     def _usage_before(self) -> bytes:
-        """No token of the choice is told yet, so none is counted, though some may have come."""
+        """Usage before the choice's first token: no output tokens are counted, though some may have come."""
         if not self._call.continuous_usage:
             return b',"usage":null'
         usage = self._generation.usage_fields()
@@ -113,8 +114,8 @@ class ChunkFrames:
 
 
 def whole_json(answer: ChatResponse | CompletionResponse) -> str:
-    """The answer's JSON. Choice by choice: each is one call during which no other thread runs, and a choice with all
-    logprobs of a long prompt takes a tenth of a second."""
+    """The answer's JSON. Made choice by choice: each is one call during which no other thread runs, and a choice with
+    the logprobs of a long prompt takes a tenth of a second."""
     around = answer.model_copy(update={"choices": []}).model_dump_json(exclude_unset=True)
     before, after = around.split(_NO_CHOICES, 1)  # no text holds it: its quotation marks are escaped
     choices = ",".join(choice.model_dump_json(exclude_unset=True) for choice in answer.choices)

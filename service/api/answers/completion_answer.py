@@ -95,7 +95,7 @@ class CompletionAnswer:
         return b"null" if logprobs is None or not logprobs["tokens"] else orjson.dumps(logprobs)
 
     def _logprobs(self, prompt_index: int, tokens: Sequence[ScoredToken], *, begins: bool) -> dict[str, Any] | None:
-        """begins: these are the choice's first tokens, so that an echoed prompt's stand before them."""
+        """begins: these are the choice's first tokens, so the logprobs of an echoed prompt come before them."""
         num_top = self._checked.logprobs
         if num_top is None:
             return None

@@ -1,4 +1,4 @@
-"""What a model has said, as the content blocks of Anthropic's API: events of a stream, or whole."""
+"""A model's output as the content blocks of Anthropic's API: events of a stream, or whole."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ TEXT_DELTA = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
     b'"delta":{"type":"text_delta","text":%b}}\n\n'
 )
-"""The index of the block, and the JSON of the text."""
+"""To be filled with the index of the block and the JSON of the text."""
 
 
 def event_frame(kind: str, fields: dict[str, Any]) -> bytes:
-    """One event, which has its type twice: before its data, and in it."""
+    """One event. Its type stands twice: in the `event` line and in the data."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
 
 
 class ContentBlocks:
-    """Of one stream: one block at a time is open; what is of another kind closes it and opens the next.
+    """The blocks of one stream. One block is open at a time; output of another kind closes it and opens the next.
 
-    make_call_id: for each call of a tool. shows_thinking: else a block of thinking has only its signature.
+    make_call_id: called for each tool call. shows_thinking: if False, a thinking block has only its signature.
     """
 
     def __init__(self, make_call_id: Callable[[], str], *, shows_thinking: bool) -> None:
@@ -46,7 +46,7 @@ class ContentBlocks:
         return b"".join([self._delta(delta) for delta in merged(deltas)])
 
     def close(self) -> bytes:
-        """The end of the open block, if there is one."""
+        """The end of the open block; empty if none is open."""
         if self._open is None:
             return b""
         end = b""
@@ -92,7 +92,7 @@ class ContentBlocks:
 def whole_blocks(
     text: str, deltas: Sequence[OutputDelta], make_call_id: Callable[[], str], *, shows_thinking: bool
 ) -> list[TextBlock | ThinkingBlock | ToolUseBlock]:
-    """The blocks that a stream of the same would have. text: of an answer that has no deltas."""
+    """The blocks that a stream of the same output has. text: of an answer without deltas."""
     blocks: list[TextBlock | ThinkingBlock | ToolUseBlock] = [TextBlock(text=text)] if text else []
     for delta in merged(deltas):
         if isinstance(delta, TextDelta):

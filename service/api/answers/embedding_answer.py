@@ -24,18 +24,18 @@ from service.engine.streams import RequestStream
 from service.errors import Overloaded, Unavailable
 
 _MOST_TRACED = 128
-"""Inputs of a call whose times are kept: each takes some hundred bytes, and there are many calls."""
+"""Inputs of a call whose times are kept for its trace: each takes some hundred bytes."""
 _WHOLE_BYTES = 64 * 1024
-"""An answer up to here is sent at once; a longer one as it is written, vector by vector."""
+"""A longer answer is sent vector by vector."""
 _BYTES_A_NUMBER = 22
 
 
 class EmbeddingRun:
-    """One engine request an input, no more than `most_at_once` of them in the engine at a time. Event-loop thread.
-    Whoever makes one calls `close` in a `finally`.
+    """One engine request per input, with at most `most_at_once` of them in the engine at a time. Event-loop thread. The
+    caller calls `close` in a `finally`.
 
-    note_end(index, event): called once an input, when its request ends; event None: `close` aborted it, or it was not
-    submitted by then. num_cached_tokens: of all inputs so far.
+    note_end(index, event): called once per input, when its request ends; event None: `close` aborted it, or it was not
+    yet submitted. num_cached_tokens: of all inputs so far.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class EmbeddingRun:
         self.num_cached_tokens = 0
 
     async def collect(self) -> list[Vector]:
-        """The inputs' pooled hidden states, in their order. Raises what a request was refused or has failed with."""
+        """The inputs' pooled hidden states, in the order of the inputs. Raises the error of a request that was refused
+        or failed."""
         self._submit()
         while self._streams:
             await self._news.wait()
@@ -67,7 +68,7 @@ class EmbeddingRun:
         return [self._vectors[index] for index in range(len(self._requests))]
 
     def close(self) -> bool:
-        """Abort what has not ended. Idempotent; returns whether there was anything to abort."""
+        """Abort the requests that have not ended. Idempotent; returns whether there were any."""
         aborted = bool(self._streams)
         for index in self._streams:
             self._engine.abort(self._requests[index].request_id)
@@ -78,7 +79,8 @@ class EmbeddingRun:
         return aborted
 
     def _submit(self) -> None:
-        """As many as there is room for. Behind others of its own call, an input waits where it would be refused."""
+        """Submit as many inputs as there is room for. Where the engine would refuse an input because of others of this
+        call, it waits."""
         while self._num_submitted < len(self._requests) and len(self._streams) < self._most_at_once:
             try:
                 stream = self._engine.submit(self._requests[self._num_submitted])
@@ -105,7 +107,7 @@ class EmbeddingRun:
 
 
 async def answer_embedding(http: HttpRequest, call: EmbeddingCall, context: ApiContext) -> Response:
-    """Submit the call and wait for all of it. Raises what one of its inputs was refused or has failed with."""
+    """Submit the call and wait for all of it. Raises the error of an input that was refused or failed."""
     engine = call.served.engine
     trace = CallTrace(call.head, call.model, call.requests[:_MOST_TRACED])
     context.traces.add(trace)
@@ -114,7 +116,7 @@ async def answer_embedding(http: HttpRequest, call: EmbeddingCall, context: ApiC
         if index < _MOST_TRACED:
             trace.note_end(index, event)
 
-    # Half of the seats: what comes beside a large call finds some.
+    # Half of the seats, so that other calls find some beside a large one.
     run = EmbeddingRun(engine, call.requests, max(1, engine.max_num_seqs // 2), note_end)
     try:
         pooled = await run_unless_disconnected(http.receive, run.collect())
@@ -140,14 +142,14 @@ def _response(call: EmbeddingCall, pooled: Sequence[Vector], num_cached_tokens: 
 
 
 async def _in_turns(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Others have their turn between two vectors."""
+    """Yields to other tasks between two vectors."""
     for part in parts:
         yield part
         await asyncio.sleep(0)
 
 
 def _parts(call: EmbeddingCall, pooled: Sequence[Vector], num_cached_tokens: int) -> Iterator[bytes]:
-    """The answer's JSON (protocol/embeddings.py), a vector a part."""
+    """The answer's JSON (protocol/embeddings.py), one part per vector."""
     head = {"id": call.head.call_id, "object": "list", "created": call.head.created, "model": call.model}
     yield orjson.dumps(head)[:-1] + b',"data":['
     for index, each in enumerate(pooled):
@@ -164,7 +166,7 @@ def _parts(call: EmbeddingCall, pooled: Sequence[Vector], num_cached_tokens: int
 
 
 def _written(vector: Vector, is_base64: bool) -> bytes:
-    """As numbers, each is exactly the fp32 that base64 holds."""
+    """As base64 of fp32, or as numbers that are exactly the same fp32 values."""
     if is_base64:
         return b'"' + b64encode(vector.tobytes()) + b'"'
     return orjson.dumps(vector.astype("f8"), option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,7 +1,7 @@
-"""The response of an event stream that is no stream of tokens: a few events a second, of whatever kind.
+"""The response of an event stream that is not a token stream: a few events per second, of any kind.
 
-sse-starlette's, with our line ends, keep-alive, and end of clients that do not read. Tokens have a response of their
-own (`sse.py`), since this one takes a cancel scope for each event.
+It is sse-starlette's, with our line ends and keep-alive, and it aborts clients that do not read. Token streams have a
+response of their own (`sse.py`), since this one takes a cancel scope for each event.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ _LF = "\n"
 
 
 def json_event(json: str, name: str) -> ServerSentEvent:
-    """json: in one line."""
+    """json: a single line."""
     return ServerSentEvent(json, event=name, sep=_LF)
 
 
 class EventStreamResponse(EventSourceResponse):
-    """Sends events, and then `[DONE]`, until the client goes away or does not read: its connection is then aborted.
-    `events` is closed in any case; when all is over, `on_end` is called, once.
+    """Sends events, and then `[DONE]`, until the client disconnects. A client that does not read is aborted. `events`
+    is closed in any case; when all is over, `on_end` is called once.
 
-    Nothing cuts the stream at SIGTERM: `events` end with what they tell of, which the drain ends.
+    SIGTERM does not cut the stream: `events` end when the request or job that they follow ends, as it does in the
+    drain.
     """
 
     def __init__(self, events: AsyncIterator[ServerSentEvent], context: ApiContext, on_end: Callable[[], None]) -> None:
@@ -43,7 +44,7 @@ class EventStreamResponse(EventSourceResponse):
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        AppStatus.enable_automatic_graceful_drain = False  # of the whole process; it would look for uvicorn's exit
+        AppStatus.enable_automatic_graceful_drain = False  # process-wide; it would look for uvicorn's exit
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:

@@ -16,8 +16,8 @@ _PIECE_BYTES = 256 * 1024
 
 
 class FileContent(Response):
-    """content: open for reading, at its beginning; closed when the answer has ended, however it does. So it is sent
-    whole even if the file is deleted meanwhile. No more than a piece of it is in memory."""
+    """content: a file that is open for reading, at its beginning; closed when the answer ends, in whatever way. It is
+    sent whole even if the file is deleted meanwhile. At most one piece of it is in memory."""
 
     def __init__(self, content: BinaryIO, file: StoredFile, in_thread: InThread) -> None:
         super().__init__(media_type="application/octet-stream")

@@ -97,7 +97,7 @@ def checkpoint_list(page: Page[JobCheckpoint], job_id: str) -> CheckpointList:
 
 
 def _hyperparameters(job: Job, base: ServedBase) -> UsedHyperparameters:
-    """What is used; before the files are read, what was asked for."""
+    """The hyperparameters in use; until the files are read, those that were asked for."""
     spec = job.spec
     if job.data is None:
         return UsedHyperparameters(

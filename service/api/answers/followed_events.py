@@ -1,4 +1,4 @@
-"""The response that follows kept events: what there is, and then what comes."""
+"""The response that follows kept events: first those that there are, then new ones as they come."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from service.api.context import ApiContext
 from service.api.kept_events import KeptEvents
 
 _AT_ONCE = 256
-"""Events that are sent without giving others a turn."""
+"""Events that are sent before other tasks get a turn."""
 
 
 def following(events: KeptEvents, after: int, context: ApiContext, headers: dict[str, str]) -> TokenStreamResponse:
-    """after: sequence number of the last event that the client knows; -1: none."""
+    """after: sequence number of the last event that the client has; -1: none."""
     return TokenStreamResponse(
         FollowedEvents(events, after + 1),
         context.recorder.times,
@@ -26,7 +26,7 @@ def following(events: KeptEvents, after: int, context: ApiContext, headers: dict
 
 
 class FollowedEvents:
-    """A `FrameSource`: the events from number `first` on. Whoever leaves it changes nothing for the others."""
+    """A `FrameSource`: the events from number `first` on. A follower that disconnects does not affect the others."""
 
     def __init__(self, events: KeptEvents, first: int) -> None:
         self._events = events

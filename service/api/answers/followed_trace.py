@@ -1,4 +1,4 @@
-"""A trace as it is told: once, or anew whenever something has changed, until its call has ended."""
+"""A trace as clients get it: once, or again after each change until the call ends."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from service.engine.async_engine import AsyncEngine
 
 LOOK_EVERY_S = 0.5
 LOOK_UP_WITHIN_S = 1.0
-"""The engine answers between two iterations; if one takes longer, the trace says what was known before."""
+"""Seconds. The engine answers between two iterations; if one takes longer, the trace shows what was known before."""
 
 _MOST_OF_THE_TIME = 0.01
-"""Share of the event loop's time that one follower may take: long traces are looked at less often."""
+"""Fraction of the event loop's time that one follower may take: long traces are updated less often."""
 
 
 async def look_up(trace: CallTrace, engine: AsyncEngine) -> None:
-    """Let the trace know what the engine does: of the prompts that have not ended."""
+    """Update the trace from the engine, for the prompts that have not ended."""
     if request_ids := trace.running_ids:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_UP_WITHIN_S):
@@ -27,8 +27,8 @@ async def look_up(trace: CallTrace, engine: AsyncEngine) -> None:
 
 
 async def follow(trace: CallTrace, engine: AsyncEngine) -> AsyncIterator[str]:
-    """The trace as JSON: now, whenever it has changed, and last when its call has ended. Close it when it is no longer
-    read."""
+    """The trace as JSON: at once, after each change, and last when its call has ended. The caller closes it when it
+    stops reading."""
     told = ""
     with trace.watched() as ended:
         while True:

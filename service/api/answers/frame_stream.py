@@ -1,4 +1,4 @@
-"""What a stream is sent: a generation's tokens as frames."""
+"""The frames of a generation's stream."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _logger = logging.getLogger(__name__)
 
 
 class FrameStream:
-    """A generation's frames as a `FrameSource`. Those that are ready together go out together, the last ones with the
-    end. An error becomes an event; the stream has its end in any case.
+    """A generation's frames as a `FrameSource`. Frames that are ready together go out together, the last ones with the
+    end. An error becomes an event; the stream has an end in any case.
 
-    A plain stream has one choice, of which nothing but its text is told. Nearly all frames are in the middle of one,
-    where only the text changes: they are made in few steps, of its ids. Its first frame, its last, and all frames of
-    any other stream are made of pieces (piece_frames.py): that is the plain twin.
+    A plain stream has one choice and shows nothing but its text. Nearly all its frames differ in the text alone: they
+    are made straight from token ids, in few steps. Its first and last frames, and all frames of other streams, are made
+    from pieces (piece_frames.py), which is the plain twin.
     """
 
     def __init__(self, context: ApiContext, generation: Generation, form: AnswerForm) -> None:
@@ -67,8 +67,8 @@ class FrameStream:
             self._context.recorder.record_abort(reason)
 
     def _take_plain(self) -> bytes | None:
-        """The frame of all tokens that have come, empty if they say nothing yet. None, and nothing is taken, if they
-        are to be made pieces of."""
+        """The frame of all tokens that have come; empty if they give no text yet. None, with nothing taken, if pieces
+        have to be made of them."""
         began_s = time.perf_counter()
         if self._plain is None:
             choice = self._generation.plain_choice()
@@ -102,7 +102,8 @@ class FrameStream:
 
 
 class _PlainText:
-    """A choice's text from the ids of its stream. The choice hears how much there was when it is left."""
+    """Text of one choice, read straight from the ids of its request's stream. On leaving, the choice is told how many
+    tokens and characters there were."""
 
     def __init__(self, stream: RequestStream, choice: ChoiceText) -> None:
         self._choice = choice
@@ -110,7 +111,7 @@ class _PlainText:
         self._num_tokens = self._num_characters = 0
 
     def take(self) -> str | None:
-        """What its new ids add, perhaps nothing; None, and nothing is taken, if there is more than ids."""
+        """The text that the new ids add; may be empty. None, with nothing taken, if there is more than ids."""
         token_ids = self._take_ids()
         if token_ids is None:
             return None

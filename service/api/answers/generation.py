@@ -28,7 +28,7 @@ _IDS_ONLY = {int}
 
 @dataclass(frozen=True, slots=True)
 class CollectedChoice:
-    """One choice, complete. call_is_cut: as of a Piece."""
+    """One complete choice. call_is_cut: see Piece."""
 
     index: int
     prompt_index: int
@@ -44,18 +44,18 @@ class CollectedChoice:
 
 
 class Generation:
-    """One engine request per prompt; they stand and fall together. Event-loop thread.
+    """One engine request per prompt; if one fails, all end. Event-loop thread.
 
-    Submits on construction: an engine's refusal is raised, and what was already submitted is aborted. Whoever
-    makes one calls `close` in a `finally`. Choice index = prompt index * n + i.
+    Submits on construction: an engine's refusal is raised, and what was already submitted is aborted. The caller calls
+    `close` in a `finally`. Choice index = prompt index * n + i.
 
-    make_output: makes what tells a choice's output apart; None: it is all content.
-    note_end(prompt index, event): called once a prompt, when its request ends; event None: `close` aborted it.
-    note_finish(reason): called once a choice, when it is complete.
-    num_returned: `collect` shows so many choices of each prompt, the best by their mean logprob; None: all of them.
-    error: what one of the requests has failed with, or Unavailable if the server has aborted one; then the others are
-        of no use. None again after `close`.
-    text_s: seconds that turning tokens into text has taken so far.
+    make_output: makes the reader that separates reasoning and calls from content; None: everything is content.
+    note_end(prompt index, event): called once per prompt, when its request ends; event None: `close` aborted it.
+    note_finish(reason): called once per choice, when it is complete.
+    num_returned: `collect` returns this many choices per prompt, the best by mean logprob; None: all of them.
+    error: the error of a request that failed, or Unavailable if the server aborted one; then the other requests are of
+        no use. None again after `close`.
+    text_s: seconds spent turning tokens into text so far.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Generation:
         return Usage(**self.usage_fields())
 
     def usage_fields(self) -> dict[str, Any]:
-        """What `Usage` is made of. A prompt is counted once, its completions all. What was cached is known when the
+        """The fields of `Usage`. A prompt is counted once, and all its completions. Cached tokens are known when the
         call is done."""
         prompt_tokens = sum([request.num_prompt_tokens for request in self._requests])
         completion_tokens = sum([choice.num_tokens for choice in self._choices])
@@ -131,7 +131,7 @@ class Generation:
 
     @property
     def num_logprobs(self) -> int:
-        """Entries that the answer may have to write."""
+        """The number of log probabilities that the answer may have to write."""
         num = 0
         for choice in self._choices:
             sampling = self._requests[choice.prompt_index].sampling
@@ -140,16 +140,17 @@ class Generation:
         return num
 
     def prompt_logprobs(self, prompt_index: int) -> tuple[TokenLogprobs, ...]:
-        """Of each of the prompt's tokens but the first, if asked for; known from the prompt's first piece on."""
+        """One entry per prompt token but the first, if asked for; known from the prompt's first piece on."""
         return self._prompt_logprobs[prompt_index]
 
     def read_by(self, reader: Callable[[], None]) -> None:
-        """`reader` is called when `take_pieces` may have something to return; it neither raises nor waits."""
+        """Has `reader` called whenever `take_pieces` may have something to return. `reader` must neither raise nor
+        block."""
         for stream in self._streams.values():
             stream.read_by(reader)
 
     def take_pieces(self) -> list[Piece]:
-        """What the events since the last call say, perhaps nothing. After an `error` nothing that matters comes."""
+        """What the events since the last call say; may be empty. After an `error` nothing that matters comes."""
         began_s = time.perf_counter()
         pieces: list[Piece] = []
         for prompt_index, stream in list(self._streams.items()):
@@ -159,15 +160,15 @@ class Generation:
         return pieces
 
     def plain_choice(self) -> tuple[RequestStream, ChoiceText] | None:
-        """The call's only choice, in its middle, if it is text and nothing else, and what it is made of: who wants no
-        more of it may take plain ids from there (`ChoiceText.detokenizer`). Else None."""
+        """The call's only choice and its stream, if the choice has begun and is plain text; else None. A caller that
+        takes the stream's ids from there decodes them itself (`ChoiceText.detokenizer`)."""
         choice = self._choices[0]
         if len(self._choices) > 1 or choice.has_no_piece_yet or not choice.is_plain or not self._streams:
             return None
         return self._streams[0], choice
 
     async def collect(self) -> list[CollectedChoice]:
-        """The choices to be shown, complete, in order of their index. Raises `error`, if there is one."""
+        """The choices to return, complete, in order of their index. Raises `error`, if there is one."""
         news = asyncio.Event()
         self.read_by(news.set)
         pieces: list[list[Piece]] = [[] for _ in self._choices]
@@ -189,7 +190,7 @@ class Generation:
         )
 
     def _best(self, choices: list[CollectedChoice]) -> list[CollectedChoice]:
-        """The best choices of each prompt, numbered anew."""
+        """The best choices of each prompt, renumbered."""
         if self._num_returned is None or self._num_returned >= self._requests[0].sampling.n:
             return choices
         shown: list[CollectedChoice] = []
@@ -200,13 +201,13 @@ class Generation:
         return [replace(choice, index=index) for index, choice in enumerate(shown)]
 
     def close(self) -> bool:
-        """Abort what has not ended. Idempotent; returns whether there was anything to abort."""
+        """Abort the requests that have not ended. Idempotent; returns whether there were any."""
         aborted = bool(self._streams)
         for prompt_index in self._streams:
             self._engine.abort(self._requests[prompt_index].request_id)
             self._note_end(prompt_index, None)
         self._streams.clear()
-        self.error = None  # which knows this call by its traceback, if it was raised: no reference cycle
+        self.error = None  # its traceback refers to this call, if it was raised: no reference cycle
         return aborted
 
     def _read(self, prompt_index: int, events: Sequence[StreamEvent]) -> list[Piece]:
@@ -229,7 +230,7 @@ class Generation:
         return [piece for piece in pieces if piece is not None]
 
     def _push_ids(self, prompt_index: int, token_ids: Sequence[int]) -> Piece | None:
-        """What nearly all pieces are: plain tokens of a prompt's only choice."""
+        """The common case: plain tokens of a prompt's only choice."""
         choice = self._choices[prompt_index * self._requests[prompt_index].sampling.n]
         if choice.is_plain:
             return choice.take(choice.push_ids(token_ids))
@@ -251,7 +252,7 @@ class Generation:
         return choice.take(text)
 
     def _finish_empty(self, prompt_index: int) -> list[Piece | None]:
-        """A prompt whose choices have no tokens has ended."""
+        """For a prompt that has ended and whose choices have no tokens."""
         pieces: list[Piece | None] = []
         for choice in self._choices:
             if choice.prompt_index == prompt_index and self.error is None:

@@ -19,7 +19,7 @@ _PREFIXES = {
 
 
 def listed_items(items: Sequence[Mapping[str, Any]], response_id: str) -> list[dict[str, Any]]:
-    """Each with what a client may have left out: an id, which stays the same, its type, its status."""
+    """Each item with what a client may have left out: an id (the same every time), its type, its status."""
     suffix = response_id.partition("_")[2]
     return [_listed(item, f"{suffix}{index:04x}") for index, item in enumerate(items)]
 
@@ -30,7 +30,7 @@ def page_of(items: Sequence[Mapping[str, Any]], query: PageQuery) -> dict[str, A
     if query.after is not None:
         ids = [item["id"] for item in ordered]
         if query.after not in ids:
-            raise InvalidRequest("after is not the id of one of these items.", param="after")
+            raise InvalidRequest("after must be the id of an input item of this response.", param="after")
         start = ids.index(query.after) + 1
     page = ordered[start : start + query.limit]
     return {
@@ -54,7 +54,7 @@ def _listed(item: Mapping[str, Any], suffix: str) -> dict[str, Any]:
 
 
 def _listed_parts(content: Any, kind: str, role: object) -> list[dict[str, Any]]:
-    """A text alone is one part. Parts say whose they are."""
+    """A plain string becomes one part. The type of a part says whether it is input or output."""
     said = "output_text" if role == "assistant" else "input_text"
     parts = [{"type": said, "text": content}] if isinstance(content, str) else content
     if kind == "reasoning":

@@ -26,11 +26,11 @@ from service.protocol.messages import (
 from service.text.tool_calls import CallDelta
 
 _TEXT_PLACE = b"\0"
-"""Nothing that is JSON."""
+"""Cannot occur in JSON."""
 
 
 class MessageAnswer:
-    """An `AnswerForm`. shows_thinking: as of `ContentBlocks`."""
+    """An `AnswerForm`. shows_thinking: see `ContentBlocks`."""
 
     writes_logprobs = False
     keep_alive = event_frame("ping", {})
@@ -46,7 +46,7 @@ class MessageAnswer:
         self.around_text: tuple[bytes, bytes] | None = (before, after)
 
     def begin(self) -> bytes:
-        """What was found in the prefix cache is told at the end, when it is known."""
+        """The number of cached tokens comes at the end, when it is known."""
         return event_frame("message_start", {"message": self._message([], None).model_dump()})
 
     def frame(self, piece: Piece) -> bytes:
@@ -83,8 +83,8 @@ class MessageAnswer:
         )
 
     def _end_of(self, reason: FinishReason, stop: str | int | None, *, has_calls: bool) -> MessageEnd:
-        """A stop string wins over calls: it may have cut one. What was cut before `max_tokens` has met the context's
-        end."""
+        """A stop string wins over calls, since it may have cut one. Output that was cut before `max_tokens` has reached
+        the end of the context."""
         if reason is FinishReason.LENGTH:
             is_all = self._usage().output_tokens >= (self._call.prompts.default_max_tokens or 0)
             cut: StopReason = "max_tokens" if is_all else "model_context_window_exceeded"
@@ -94,7 +94,7 @@ class MessageAnswer:
         return MessageEnd(stop_reason="tool_use" if has_calls else "end_turn", stop_sequence=None)
 
     def _usage(self) -> MessagesUsage:
-        """Tokens so far; of the prompt, those from the cache apart, once they are known."""
+        """Tokens so far; cached prompt tokens are counted apart, once they are known."""
         fields = self._generation.usage_fields()
         cached = (fields["prompt_tokens_details"] or {}).get("cached_tokens", 0)
         details = fields.get("completion_tokens_details")

@@ -1,4 +1,4 @@
-"""A generation's pieces as frames, whatever the stream tells."""
+"""A generation's pieces as frames: the general way, for any stream."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from service.api.answers.generation import Generation
 from service.api.context import ApiContext
 
 CHARACTERS_OF_A_LOGPROB = 8
-"""Writing one takes as long as tokenizing so many characters."""
+"""Writing one log probability takes as long as tokenizing this many characters."""
 _LOGPROBS_AT_ONCE = 512
-"""More of them would hold up the event loop."""
+"""Frames with more log probabilities are written in a thread, since they would hold up the event loop."""
 
 
 class PieceFrames:
-    """On the event loop; but frames of many log probabilities are written in a thread.
+    """Makes frames of pieces. Event-loop thread; frames with many log probabilities are written in a thread.
 
-    is_writing: until that is done nothing is to be taken. is_done: the end was taken.
+    is_writing: until that is done, nothing may be taken. is_done: the end was taken.
     """
 
     def __init__(self, context: ApiContext, generation: Generation, form: AnswerForm) -> None:
@@ -32,9 +32,9 @@ class PieceFrames:
         self.is_done = False
 
     def take(self, on_written: Callable[[], None]) -> bytes:
-        """All that is ready, the last ones with the end. on_written: called once frames that are written now are. It is
-        not kept beyond that: what it belongs to has these frames, and is to go, with all that its generation holds, as
-        soon as nobody has it."""
+        """Everything that is ready, the last frames with the end. on_written: called when frames that are being written
+        now are ready. It is kept no longer than that, so that its owner and the generation can be freed as soon as
+        nobody uses them."""
         generation, written = self._generation, b""
         if self._writing is not None:
             written, self._writing = self._writing.result(), None
@@ -52,12 +52,12 @@ class PieceFrames:
         return written
 
     def close(self) -> None:
-        """Nothing is taken any more."""
+        """Nothing is taken after this."""
         if self._writing is not None:
             self._writing.cancel()
 
     def _write_elsewhere(self, pieces: Sequence[Piece], num_logprobs: int, on_written: Callable[[], None]) -> None:
-        """In a thread, and with the time that `texts` notes."""
+        """In a thread of the text pool, with the time that `texts` records."""
         work = self._context.texts.run(num_logprobs * CHARACTERS_OF_A_LOGPROB, lambda: self._write(pieces))
         self._writing, self.is_writing = asyncio.ensure_future(work), True
         self._writing.add_done_callback(lambda _: self._end_writing(on_written))
@@ -67,5 +67,5 @@ class PieceFrames:
         on_written()
 
     def _write(self, pieces: Sequence[Piece]) -> bytes:
-        """Perhaps in a thread of the pool."""
+        """May run in a thread of the text pool."""
         return b"".join([self._form.frame(piece) for piece in pieces])

@@ -1,4 +1,4 @@
-"""The answer to a response: the events of its stream, or the whole."""
+"""The answer of the Responses API: the events of a stream, or the whole response."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ from service.text.chat_output import merged
 from service.text.tool_calls import TextDelta
 
 _FAULTS = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-"""HTTP status -> OpenAI's code of a response that fails; any other is the server's fault."""
+"""HTTP status -> OpenAI's code of a failed response; any other status is a server error."""
 _BEGINS: Sequence[tuple[str, Status]] = (("created", "in_progress"), ("in_progress", "in_progress"))
 _BACKGROUND_BEGINS: Sequence[tuple[str, Status]] = (
     ("created", "queued"),
     ("queued", "queued"),
     ("in_progress", "in_progress"),
 )
-"""Events and the status that they tell of."""
+"""The first events of a background response, and the status that each shows."""
 
 
 class ResponseAnswer:
     """An `AnswerForm`.
 
-    keep: is given the JSON of a streamed response when it ends, on the event loop. A whole one is what `whole` returns.
+    keep: called on the event loop with the JSON of a streamed response when it ends. A response that is not streamed is
+    what `whole` returns.
     """
 
     keep_alive = KEEP_ALIVE
-    around_text: tuple[bytes, bytes] | None = None  # each frame has a number of its own
+    around_text: tuple[bytes, bytes] | None = None  # each frame has a sequence number
 
     def __init__(
         self, call: ResponseCall, generation: Generation, is_stored: bool, keep: Callable[[bytes], None]
@@ -58,9 +59,9 @@ class ResponseAnswer:
             prepared.head.call_id, call.tools.called_as, partial(new_call_id, prepared.tool_style), self._events
         )
         self._num_scored = 0
-        self._held: list[ScoredToken] = []  # tokens of which it is not known yet what they are
-        self._num_said = 0  # messages whose tokens are complete
-        self._says = False  # the last token that is known was content
+        self._held: list[ScoredToken] = []  # tokens that are not yet known to be content or not
+        self._num_said = 0  # complete messages so far
+        self._says = False  # whether the last classified token was content
         self._finish_reason = FinishReason.STOP
         self.writes_logprobs = self._num_logprobs is not None
 
@@ -82,7 +83,7 @@ class ResponseAnswer:
         return told
 
     def num_logprobs(self, piece: Piece) -> int:
-        """At the end all are told again."""
+        """The last event repeats all of them."""
         num_told_again = 0 if piece.finish_reason is None else self._num_scored
         return (len(piece.scored) + num_told_again) * ((self._num_logprobs or 0) + 1)
 
@@ -104,16 +105,16 @@ class ResponseAnswer:
         return self._json(self._status()).decode()
 
     def failed(self, error: RequestError) -> bytes:
-        """The JSON of a response that has come to this."""
+        """The JSON of a response that has failed with this error."""
         return self._json("failed", error)
 
     def stopped(self) -> bytes:
-        """Events of the end of one that is cancelled, deleted, or driven out of the store."""
+        """The last events of a response that is cancelled, deleted, or evicted from the store."""
         told = self._events.frame("error", code="response_cancelled", message="The response was cancelled.", param=None)
         return told + self._events.frame("response.failed", response=orjson.Fragment(self.unfinished("cancelled")))
 
     def unfinished(self, status: Literal["queued", "in_progress", "cancelled"]) -> bytes:
-        """The JSON of a response that nothing has come of yet, or never will."""
+        """The JSON of a response without output: it has not begun, or was cancelled."""
         return self._json(status)
 
     def _failed(self, error: RequestError) -> bytes:
@@ -131,7 +132,7 @@ class ResponseAnswer:
         return response_json(self._asked, status, self._items.whole, usage, error)
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> list[MessageLogprob]:
-        """Of the tokens that turn out to be content. What stands between two runs of them ends a message."""
+        """Of the tokens that turn out to be content. Tokens between two runs of content end a message."""
         logprobs = []
         for token in scored:
             if token.is_content is not False:
@@ -152,7 +153,7 @@ def response_json(
     usage: dict[str, Any] | None = None,
     error: RequestError | None = None,
 ) -> bytes:
-    """The whole response. asked: of `asked_for`."""
+    """The whole response. asked: from `asked_for`."""
     fault = None
     if error is not None:
         fault = {"code": _FAULTS.get(error.status, "server_error"), "message": error.message}
@@ -168,7 +169,7 @@ def response_json(
 
 
 def response_usage(fields: dict[str, Any]) -> dict[str, Any]:
-    """Of a chat's, which has ended."""
+    """Converts the usage fields of a finished chat."""
     return {
         "input_tokens": fields["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": _detail(fields, "prompt", "cached_tokens"), "cache_write_tokens": 0},
@@ -183,8 +184,8 @@ def _detail(fields: dict[str, Any], of: str, name: str) -> int:
 
 
 def asked_for(call: ResponseCall, is_stored: bool) -> bytes:
-    """JSON of what the client has asked for, and of what it gets where it has not said: the part of the response that
-    does not change."""
+    """The part of the response that does not change: the JSON of the client's parameters, with defaults for those that
+    it did not give."""
     fields, prepared = call.fields, call.prepared
     defaults, text, reasoning = prepared.model.defaults, fields.text, fields.reasoning
     return orjson.dumps(

@@ -1,4 +1,4 @@
-"""A choice's output as the items of a response, and the events that tell a stream of them: one reader makes both."""
+"""A choice's output as the items of a response, and the events of a stream of them; both are made by one reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Kind = Literal["message", "reasoning", "call"]
 
 
 class MessageLogprob(NamedTuple):
-    """Of one token. message: the number of the message that it belongs to."""
+    """Log probability of one token. message: index of the message that it belongs to."""
 
     message: int
     json: orjson.Fragment
@@ -28,10 +28,10 @@ class MessageLogprob(NamedTuple):
 class OutputItems:
     """Reads one choice. One thread at a time.
 
-    Whoever gives it everything at once gets the same items as whoever gives it piece by piece.
+    The items are the same whether the output comes at once or piece by piece.
 
-    response_id: the items' ids are made from it. called_as: how calls go back, by the names that the model knows.
-    make_call_id: of calls, which the client answers by it. whole: JSON of the items that are complete.
+    response_id: the items' ids are made from it. called_as: how calls are shown, by the names that the model knows.
+    make_call_id: makes the id by which the client answers a call. whole: JSON of the items that are complete.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class OutputItems:
         return b"".join([self._push(delta) for delta in deltas])
 
     def finish(self, reason: FinishReason, *, call_is_cut: bool = False) -> bytes:
-        """Events of the end. A choice that says nothing at all is an empty message."""
+        """Events of the end. A choice without any output becomes an empty message."""
         said = self._change_to("message") if self._item is None else b""
         return said + self._end("incomplete" if reason is FinishReason.LENGTH or call_is_cut else "completed")
 
@@ -73,7 +73,7 @@ class OutputItems:
         return said + self._add(delta.text, logprobs)
 
     def _change_to(self, kind: _Kind, function: str = "") -> bytes:
-        """Begin an item, unless what comes goes on with the one before; else that is complete."""
+        """Begin a new item, and complete the open one, unless the output continues it."""
         if self._item is not None and self._item.kind == kind != "call":
             return b""
         said = b"" if self._item is None else self._end("completed")
@@ -103,7 +103,7 @@ class OutputItems:
 
 
 class _News:
-    """Events of one item."""
+    """Makes the events of one item."""
 
     def __init__(self, item_id: str, index: int, events: ResponseEvents) -> None:
         self.item_id = item_id
@@ -111,16 +111,16 @@ class _News:
         self._events = events
 
     def show(self, kind: str, item: object) -> bytes:
-        """An event that holds the item."""
+        """An event with the whole item."""
         return self._events.frame(f"response.output_item.{kind}", output_index=self._index, item=item)
 
     def tell(self, kind: str, **fields: object) -> bytes:
-        """An event that names the item."""
+        """An event with the item's id and place."""
         return self._events.frame(f"response.{kind}", item_id=self.item_id, output_index=self._index, **fields)
 
 
 class _Item(Protocol):
-    """An item that is being written. Each method returns the events that tell of it."""
+    """An item that is being written. Each method returns the events of what it did."""
 
     kind: _Kind
 
@@ -129,12 +129,12 @@ class _Item(Protocol):
     def add(self, text: str, logprobs: Sequence[orjson.Fragment]) -> bytes: ...
 
     def end(self, status: str) -> tuple[bytes, orjson.Fragment]:
-        """And the item, which is complete."""
+        """Also returns the item, which is complete."""
         ...
 
 
 class _Text:
-    """A message or reasoning: an item of one part, which is text."""
+    """A message or a reasoning item: one part, which is text."""
 
     def __init__(self, news: _News, kind: Literal["message", "reasoning"]) -> None:
         self.kind: _Kind = kind
@@ -178,7 +178,7 @@ class _Text:
 
 
 class _Call:
-    """A call of a function, or of a custom tool, whose one argument is its input."""
+    """A function call, or a call of a custom tool, whose one argument is its input."""
 
     kind: _Kind = "call"
 

@@ -1,4 +1,4 @@
-"""Log probabilities as the APIs write them: completions, chat, and vLLM's `prompt_logprobs`."""
+"""Log probabilities in the forms of the APIs: completions, chat, and vLLM's `prompt_logprobs`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from service.text.detokenizer import make_detokenizer
 from service.text.tokenizer import Tokenizer
 
 _FLOOR = -9999.0
-"""Stands for -inf, which JSON has no word for."""
+"""Stands for -inf, which JSON cannot express."""
 
 
 class TokenNames:
-    """How an answer spells its tokens. as_ids: `token_id:5`, so that tokens with one text can be told apart
-    (vLLM's return_tokens_as_token_ids); else by their text."""
+    """How an answer spells its tokens. as_ids: as `token_id:5`, which tells apart tokens with the same text (vLLM's
+    return_tokens_as_token_ids); else by their text."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         self._spelled_bytes = tokenizer.spelled_bytes
@@ -27,7 +27,7 @@ class TokenNames:
         return f"token_id:{token_id}" if self._as_ids else self.text(token_id)
 
     def text(self, token_id: int) -> str:
-        """The token's text; where its bytes are no text by themselves, OpenAI's way to write them."""
+        """The token's text; if its bytes are not valid UTF-8 by themselves, in OpenAI's escaped form."""
         spelled = self._spelled_bytes[token_id]
         try:
             return spelled.decode()
@@ -39,9 +39,9 @@ class TokenNames:
 
 
 def completion_logprobs(names: TokenNames, tokens: Sequence[ScoredToken], shift: int = 0) -> dict[str, Any]:
-    """Fields of CompletionLogprobs. shift: characters of text before these tokens, to be added to their offsets.
+    """Fields of CompletionLogprobs. shift: characters of text before these tokens, added to their offsets.
 
-    Among the top tokens the one that is there is always named.
+    The chosen token is always among the top tokens.
     """
     return {
         "tokens": [names.name(token.token_id) for token in tokens],
@@ -52,7 +52,7 @@ def completion_logprobs(names: TokenNames, tokens: Sequence[ScoredToken], shift:
 
 
 def chat_logprobs(names: TokenNames, tokens: Sequence[ScoredToken], *, names_chosen: bool = False) -> dict[str, Any]:
-    """Fields of ChatLogprobs. names_chosen: the token that is there is among the top ones in any case."""
+    """Fields of ChatLogprobs. names_chosen: always list the chosen token among the top ones."""
     entries = [_chat_entry(names, t.token_id, t.logprobs, names_chosen) for t in tokens if t.logprobs is not None]
     return {"content": entries, "refusal": None}
 
@@ -60,8 +60,8 @@ def chat_logprobs(names: TokenNames, tokens: Sequence[ScoredToken], *, names_cho
 def prompt_logprobs(
     names: TokenNames, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> list[dict[str, PromptLogprob] | None]:
-    """One entry a token of the prompt: id -> PromptLogprob, of the token that is there, first, and of the top ones:
-    vLLM's clients take the first one for it."""
+    """One entry per prompt token: id -> PromptLogprob of the prompt's token, which comes first, and of the top ones.
+    vLLM's clients rely on that order."""
     entries: list[dict[str, PromptLogprob] | None] = [None]
     for token_id, entry in zip(token_ids[1:], logprobs, strict=True):
         assert entry.rank is not None, "prompt tokens are ranked"
@@ -80,7 +80,7 @@ def prompt_logprobs(
 def scored_prompt(
     tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int
 ) -> Iterator[ScoredToken]:
-    """The prompt's tokens with the first `num_top` of their top logprobs; nothing predicts the first one."""
+    """The prompt's tokens with the first `num_top` of their top logprobs; the first token has none."""
     detokenizer = make_detokenizer(tokenizer)
     offset = 0
     for token_id, entry in zip(token_ids, (None, *logprobs), strict=True):
@@ -100,8 +100,8 @@ def _chat_token(names: TokenNames, token_id: int, logprob: float) -> dict[str, A
 
 
 def _top_by_name(names: TokenNames, token: ScoredToken) -> dict[str, float] | None:
-    """Name -> log probability, of the chosen one first, as at vLLM. Of tokens with the same name that one counts, else
-    the most probable one."""
+    """Name -> log probability, with the chosen token first, as vLLM does. Of several tokens with the same name the
+    chosen one counts, else the most probable one."""
     if token.logprobs is None:
         return None
     top = {names.name(token.token_id): _finite(token.logprobs.chosen)}

@@ -1,4 +1,4 @@
-"""Several conversations in one call -> a prepared call with a prompt for each, as vLLM has it."""
+"""Several conversations in one call -> a prepared call with one prompt each, as vLLM has it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
     "prompt_logprobs": (),
 }
-"""Fields of a chat that a batch has not -> the values, besides null, at which they ask for nothing. Documents would
-stand in every prompt again."""
+"""Chat fields that a batch does not support -> the values, besides null, at which they have no effect. Documents would
+be repeated in every prompt."""
 
 
 async def prepare_chat_batch(
     fields: ChatBatchRequest, head: CallHead, receive: Receive, model: ServedModel, context: ApiContext
 ) -> PreparedCall:
-    """As `prepare_chat`, with a choice for each conversation, in their order."""
+    """As `prepare_chat`, with one choice per conversation, in their order."""
     _check(fields, context.config)
     conversations = [Conversation(_chat(fields, index), _name_in_batch(index)) for index in range(len(fields.messages))]
     unknown = (name for index in range(len(conversations)) for name in unknown_fields(_chat(fields, index)))
@@ -41,14 +41,14 @@ def _check(fields: ChatBatchRequest, config: ApiConfig) -> None:
     for name, nothing in _REFUSED.items():
         value = getattr(fields, name)
         if value is not None and value not in nothing:
-            raise UnsupportedParameter(f"{name} is not for a batch of conversations.", param=name)
+            raise UnsupportedParameter(f"{name} is not supported for a batch of conversations.", param=name)
     most = min(config.max_prompts_per_call, config.max_sequences_per_call)
     if not 1 <= len(fields.messages) <= most:
         raise InvalidRequest(f"messages must hold 1 to {most} conversations.", param="messages")
 
 
 def _chat(fields: ChatBatchRequest, index: int) -> ChatRequest:
-    """One of the conversations, with the parameters that all have; they are checked as they are."""
+    """One of the conversations, with the parameters that all share, which are checked as they are."""
     return ChatRequest.model_construct(fields.model_fields_set, **{**dict(fields), "messages": fields.messages[index]})
 
 

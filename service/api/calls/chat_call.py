@@ -30,7 +30,7 @@ from service.text.reasoning import ReasoningSplitter, begins_inside
 from service.text.tool_calls import make_router
 
 _END_OF_PROMPT = 8
-"""Ids at the end of a prompt that are looked at to see whether the reasoning is open."""
+"""How many ids at the end of a prompt are checked for an open reasoning block."""
 
 
 async def prepare_chat(
@@ -42,15 +42,15 @@ async def prepare_chat(
     *,
     also_unknown: Sequence[str] = (),
 ) -> PreparedCall:
-    """As `prepare_completion`. Another wire form of a chat makes these fields of its own; also_unknown: its fields that
-    nobody knows."""
+    """As `prepare_completion`. Another wire form of a chat is converted to these fields first; also_unknown: its
+    unknown fields."""
     unknown = (*unknown_fields(fields), *also_unknown)
     return await prepare_chats([Conversation(fields)], head, receive, model, context, unknown)
 
 
 class Conversation:
-    """One of a call's. fields: of a chat, without those of the form before tools. name_of: a field of them -> what the
-    client has written there; outer_name: the same of another wire form."""
+    """One conversation of a call. fields: of a chat, with tools instead of the older functions. name_of: maps a path in
+    these fields to the path that the client wrote; outer_name does the same for another wire form."""
 
     def __init__(self, fields: ChatRequest, outer_name: Callable[[str], str] = str) -> None:
         legacy_name = legacy_names(fields)
@@ -67,12 +67,12 @@ async def prepare_chats(
     context: ApiContext,
     unknown: Sequence[str],
 ) -> PreparedCall:
-    """A call of one or several conversations, whose fields are the same but for the messages. unknown: fields that
-    nobody knows."""
+    """A call of one or several conversations, whose fields are the same except for the messages. unknown: unknown
+    fields."""
     fields = conversations[0].fields
     with fields_named(conversations[0].name_of):
         logprobs = _check_top_logprobs(fields, context.config)
-        adapter = await find_adapter(fields.model, model, context.config)
+        adapter = await find_adapter(fields.model, model.adapters, context.config)
         call = check_call(fields, context.config, model.defaults, logprobs=logprobs, unknown=unknown, adapter=adapter)
     chats = []
     for conversation in conversations:
@@ -91,7 +91,7 @@ async def prepare_chats(
         form = await compile_form(output_form(chat.tools, call.form, model.tokenizer), model, thinking)
     may_think = form.grammar is None or form.grammar.follows_reasoning
     if not may_think and (call.form is not None or chat.tools.must_call):
-        thinking = Reasoning.NONE  # else the grammar is for calls alone, and the text beside them may think
+        thinking = Reasoning.NONE  # else the grammar is for calls only, and the text beside them may have reasoning
     echoes = [_echo(conversation.fields) for conversation in conversations] if fields.echo else None
     to_submit = CallPrompts(prompts, "messages", num_logprobs=call.prompt_logprobs, echoes=echoes)
     make_output = _output_maker(fields, chat, thinking)
@@ -101,18 +101,20 @@ async def prepare_chats(
 def _reasoning_of_all(
     chat: CheckedChat, prompts: Sequence[Sequence[int]], model: ServedModel, config: ApiConfig
 ) -> Reasoning:
-    """One template ends all prompts alike, but where a last message is continued that ends with a mark."""
+    """The same for all prompts, as they share a template; it differs only if a last message that is continued ends with
+    a mark."""
     first, *others = (_reasoning(chat, prompt, model, config) for prompt in prompts)
     if any(other is not first for other in others):
         raise InvalidRequest(
-            "messages: some conversations leave the reasoning open and others do not; send them apart.",
+            "messages: some conversations end inside a reasoning block and others do not; send them in separate "
+            "requests.",
             param="messages",
         )
     return first
 
 
 def _echo(fields: ChatRequest) -> str:
-    """With `echo` the answer begins with the last message, if that is the assistant's, too."""
+    """With `echo` the answer begins with the last message, if that is the assistant's; else empty."""
     last = fields.messages[-1]
     return text_of(last.content) if last.role == "assistant" else ""
 
@@ -125,7 +127,8 @@ def _reasoning(chat: CheckedChat, prompt: Sequence[int], model: ServedModel, con
 
 
 def _output_maker(fields: ChatRequest, chat: CheckedChat, thinking: Reasoning) -> Callable[[], ChatOutput] | None:
-    """As PreparedCall.make_output. With `separate_reasoning` false the reasoning is content, as the model wrote it."""
+    """See PreparedCall.make_output. With `separate_reasoning` false the reasoning stays in the content, as the model
+    wrote it."""
     tools = chat.tools
     thinks = thinking is not Reasoning.NONE and fields.separate_reasoning is not False
     if not thinks and tools.style is None:
@@ -144,10 +147,10 @@ def _output_maker(fields: ChatRequest, chat: CheckedChat, thinking: Reasoning) -
 
 
 def _check_top_logprobs(fields: ChatRequest, config: ApiConfig) -> int | None:
-    """Chat's spelling: whether, and how many of the most probable tokens."""
+    """The number of top log probabilities in chat's spelling; None: no log probabilities."""
     num_top = check_num_logprobs("top_logprobs", fields.top_logprobs, config.max_logprobs)
     if not fields.logprobs:
         if num_top:
-            raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+            raise InvalidRequest("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
         return check_asked_tokens(fields.logprob_token_ids, None, "logprobs to be true")
     return check_asked_tokens(fields.logprob_token_ids, num_top or 0, "logprobs")

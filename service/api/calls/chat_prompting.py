@@ -1,4 +1,4 @@
-"""Chat fields -> prompt ids: everything that can be wrong with messages, tools and template options, checked."""
+"""Chat fields -> prompt ids. Checks messages, tools and template options."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from service.text.long_text import UndividedTextTooLong
 TEMPLATE_OPTIONS = frozenset(
     {"enable_thinking", "thinking", "preserve_thinking", "reasoning_effort", "date_string", "builtin_tools"}
 )
-"""What published templates offer to clients. Anything else could stand for a variable that is ours."""
+"""The options of published templates that clients may set. Others could be the names of our own template variables."""
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 _MAX_OPTION_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedChat:
-    """A chat prompt that may be rendered."""
+    """A checked chat prompt, ready to be rendered."""
 
     template: ChatTemplate
     messages: Sequence[ChatMessage]
@@ -41,7 +41,7 @@ class CheckedChat:
 
 
 def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext) -> CheckedChat:
-    """Refuse what the model's template cannot take; renders nothing, and does not yet read the arguments of calls."""
+    """Refuses what the model's template cannot take. Does not render, nor parse the arguments of calls."""
     template = model.chat_template
     if template is None:
         raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
@@ -51,11 +51,13 @@ def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext
     continues = bool(fields.continue_final_message)
     if continues and fields.add_generation_prompt:
         raise InvalidRequest(
-            "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
+            "continue_final_message and add_generation_prompt cannot both be true.", param="continue_final_message"
         )
     last = fields.messages[-1]
     if continues and (last.tool_calls or last.content is None):
-        raise InvalidRequest("continue_final_message: the last message has no text.", param="continue_final_message")
+        raise InvalidRequest(
+            "continue_final_message: the last message has no text to continue.", param="continue_final_message"
+        )
     options = PromptOptions(
         tools=tools.definitions,
         documents=fields.documents or None,
@@ -75,11 +77,10 @@ def check_chat(fields: ChatPromptFields, model: ServedModel, context: ApiContext
 async def chat_prompt_ids(
     chat: CheckedChat, model: ServedModel, context: ApiContext, receive: Receive, *, must_fit: bool
 ) -> list[int]:
-    """Ids of the rendered prompt; InvalidRequest with the template's words if it refuses, or if the arguments of a call
+    """Ids of the rendered prompt. InvalidRequest with the template's words if it refuses, or if the arguments of a call
     are too long. See `TextPool.run_prompt`.
 
-    must_fit: as of PromptBound, whose checks come before the messages are rendered, before they are tokenized, and
-    while they are.
+    must_fit: see PromptBound. Its checks run before rendering, before tokenizing, and during tokenizing.
     """
     bound = PromptBound(model, "messages", must_fit=must_fit)
     bound.check_characters(num_content_characters(chat.messages))
@@ -88,9 +89,9 @@ async def chat_prompt_ids(
         messages = template_messages(chat.messages, chat.template, context.config.max_arguments_characters)
         check = checked_by(bound, check_cancelled)
         ids = encode_chat(model.tokenizer, chat.template, messages, chat.options, bound.check_characters, check)
-        if not must_fit:  # else whoever knows max_tokens checks the whole
+        if not must_fit:  # else max_tokens_for checks the whole
             bound.check_tokens(len(ids))
-        check_token_ids(ids, model.vocab_size, "messages")  # a tokenizer may have tokens that its model has not
+        check_token_ids(ids, model.vocab_size, "messages")  # some tokenizers have ids that the model lacks
         return ids
 
     try:
@@ -104,14 +105,14 @@ async def chat_prompt_ids(
 
 
 def thinking_switches(template: ChatTemplate) -> list[str]:
-    """The template's variables by which thinking is turned on and off."""
+    """The template's variables that turn thinking on and off."""
     return [name for name in _THINKING_SWITCHES if template.takes(name)]
 
 
 def _check_documents(documents: Sequence[Mapping[str, str]] | None, template: ChatTemplate) -> None:
     if documents and not template.knows_documents:
         raise UnsupportedParameter(
-            "documents is not supported: this model's chat template has no place for them.", param="documents"
+            "documents is not supported: this model's chat template does not use them.", param="documents"
         )
 
 
@@ -123,9 +124,10 @@ def _num_characters_of_tools(tools: ToolUse) -> int:
 
 
 def _effort_options(effort: str | None, template: ChatTemplate) -> Mapping[str, object]:
-    """The template's own variable for OpenAI's reasoning_effort; one that only knows on and off gets that.
+    """The template's own variable for OpenAI's reasoning_effort; a template that can only turn thinking on and off gets
+    that.
 
-    Refused where the template has neither, but for `none` to a model that does not think anyway.
+    Refused if the template has neither, except for `none` with a model that does not think.
     """
     if effort is None:
         return {}
@@ -134,7 +136,7 @@ def _effort_options(effort: str | None, template: ChatTemplate) -> Mapping[str, 
     switches = thinking_switches(template)
     if not switches and (effort != "none" or template.knows_reasoning):
         raise UnsupportedParameter(
-            "reasoning_effort is not supported: this model's chat template has nothing to set by it.",
+            "reasoning_effort is not supported: this model's chat template does not use it.",
             param="reasoning_effort",
         )
     return dict.fromkeys(switches, effort != "none")
@@ -145,9 +147,9 @@ def _check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
         param = f"chat_template_kwargs.{name[:64]}"
         if name not in TEMPLATE_OPTIONS:
             allowed = ", ".join(sorted(TEMPLATE_OPTIONS))
-            raise InvalidRequest(f"{param} is not allowed; these are: {allowed}.", param=param)
+            raise InvalidRequest(f"{param} is not allowed; allowed are {allowed}.", param=param)
         if not isinstance(value, bool | int | float | str | None):
-            raise InvalidRequest(f"{param} must be a single value.", param=param)
+            raise InvalidRequest(f"{param} must be a string, a number, a boolean or null.", param=param)
         if isinstance(value, str) and len(value) > _MAX_OPTION_CHARACTERS:
             raise InvalidRequest(f"{param} may have at most {_MAX_OPTION_CHARACTERS} characters.", param=param)
     return options

@@ -12,7 +12,7 @@ from service.protocol.compaction import CompactRequest
 from service.protocol.responses import InputItem, InputPart, ResponsesRequest
 
 MOST_SUMMARY_TOKENS = 2048
-"""Reasoning included; a longer summary would be no use."""
+"""With the reasoning. A longer summary would be of no use."""
 
 _ASK = (
     "Write a summary of our conversation so far, for somebody who has to go on with it and has not seen it: what is "
@@ -21,12 +21,12 @@ _ASK = (
 )
 _SAME = ("model", "input", "instructions", "previous_response_id", "service_tier", "prompt_cache_key", "request_id")
 _HINTS = frozenset({"prompt_cache_options", "prompt_cache_retention", "image"})
-"""Fields of OpenAI's that ask a server like this one for nothing."""
+"""OpenAI's fields that have no effect on a server like this one."""
 _REFUSED = ("stream", "background", "conversation")
 
 
 def as_response(fields: CompactRequest) -> dict[str, Any]:
-    """The fields that mean the same for a response."""
+    """The fields that mean the same in a response."""
     for name in _REFUSED:
         if (fields.model_extra or {}).get(name):
             raise UnsupportedParameter(f"{name} is not supported for a compaction.", param=name)
@@ -42,8 +42,8 @@ def unread_fields(fields: CompactRequest) -> tuple[str, ...]:
 
 
 def asking_for_summary(fields: ResponsesRequest, history: Sequence[InputItem]) -> ResponsesRequest:
-    """The response whose text is the summary of `history` and of the input. A user who has just spoken asks in the same
-    message: many templates take no two of them."""
+    """The response whose text is the summary of `history` and of the input. If the last message is the user's, the
+    request for the summary is appended to it, since many templates do not allow two user messages in a row."""
     items, ask = list(input_items(fields)), InputPart(type="input_text", text=_ASK)
     last = items[-1] if items else None
     if last is not None and last.role == "user" and last.content:
@@ -55,6 +55,6 @@ def asking_for_summary(fields: ResponsesRequest, history: Sequence[InputItem]) -
 
 
 def within_bounds(call: ResponseCall) -> ResponseCall:
-    """The summary has what the context leaves, and no more than MOST_SUMMARY_TOKENS."""
+    """Limits the summary to what the context leaves, and to MOST_SUMMARY_TOKENS."""
     prompts = replace(call.prepared.prompts, default_max_tokens=MOST_SUMMARY_TOKENS)
     return replace(call, prepared=replace(call.prepared, prompts=prompts))

@@ -1,5 +1,5 @@
-"""The summary of a conversation as OpenAI's `compaction` item. There is nothing to hide in it: `encrypted_content` is
-its text, in base64."""
+"""The summary of a conversation as OpenAI's `compaction` item. Nothing is encrypted: `encrypted_content` is its text in
+base64."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _MARK = b"headrace:"
 
 
 def compaction_item(summary: str, suffix: str) -> Mapping[str, str]:
-    """suffix: of its id."""
+    """suffix: of the item's id."""
     content = base64.urlsafe_b64encode(_MARK + summary.encode()).decode()
     return {"id": f"cmp_{suffix}", "type": "compaction", "encrypted_content": content}
 
 
 def summary_of(encrypted_content: str, param: str) -> str:
-    """What `compaction_item` was made from. InvalidRequest if the content was not made here."""
+    """The summary that `compaction_item` was made from. InvalidRequest if the content was not made by it."""
     try:
         content = base64.b64decode(encrypted_content, altchars=b"-_", validate=True)
         if content.startswith(_MARK):

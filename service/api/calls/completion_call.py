@@ -34,7 +34,7 @@ from service.text.long_text import UndividedTextTooLong
 
 _DEFAULT_MAX_TOKENS = 16
 _IDS_A_CHARACTER = 16
-"""Ids that are checked in the time in which one character is tokenized."""
+"""How many ids are checked in the time that one character takes to tokenize."""
 
 
 async def prepare_completion(
@@ -43,7 +43,7 @@ async def prepare_completion(
     """Refuses, by name, whatever can be refused before the engine is asked. receive: of the request, whose body has
     been read."""
     infill = _check_suffix(fields, model)
-    adapter = await find_adapter(fields.model, model, context.config)
+    adapter = await find_adapter(fields.model, model.adapters, context.config)
     call = _check(fields, context.config, model.defaults, adapter)
     if infill is not None and not call.ignore_eos:
         call = replace(call, stops=replace(call.stops, token_ids=call.stops.token_ids | infill.end_ids))
@@ -56,7 +56,7 @@ async def prepare_completion(
         "prompt",
         _DEFAULT_MAX_TOKENS,
         _num_prompt_logprobs(call, bool(fields.echo)),
-        call.sampling.num_returned,  # each choice tells the prompt's
+        call.sampling.num_returned,  # each choice repeats the prompt's
         await _echoes(prompts, prompt_ids, call, model, context) if fields.echo else None,
     )
     return PreparedCall(head, model, call, to_submit, await compile_form(call.form, model), limit)
@@ -71,8 +71,8 @@ async def _prompt_ids(
     context: ApiContext,
     infill: Infill | None,
 ) -> list[list[int]]:
-    """Ids of each prompt: text as the tokenizer does it, by default with the special tokens around it; ids as they
-    are; with a suffix, what stands before and behind the hole."""
+    """Ids of each prompt. Text is tokenized, by default with special tokens; ids are taken as they are. With a suffix,
+    the ids of a fill-in-the-middle prompt."""
     special = fields.add_special_tokens is not False
     bound = PromptBound(model, "prompt", must_fit=call.truncate_prompt_tokens is None)
     suffix = fields.suffix or ""
@@ -92,7 +92,7 @@ async def _prompt_ids(
 async def _echoes(
     prompts: Prompts, prompt_ids: Sequence[list[int]], call: CheckedCall, model: ServedModel, context: ApiContext
 ) -> list[str]:
-    """The text of each prompt; of one that may be cut, what is left of it."""
+    """The text of each prompt; for a prompt that may be truncated, the text that is left."""
     is_whole = call.truncate_prompt_tokens is None
 
     def texts() -> list[str]:
@@ -110,7 +110,9 @@ def _check(
     logprobs = check_num_logprobs("logprobs", fields.logprobs, config.max_logprobs)
     logprobs = check_asked_tokens(fields.logprob_token_ids, logprobs, "logprobs")
     if fields.logprob_token_ids and fields.echo:
-        raise InvalidRequest("logprob_token_ids is for tokens that are generated, not for echo.", param="echo")
+        raise InvalidRequest(
+            "logprob_token_ids cannot be combined with echo: it is for generated tokens only.", param="echo"
+        )
     least = 0 if fields.echo or fields.prompt_logprobs is not None else 1
     return check_call(fields, config, defaults, logprobs=logprobs, least_max_tokens=least, adapter=adapter)
 
@@ -121,33 +123,33 @@ def _num_prompt_logprobs(call: CheckedCall, echo: bool) -> int | None:
 
 
 def _check_prompts(fields: CompletionRequest, config: ApiConfig) -> list[str | list[int]]:
-    """The prompts of a call, each text or ids, none of them empty and not too many sequences of them."""
+    """The prompts of a call, each text or ids. None is empty, and they do not make too many sequences."""
     prompts = as_prompts(fields.prompt)
     if not all(prompts) and not fields.suffix:
         raise empty_prompt("prompt")
     each, param = max((getattr(fields, name) or 1, name) for name in ("n", "best_of", "beam_width"))
     if len(prompts) * each > config.max_sequences_per_call:
         raise InvalidRequest(
-            f"{len(prompts)} prompts times {param} {each} are more than {config.max_sequences_per_call} sequences, the "
-            "limit of one call.",
+            f"{len(prompts)} prompts with {param} {each} are {len(prompts) * each} sequences; a call may have at most "
+            f"{config.max_sequences_per_call}.",
             param=param,
         )
     return prompts
 
 
 def _check_suffix(fields: CompletionRequest, model: ServedModel) -> Infill | None:
-    """How the model is shown the hole before the suffix; None without one."""
+    """How a fill-in-the-middle prompt is written for this model; None without a suffix."""
     if not fields.suffix:
         return None
     for name in ("echo", "truncate_prompt_tokens"):
         if getattr(fields, name):
-            raise InvalidRequest(f"suffix cannot stand beside {name}.", param="suffix")
+            raise InvalidRequest(f"suffix cannot be combined with {name}.", param="suffix")
     if not all(isinstance(prompt, str) for prompt in as_prompts(fields.prompt)):
-        raise InvalidRequest("suffix: the prompt must be text, too.", param="suffix")
+        raise InvalidRequest("suffix: the prompt must be text, not token ids.", param="suffix")
     infill = infill_of(model.tokenizer)
     if infill is None:
         raise UnsupportedParameter(
-            "suffix is not supported: this model's tokenizer has no tokens for a hole in a text.", param="suffix"
+            "suffix is not supported: this model's tokenizer has no fill-in-the-middle tokens.", param="suffix"
         )
     return infill
 

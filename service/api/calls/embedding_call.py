@@ -13,7 +13,7 @@ from service.api.calls.prompt_ids import PromptBound, as_prompts, empty_prompt, 
 from service.api.calls.token_budget import max_tokens_for
 from service.api.calls.token_checks import check_range
 from service.api.calls.unsupported import check_extra_fields
-from service.api.calls.validation import check_cache_salt, check_model, find_adapter, ignored_fields
+from service.api.calls.validation import check_cache_salt, find_adapter, ignored_fields
 from service.api.context import ApiContext
 from service.api.serving_state import ServedModel
 from service.config import ApiConfig
@@ -27,14 +27,14 @@ from service.protocol.generation import GenerationFields
 
 _PARAM = "input"
 _CHARACTERS_OF_AN_INPUT = 64
-"""What an input costs besides its text, as characters that are tokenized."""
+"""The cost of an input besides its text, in characters that are tokenized."""
 _IDS_A_CHARACTER = 16
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingCall:
-    """model: its name in the answer. requests: one an input. size: that vectors are cut to; None: they are whole.
-    is_base64: how they are written. ignored: unknown fields, to be named in the answer's header."""
+    """A checked call. model: its name in the answer. requests: one per input. size: dimensions that vectors are cut to;
+    None: all. is_base64: the encoding of vectors. ignored: unknown fields, named in the answer's header."""
 
     head: CallHead
     served: ServedModel
@@ -57,9 +57,7 @@ async def prepare_embedding(
     """Refuses, by name, whatever can be refused before the engine is asked. receive: of the request, whose body has
     been read."""
     config = context.config
-    adapter = await find_adapter(fields.model, served, config)
-    if adapter is None and fields.model is not None:
-        check_model(fields.model, config)
+    adapter = await find_adapter(fields.model, served.adapters, config)
     ignored = ignored_fields(_extra_fields(fields), config)
     _check_size(fields.dimensions, embedder)
     salt = scoped_salt(check_cache_salt(fields.cache_salt, config), head.client, config)
@@ -91,7 +89,7 @@ def _inputs(fields: EmbeddingRequest, config: ApiConfig) -> list[str | list[int]
     inputs = as_prompts(fields.input)
     if len(inputs) > config.max_inputs_per_call:
         raise InvalidRequest(
-            f"{_PARAM}: {len(inputs)} inputs in one call; it may have {config.max_inputs_per_call}.", param=_PARAM
+            f"{_PARAM} may hold at most {config.max_inputs_per_call} inputs, got {len(inputs)}.", param=_PARAM
         )
     if not all(inputs):
         raise empty_prompt(_PARAM)
@@ -107,10 +105,11 @@ def _request(
     cache_salt: str,
     adapter: Adapter | None,
 ) -> Request:
-    """Of one input; ContextLengthExceeded if it does not fit."""
+    """The request of one input; ContextLengthExceeded if it does not fit."""
     max_tokens = max_tokens_for(
         num_prompt_tokens=len(token_ids),
         asked=0,
+        min_tokens=0,
         default=None,
         max_model_len=served.max_model_len,
         room=1,
@@ -130,10 +129,10 @@ def _request(
 
 
 def _extra_fields(fields: EmbeddingRequest) -> tuple[str, ...]:
-    """Unknown ones; those of the endpoints that generate mean nothing here."""
+    """The unknown fields. Fields of endpoints that generate are refused."""
     extra = {name: value for name, value in (fields.model_extra or {}).items() if value is not None}
     for name in extra.keys() & GenerationFields.model_fields.keys():
-        raise UnsupportedParameter(f"{name} means nothing to embeddings.", param=name)
+        raise UnsupportedParameter(f"{name} is not supported for embeddings.", param=name)
     return check_extra_fields(extra)
 
 
@@ -141,4 +140,4 @@ def _check_size(size: int | None, embedder: EmbedderConfig) -> None:
     check_range("dimensions", size, 1, embedder.size)
     if size is not None and embedder.dimensions and size not in (*embedder.dimensions, embedder.size):
         there_are = ", ".join(map(str, embedder.dimensions))
-        raise InvalidRequest(f"dimensions: this model's vectors can be cut to {there_are}.", param="dimensions")
+        raise InvalidRequest(f"dimensions: this model supports {there_are}, got {size}.", param="dimensions")

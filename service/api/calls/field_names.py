@@ -1,4 +1,4 @@
-"""Refusals in the client's words: a call of another wire form is checked as a chat, whose fields have other names."""
+"""Refusals in the client's words: a call in another wire form is checked as a chat, whose fields have other names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from service.errors import RequestError
 
 @contextmanager
 def fields_named(name_of: Callable[[str], str]) -> Iterator[None]:
-    """What is refused inside names its field as `name_of` does, in `param` and wherever the message says it.
+    """Within this context, refusals name the field as `name_of` does, in `param` and in the message.
 
-    name_of: the path of a chat's field, such as messages[2].content -> the path that the client knows it by.
+    name_of: maps the path of a chat's field, such as messages[2].content, to the path that the client wrote.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The form of an upload: its file on the way to the disk, and its other fields."""
+"""The form of an upload: its fields, and its file, which is written to disk as it arrives."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class FileForm:
-    """Reads the form; `purpose`, `filename` and `expires_after_s` are there when `read` has returned.
+    """Reads the form. `purpose`, `filename` and `expires_after_s` are set when `read` has returned.
 
-    The file goes to `upload` in pieces, and each is looked at before it is written: it must be lines of JSON.
+    The file goes to `upload` in pieces. Each piece is checked before it is written: it must be JSON Lines.
     """
 
     def __init__(self, boundary: bytes, upload: Upload, config: ApiConfig) -> None:
@@ -42,7 +42,7 @@ class FileForm:
         self._filename: str | None = None
 
     async def read(self, http: Request) -> None:
-        """The whole body. Raises InvalidRequest, StorageFull, StorageUnavailable, ClientDisconnect."""
+        """Reads the whole body. Raises InvalidRequest, StorageFull, StorageUnavailable, ClientDisconnect."""
         async for piece in http.stream():
             for event in self._reader.feed(piece):
                 await self._take(event)
@@ -77,7 +77,7 @@ class FileForm:
             case PartData(data):
                 self._value += data
                 if len(self._value) > _MAX_FIELD_BYTES:
-                    raise InvalidRequest(f"{self._name}: at most {_MAX_FIELD_BYTES} bytes.", param=self._name)
+                    raise InvalidRequest(f"{self._name} may have at most {_MAX_FIELD_BYTES} bytes.", param=self._name)
             case PartEnd() if self._is_file:
                 await self._write()
                 await self._upload.write(b"", lambda _: self._lines.finish())
@@ -88,7 +88,7 @@ class FileForm:
         self._part = part
         name = self._name
         if name in self._fields or (name == "file" and self._filename is not None):
-            raise InvalidRequest(f"{name} is there twice.", param=name)
+            raise InvalidRequest(f"{name} is given twice.", param=name)
         if name == "file":
             if part.filename is None:
                 raise InvalidRequest("file must be sent as a file, with a filename.", param="file")
@@ -117,7 +117,7 @@ class FileForm:
             raise InvalidRequest("purpose is required.", param="purpose", code="missing_required_parameter")
         if purpose not in PURPOSES:
             raise InvalidRequest(
-                f"purpose must be {' or '.join(PURPOSES)}: nothing here uses files of another.", param="purpose"
+                f"purpose must be {' or '.join(PURPOSES)}; files for other purposes are not supported.", param="purpose"
             )
 
     def _check_expiry(self) -> None:
@@ -128,19 +128,19 @@ class FileForm:
 
 
 def check_expiry(param: str, policy: Mapping[str, object]) -> int:
-    """The seconds of an expiration policy, as OpenAI has it."""
+    """The seconds of an OpenAI expiration policy. InvalidRequest if it is not one."""
     if policy.get("anchor") != "created_at":
         raise InvalidRequest(f"{param}.anchor must be created_at.", param=f"{param}.anchor")
     text = str(policy.get("seconds"))
     is_number = text.isascii() and text.isdigit() and len(text) < 10
     if not (is_number and LEAST_EXPIRY_S <= int(text) <= MOST_EXPIRY_S):
         raise InvalidRequest(
-            f"{param}.seconds must be from {LEAST_EXPIRY_S} to {MOST_EXPIRY_S}.", param=f"{param}.seconds"
+            f"{param}.seconds must be between {LEAST_EXPIRY_S} and {MOST_EXPIRY_S}.", param=f"{param}.seconds"
         )
     return int(text)
 
 
 def _plain(filename: str) -> str:
-    """Without folders and control characters, of a bounded length."""
+    """The file name without folders and control characters, of a bounded length."""
     name = _UNPRINTABLE.sub("", filename.replace("\\", "/").rpartition("/")[2]).strip()
     return name[-_MAX_FILENAME:] or "file"

@@ -1,4 +1,4 @@
-"""The body of POST /v1/fine_tuning/jobs -> what a job is asked for, checked; nothing behind it checks again."""
+"""The body of POST /v1/fine_tuning/jobs -> a checked job; nothing checks it again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 
 def checked_job(body: Mapping[str, Any], base: ServedBase) -> tuple[JobSpec, tuple[str, ...]]:
-    """What is asked for, and the names of fields that nobody knows. That model and files are there is not checked here.
+    """The job, and the names of unknown fields. Whether the model and the files exist is not checked here.
 
     Raises InvalidRequest naming the field.
     """
@@ -64,7 +64,7 @@ def checked_job(body: Mapping[str, Any], base: ServedBase) -> tuple[JobSpec, tup
 
 
 def _check_sizes(body: Mapping[str, Any]) -> None:
-    """Before each member is looked at."""
+    """Checked before the members are looked at."""
     metadata = body.get("metadata")
     if isinstance(metadata, dict) and len(metadata) > MAX_METADATA:
         raise InvalidRequest(f"metadata may hold at most {MAX_METADATA} pairs.", param="metadata")
@@ -92,7 +92,7 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> None:
 
 
 def _hyperparameters(fields: CreateJob) -> tuple[str, SupervisedHyperparameters]:
-    """And the field that they were given in: `method`, or the older one."""
+    """The name of the field that has them (`method`, or the older one), and the hyperparameters."""
     method = fields.method
     if method is not None and method.type != "supervised":
         raise UnsupportedParameter(

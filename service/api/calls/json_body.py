@@ -18,8 +18,8 @@ from service.errors import InvalidRequest, UnsupportedMediaType
 async def read_json_object(http: Request, texts: TextPool, config: ApiConfig) -> dict[str, Any]:
     """The body, parsed off the event loop if it is large.
 
-    Refused unless it says and is JSON: UTF-8, no NaN, no lone surrogates, nesting within bounds, and no list or object
-    of more members than are honoured.
+    Refused unless it is declared to be JSON and is: UTF-8, no NaN, no lone surrogates, nesting within bounds, and no
+    list or object with more members than are supported.
 
     An integer beyond 64 bits arrives as a float, which the wire shapes refuse where they want an integer.
     """
@@ -39,8 +39,8 @@ async def read_json_object(http: Request, texts: TextPool, config: ApiConfig) ->
 
 
 async def _read(http: Request) -> bytes | bytearray:
-    """`Request.body`, at a third of its cost: nearly every body comes in one message. A longer one grows in its place:
-    joined, it would need its room twice."""
+    """Like `Request.body`, at a third of its cost, since nearly every body comes in one message. A longer one grows in
+    place: joining its parts would take twice the memory."""
     body = bytearray()
     while True:
         message = await http.receive()
@@ -63,6 +63,6 @@ def _check_content_type(content_type: str) -> None:
 
 
 def check_not_encoded(encoding: str) -> None:
-    """encoding: the header Content-Encoding."""
+    """encoding: the Content-Encoding header."""
     if encoding.strip().lower() not in {"", "identity"}:
-        raise UnsupportedMediaType("The body must be sent as it is, without a Content-Encoding.")
+        raise UnsupportedMediaType("The body must not be encoded: Content-Encoding is not supported.")

@@ -1,4 +1,4 @@
-"""Whether a file is lines of JSON objects, looked at while it comes."""
+"""Checks that a file is JSON Lines of objects, while it arrives."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _BLANK = b" \t\r"
 
 
 class JsonLines:
-    """`feed` each piece, then `finish`; InvalidRequest naming the first line that is wrong. Any one thread.
+    """Call `feed` with each piece, then `finish`. InvalidRequest naming the first line that is wrong. Any one thread.
 
-    Lines are told apart by line feeds; blank ones count and are left out. No line is kept once it is read, and none
-    holds the interpreter's lock for long.
+    Lines end at line feeds; blank lines are counted and skipped. No line is kept once it is read, and none holds the
+    interpreter's lock for long.
     """
 
     def __init__(self, max_line_bytes: int) -> None:
@@ -31,7 +31,7 @@ class JsonLines:
         self._add(rest)
 
     def finish(self) -> None:
-        """There is no more."""
+        """The file is complete."""
         self._read_line()
         if not self._has_object:
             raise InvalidRequest("The file holds no line of JSON.", param="file")

@@ -1,8 +1,8 @@
 """Parses a large body in steps, so that no single one holds the interpreter's lock for long.
 
-A body of ids is all values and no text: orjson takes 100 ms for a list of two million and 600 ms for as many short
-lists, in one call that stops every thread. Here long runs of integers are cut out and parsed a piece at a time,
-strings are skipped, and what is left is small or the body is refused. Every byte is looked at a fixed number of times.
+A body of token ids is all values and no text: orjson takes 100 ms for a list of two million and 600 ms for as many
+short lists, in one call that stops every thread. Here long runs of integers are cut out and parsed a piece at a time,
+strings are skipped, and the rest is small or the body is refused. Every byte is read a fixed number of times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 from service.errors import InvalidRequest
 
 LARGE_BYTES = 128 * 1024
-"""A smaller body is parsed at once: at most 10 ms, whatever it holds."""
+"""A smaller body is parsed at once, in at most 10 ms, whatever it holds."""
 _RUN_BYTES = 4096
 _PIECE_BYTES = 64 * 1024
 _STRING_PIECE_BYTES = 1024 * 1024
@@ -27,11 +27,11 @@ _STRING_OR_RUN = re.compile(rb'"|\[(?=[\s\d,-]{%d})' % _RUN_BYTES)
 _IN_STRING = re.compile(rb'(?:[^"\\]++|(?:\\.)++)*+', re.DOTALL)
 _RUN = re.compile(rb"\[([\s\d,-]++)\]")
 _RUN_KEY = "\ue000run"
-"""Stands for a run. A client that writes it itself gets one of its own lists."""
+"""The placeholder of a run. A client that writes it itself only gets one of its own lists there."""
 
 
 def parse_large(body: bytes | bytearray) -> Any:
-    """The value; orjson.JSONDecodeError if it is not JSON, InvalidRequest if it holds too many values.
+    """The parsed value. orjson.JSONDecodeError if it is not JSON, InvalidRequest if it has too many values.
 
     To be called off the event loop.
     """
@@ -59,8 +59,8 @@ def parse_large(body: bytes | bytearray) -> Any:
 
 
 def _strings_and_runs(body: bytes | bytearray) -> Iterator[tuple[int, int, bytes | None]]:
-    """Start and end of each string and of each run, with what is in a run. It ends early where there is more else than
-    there may be."""
+    """Start and end of each string and of each run, and the bytes of a run. Ends early where the rest is larger than
+    allowed."""
     position = end = 0
     while found := _STRING_OR_RUN.search(body, position, end + _MAX_REST_BYTES + _RUN_BYTES):
         start, position = found.span()
@@ -73,7 +73,8 @@ def _strings_and_runs(body: bytes | bytearray) -> Iterator[tuple[int, int, bytes
 
 
 def _end_of_string(body: bytes | bytearray, position: int) -> int:
-    """Behind the closing quote of the string that began before `position`, or the body's end if it has none."""
+    """The index after the closing quote of the string that began before `position`, or the body's end if there is
+    none."""
     while True:
         inside = _IN_STRING.match(body, position, position + _STRING_PIECE_BYTES)
         assert inside is not None
@@ -105,7 +106,7 @@ def _pieces(text: bytes) -> Iterator[bytes]:
 
 
 def _put_back(value: Any, runs: list[list[int]]) -> Any:
-    """The value with each run in its place. Only few values are left to be looked at, nested as deep as they like."""
+    """The value with the runs back in their places. Few values are left to walk, at any depth."""
     whole = [value]
     unseen: list[Any] = [whole] if runs else []
     while unseen:

@@ -1,6 +1,6 @@
-"""Chats in the form that OpenAI had before tools: `functions`, `function_call`, results in the role `function`.
+"""Chats in the form that OpenAI had before tools: `functions`, `function_call`, results with the role `function`.
 
-They become chats with tools, of which one may be called at a time, so that there is one way to the model.
+They are converted to chats with tools, of which one may be called at a time, so that there is one way to the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _TOOL_PATH = re.compile(r"tools(?:(\[\d+\])\.function)?")
 
 
 def with_tools(fields: Fields) -> Fields:
-    """The same chat with tools for functions; InvalidRequest if it has both. Earlier calls may be of either form."""
+    """The same chat with tools instead of functions; InvalidRequest if it has both. Earlier calls may have either
+    form."""
     _check_one_form(fields)
     update: dict[str, Any] = {"functions": None, "function_call": None}
     if fields.functions:
@@ -32,7 +33,7 @@ def with_tools(fields: Fields) -> Fields:
 
 
 def legacy_names(fields: ChatPromptFields) -> Callable[[str], str]:
-    """For `fields_named`: the path of a field of `with_tools(fields)` -> what the client has written there."""
+    """For `fields_named`: maps the path of a field of `with_tools(fields)` to the path that the client wrote."""
 
     def name_of(path: str) -> str:
         if (match := _CALL_PATH.match(path)) and fields.messages[int(match[1])].function_call is not None:
@@ -49,11 +50,11 @@ def legacy_names(fields: ChatPromptFields) -> Callable[[str], str]:
 
 def _check_one_form(fields: ChatPromptFields) -> None:
     if fields.functions and (fields.tools or fields.tool_choice is not None):
-        raise InvalidRequest("functions cannot stand beside tools or tool_choice.", param="functions")
+        raise InvalidRequest("functions cannot be combined with tools or tool_choice.", param="functions")
     if fields.tools and fields.function_call is not None:
-        raise InvalidRequest("function_call cannot stand beside tools; use tool_choice.", param="function_call")
+        raise InvalidRequest("function_call cannot be combined with tools; use tool_choice.", param="function_call")
     if not fields.functions and fields.function_call not in (None, "none", "auto"):
-        raise InvalidRequest("function_call: there are no functions to choose from.", param="function_call")
+        raise InvalidRequest("function_call is only allowed when functions are given.", param="function_call")
 
 
 def _tool_choice(function_call: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
@@ -66,13 +67,13 @@ def _tool_choice(function_call: str | dict[str, Any] | None) -> str | dict[str, 
 
 
 def _messages(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """A call gets an id by its place, the same whenever the chat is sent, and a result has that of the last call."""
+    """A call gets an id from its index, the same whenever the chat is sent; a result gets the id of the last call."""
     read, last_id = [], None
     for index, message in enumerate(messages):
         if message.function_call is not None:
             if message.tool_calls:
                 param = f"messages[{index}].function_call"
-                raise InvalidRequest(f"{param} cannot stand beside tool_calls.", param=param)
+                raise InvalidRequest(f"{param} cannot be combined with tool_calls.", param=param)
             last_id = f"call{index:05}"  # nine letters and digits, as Mistral's templates ask
             call = ToolCall(id=last_id, function=message.function_call)
             message = message.model_copy(update={"function_call": None, "tool_calls": [call]})

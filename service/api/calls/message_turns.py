@@ -1,7 +1,7 @@
 """The messages of Anthropic's API -> those of a chat.
 
-What the user says and the results of tools are blocks of one message there, and messages of their own here. What the
-assistant thinks, says and calls is one message in both.
+There, the user's text and the results of tools are blocks of one message; here they are messages of their own. The
+assistant's thinking, text and calls are one message in both.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from service.protocol.chat import CalledFunction, ChatMessage, ToolCall
 from service.protocol.messages import ContentBlock, InputMessage, MessagesPromptFields, TextPart
 
 _BILLING_HEADER = "x-anthropic-billing-header:"
-"""Begins a block that Claude Code puts before its system prompt, another one for every request. It is no text for a
-model, and no prefix behind it would be found again."""
+"""Begins a block that Claude Code puts before its system prompt, different in every request. It is not meant for the
+model, and would keep the prefix cache from matching what follows."""
 _ERROR = "Error: "
-"""Before a tool's result that is marked as one: templates have no other way to say so."""
+"""Before a tool's result that is marked as an error: templates have no other way to say so."""
 _NEEDED = {
     "text": ("text",),
     "thinking": ("thinking",),
@@ -40,7 +40,7 @@ _BLOCKS_OF = {
 
 @dataclass(slots=True)
 class _Turn:
-    """A message of the chat in the making. tool_use_id: of the call whose result it is."""
+    """A chat message in the making. tool_use_id: of the call whose result it is."""
 
     role: Literal["system", "user", "assistant", "tool"]
     texts: list[str] = field(default_factory=list)
@@ -59,16 +59,16 @@ class _Turn:
 
 
 def chat_messages(fields: MessagesPromptFields, config: ApiConfig) -> list[ChatMessage]:
-    """Refuses, by name, blocks that are not what they must be. Blocks of text become lines; neighbouring messages of
-    one role become one.
+    """Refuses, by name, blocks that are incomplete or of the wrong kind. Text blocks are joined by line breaks;
+    adjacent messages of one role are merged.
 
-    A system message in the midst of others joins what the user says, since most templates know only one, at the
-    beginning: it becomes the end of the user's turn before it, else of the one after it. So it changes nothing of the
-    prompt before it, which the prefix cache may have.
+    A system message after the first place is added to a user turn, since most templates allow only one, at the
+    beginning: to the end of the user turn before it, else of the one after it. So it does not change the prompt before
+    it, which the prefix cache may have.
     """
     system = _Turn("system", _system_texts(fields.system, "system"))
     turns: list[_Turn] = []
-    held: list[str] = []  # of system messages behind a turn of the assistant
+    held: list[str] = []  # of system messages after an assistant turn
     for index, message in enumerate(fields.messages):
         where = f"messages[{index}]"
         _check_blocks(message, where)
@@ -89,18 +89,22 @@ def chat_messages(fields: MessagesPromptFields, config: ApiConfig) -> list[ChatM
 
 
 def check_continued(messages: Sequence[InputMessage]) -> bool:
-    """Whether the answer goes on with the last message, which is the assistant's; InvalidRequest if it cannot."""
+    """Whether the answer continues the last message, which is the assistant's. InvalidRequest if it cannot be
+    continued."""
     if not messages or messages[-1].role != "assistant":
         return False
     blocks = messages[-1].content
     if not isinstance(blocks, str) and any(block.type == "tool_use" for block in blocks):
         where = f"messages[{len(messages) - 1}].content"
-        raise InvalidRequest(f"{where}: the last message calls tools; their results must follow.", param=where)
+        raise InvalidRequest(
+            f"{where}: the last message calls tools; a user message with their tool_result blocks must follow.",
+            param=where,
+        )
     return True
 
 
 def _open(turns: list[_Turn], role: Literal["user", "assistant"]) -> _Turn:
-    """The last turn, if it is of this role, else a new one."""
+    """The last turn, if it has this role, else a new one."""
     if not turns or turns[-1].role != role:
         turns.append(_Turn(role))
     return turns[-1]
@@ -176,8 +180,8 @@ def _check_blocks(message: InputMessage, where: str) -> None:
         param = f"{where}.content[{index}]"
         if block.type not in known:
             raise UnsupportedParameter(
-                f"{param}.type: {quote(block.type)} is not supported; what the {message.role} says may be "
-                f"{', '.join(known)}.",
+                f"{param}.type: {quote(block.type)} is not supported; the blocks of a message with role "
+                f"{message.role} may be {', '.join(known)}.",
                 param=f"{param}.type",
             )
         for name in _NEEDED[block.type]:

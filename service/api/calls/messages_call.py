@@ -1,4 +1,4 @@
-"""The fields of Anthropic's API -> a prepared call: those of a chat, under their names."""
+"""The fields of Anthropic's API -> a prepared call, by way of a chat's fields."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ from service.text.chat_template import ChatTemplate
 Member = TypeVar("Member")
 
 _REFUSED: dict[str, tuple[object, ...]] = {"mcp_servers": ([],), "container": ()}
-"""Fields without which an answer would be another one -> the values, besides null, at which they ask for nothing."""
+"""Fields that would change the answer and are not supported -> the values, besides null, at which they have no
+effect."""
 _NAMES = (
     (re.compile(r"^stop$"), "stop_sequences"),
     (re.compile(r"^(tools\[\d+\])\.function\.parameters"), r"\1.input_schema"),
@@ -51,15 +52,14 @@ _NAMES = (
 
 
 class _Prompt(NamedTuple):
-    """fields: of a chat's prompt. unheeded: fields, by name, that this model's template has nothing to set by."""
+    """fields: of a chat's prompt. unheeded: names of fields for which this model's template has no option."""
 
     fields: dict[str, Any]
     unheeded: Sequence[str]
 
 
 class _Thinking(NamedTuple):
-    """options: variables of the template that turn thinking on or off. effort: as a chat names it. unheeded: as of
-    `_Prompt`."""
+    """options: template variables that turn thinking on or off. effort: as a chat names it. unheeded: see `_Prompt`."""
 
     options: dict[str, object]
     effort: str | None
@@ -69,7 +69,7 @@ class _Thinking(NamedTuple):
 async def prepare_messages(
     fields: MessagesRequest, head: CallHead, receive: Receive, model: ServedModel, context: ApiContext
 ) -> PreparedCall:
-    """As `prepare_chat`. `max_tokens` is the most that the client wants: where the context leaves less, it is less."""
+    """As `prepare_chat`. `max_tokens` is an upper limit: where the context leaves less, the answer gets less."""
     check_range("max_tokens", fields.max_tokens, 0, INT64_MAX)
     prompt = _prompt(fields, model.chat_template, context.config)
     budget, unheeded = _budget(fields, model)
@@ -95,8 +95,8 @@ async def prepare_messages(
 async def count_prompt(
     fields: CountTokensRequest, receive: Receive, model: ServedModel, context: ApiContext
 ) -> tuple[int, tuple[str, ...]]:
-    """Tokens of the prompt as a call with these fields has it, and the fields that are ignored."""
-    check_name(fields.model, model, context.config)
+    """The number of prompt tokens that a call with these fields has, and the names of ignored fields."""
+    check_name(fields.model, model.adapters, context.config)
     prompt = _prompt(fields, model.chat_template, context.config)
     _, unheeded = _budget(fields, model)
     ignored = ignored_fields((*_unknown_fields(fields), *prompt.unheeded, *unheeded), context.config)
@@ -106,7 +106,7 @@ async def count_prompt(
 
 
 def in_anthropics_names() -> AbstractContextManager[None]:
-    """Refusals of a chat's fields name those that the client wrote."""
+    """Within this context, refusals of a chat's fields name Anthropic's fields."""
     return fields_named(_name_of)
 
 
@@ -141,7 +141,7 @@ def _prompt(fields: MessagesPromptFields, template: ChatTemplate | None, config:
 def _tool(tool: MessagesTool, where: str) -> Tool:
     if tool.type not in (None, "custom"):
         raise UnsupportedParameter(
-            f"{where}.type: only tools of the client's own, of type 'custom', are supported.", param=f"{where}.type"
+            f"{where}.type: only client tools, of type 'custom', are supported.", param=f"{where}.type"
         )
     if tool.input_schema is None:
         param = f"{where}.input_schema"
@@ -166,8 +166,8 @@ def _tool_choice(choice: MessagesToolChoice) -> str | dict[str, Any]:
 
 
 def _thinking(fields: MessagesPromptFields, template: ChatTemplate | None) -> _Thinking:
-    """What the template makes of `thinking` and `effort`. A model that always thinks, or never, heeds what it does
-    anyway."""
+    """The template's options for `thinking` and `effort`. With a model that always thinks, or never, a field that asks
+    for just that counts as heeded."""
     if template is None:
         return _Thinking({}, None, ())
     options: dict[str, object] = {}
@@ -187,8 +187,8 @@ def _thinking(fields: MessagesPromptFields, template: ChatTemplate | None) -> _T
 
 
 def _budget(fields: MessagesPromptFields, model: ServedModel) -> tuple[int | None, Sequence[str]]:
-    """Tokens that the model may think, and the fields that nothing heeds: a model that thinks nothing, or whose
-    thinking no single token ends, keeps to no number."""
+    """The number of thinking tokens allowed, and the names of fields without effect: there is no limit for a model that
+    does not think, or whose thinking does not end with a single token."""
     thinking = fields.thinking
     if thinking is None or thinking.budget_tokens is None:
         return None, ()
@@ -212,7 +212,7 @@ def _response_format(form: OutputFormat | None) -> ResponseFormat | None:
 
 
 def _unknown_fields(fields: MessagesPromptFields) -> tuple[str, ...]:
-    """Names of the fields that nobody knows, each once; refuses those without which the answer would be another one."""
+    """Names of unknown fields, each once. Refuses unsupported fields that would change the answer."""
     for name, nothing in _REFUSED.items():
         value = (fields.model_extra or {}).get(name)
         if value is not None and value not in nothing:

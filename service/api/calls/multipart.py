@@ -1,8 +1,8 @@
-"""A multipart/form-data body (RFC 7578), read piece by piece, however it is cut.
+"""Reads a multipart/form-data body (RFC 7578) piece by piece, however it is cut.
 
-Memory is bounded by a part's headers and the piece at hand, and every byte is looked at a fixed number of times. Not
-Starlette's form: that lays each file into a temporary folder first, outside the room that files may take, and its
-library puts no bound to a part's headers.
+Memory is bounded by a part's headers and the current piece, and every byte is read a fixed number of times. Starlette's
+form is not used: it writes each file to a temporary folder first, outside the storage limit, and its library does not
+bound the headers of a part.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ _HEADERS_END = b"\r\n\r\n"
 
 
 class PartBegin(NamedTuple):
-    """name: of the form's field. filename: None if it is no file."""
+    """name: of the form's field. filename: None if it is not a file."""
 
     name: str
     filename: str | None
 
 
 class PartData(NamedTuple):
-    """More of the part that has begun."""
+    """More bytes of the part that has begun."""
 
     data: bytes
 
 
 class PartEnd(NamedTuple):
-    """The part is whole."""
+    """The part is complete."""
 
 
 PartEvent = PartBegin | PartData | PartEnd
 
 
 class _State(Enum):
-    BOUNDARY_END = auto()  # behind a boundary: the next part's headers, or nothing more
+    BOUNDARY_END = auto()  # after a boundary: the next part's headers, or the end
     HEADERS = auto()
     DATA = auto()
     OVER = auto()
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Of the header Content-Type; UnsupportedMediaType if it is no form."""
+    """The boundary in the Content-Type header; UnsupportedMediaType if the body is not a form."""
     message = Message()
     message["content-type"] = content_type[:_MAX_HEADER_BYTES]
     boundary = message.get_boundary()
@@ -59,18 +59,18 @@ def boundary_of(content_type: str) -> bytes:
 
 
 class MultipartReader:
-    """`feed` each piece of the body, then `finish`. InvalidRequest if it is no form as clients send them: what may
-    stand before the first boundary in theory may not here."""
+    """Call `feed` with each piece of the body, then `finish`. InvalidRequest if it is not a form as clients send them:
+    a preamble before the first boundary, which the standard allows, is refused."""
 
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary
-        self._buffer = bytearray(b"\r\n")  # so that the first boundary looks like any other
+        self._buffer = bytearray(b"\r\n")  # so that the first boundary looks like all others
         self._state = _State.DATA
         self._is_in_part = False
         self._num_parts = 0
 
     def feed(self, piece: bytes) -> Iterator[PartEvent]:
-        """What the piece completes. To be used up before the next call."""
+        """The events that the piece completes. To be exhausted before the next call."""
         if self._state is _State.OVER:
             return
         self._buffer += piece
@@ -87,7 +87,7 @@ class MultipartReader:
             raise InvalidRequest("The body ends before its last boundary.")
 
     def _step(self) -> PartEvent | bool | None:
-        """The next event; True if there is none but more to look at, None if more bytes are needed."""
+        """The next event; True if the buffer has more to parse, None if more bytes are needed."""
         match self._state:
             case _State.DATA:
                 return self._read_data()
@@ -122,7 +122,7 @@ class MultipartReader:
             self._buffer.clear()
             return None
         if end != b"\r\n":
-            raise InvalidRequest("A boundary of the body is followed by something else than a line's end.")
+            raise InvalidRequest("A boundary in the body is not followed by a line break.")
         self._num_parts += 1
         if self._num_parts > _MAX_PARTS:
             raise InvalidRequest(f"The form may have at most {_MAX_PARTS} parts.")
@@ -154,10 +154,10 @@ def _part_of(headers: bytes) -> PartBegin:
         raise InvalidRequest("The headers of a part are not UTF-8.") from None
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     if fields.get("content-transfer-encoding", "binary").lower() not in ("binary", "8bit", "7bit"):
-        raise InvalidRequest("A part must be sent as it is, without a Content-Transfer-Encoding.")
+        raise InvalidRequest("A part must not be encoded: Content-Transfer-Encoding is not supported.")
     message = Message()
     message["content-disposition"] = fields.get("content-disposition", "")
     name = message.get_param("name", header="content-disposition")
     if message.get_content_disposition() != "form-data" or not isinstance(name, str):
-        raise InvalidRequest("A part does not say which field of the form it is.")
+        raise InvalidRequest("A part has no field name in its Content-Disposition header.")
     return PartBegin(name, message.get_filename())

@@ -1,4 +1,4 @@
-"""What the output must be: response_format, its extensions, other servers' spellings -> one checked GrammarSpec."""
+"""The form of the output: response_format, its extensions, other servers' spellings -> one checked GrammarSpec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ ANY_OBJECT = '{"type":"object"}'
 
 
 def check_output_form(fields: GenerationFields, config: ApiConfig) -> GrammarSpec | None:
-    """None if the output may be any text. Refuses what is too large, and two constraints at once, by name."""
+    """None if the output may be any text. Refuses, by name, a constraint that is too large, and two constraints at
+    once."""
     specs = [*_of_response_format(fields.response_format, config), *_of_structured(fields.structured_outputs, config)]
     for name in ("regex", "guided_regex"):
         specs += _regex(getattr(fields, name), name, config)
@@ -31,12 +32,12 @@ def check_output_form(fields: GenerationFields, config: ApiConfig) -> GrammarSpe
         specs += _json(getattr(fields, name), name, config)
     if len(specs) > 1:
         both = f"{specs[0].param} and {specs[1].param}"
-        raise InvalidRequest(f"{both} exclude each other: an output has one form.", param=specs[1].param)
+        raise InvalidRequest(f"{both} cannot be combined: an output can have only one form.", param=specs[1].param)
     return specs[0] if specs else None
 
 
 class CompiledForm(NamedTuple):
-    """The grammar that the engine holds the output to, and the seconds that it took to get it; None: any text."""
+    """The grammar that constrains the output, and the seconds that compiling it took; None: any text."""
 
     grammar: Grammar | None = None
     seconds: float | None = None
@@ -45,7 +46,7 @@ class CompiledForm(NamedTuple):
 async def compile_form(
     spec: GrammarSpec | None, model: ServedModel, reasoning: Reasoning = Reasoning.NONE
 ) -> CompiledForm:
-    """InvalidRequest if there is no grammar that does what is asked for."""
+    """InvalidRequest if the constraint cannot be compiled."""
     if spec is None:
         return CompiledForm()
     if model.grammars is None:
@@ -65,14 +66,14 @@ def _of_response_format(format_: ResponseFormat | None, config: ApiConfig) -> li
         return _structural_tag(tag, "response_format", config)
     if tag:
         name = f"response_format.{next(iter(tag))}"
-        raise UnsupportedParameter(f"{name} is for type structural_tag.", param=name)
+        raise UnsupportedParameter(f"{name} is only allowed with type structural_tag.", param=name)
     if format_.type == "json_object":
         if format_.schema_ is not None:
             return _json(format_.schema_, "response_format.schema", config)
         return [GrammarSpec("json_schema", ANY_OBJECT, "response_format")]
     if format_.schema_ is not None:
         raise UnsupportedParameter(
-            f"response_format.schema is for type json_object; a schema belongs in {param}.",
+            f"response_format.schema is only allowed with type json_object; put the schema in {param}.",
             param="response_format.schema",
         )
     if format_.type == "text":
@@ -81,7 +82,7 @@ def _of_response_format(format_: ResponseFormat | None, config: ApiConfig) -> li
         whole = "response_format.json_schema"
         raise InvalidRequest(f"{whole} is required.", param=whole, code="missing_required_parameter")
     schema = format_.json_schema.schema_
-    if schema is None and format_.json_schema.model_extra:  # perhaps the schema itself, one level too high
+    if schema is None and format_.json_schema.model_extra:  # perhaps the schema itself is one level too high
         raise InvalidRequest(f"{param} is required.", param=param, code="missing_required_parameter")
     if schema is None:
         return [GrammarSpec("json_schema", ANY_OBJECT, "response_format.json_schema")]
@@ -114,7 +115,7 @@ def _json(schema: object, param: str, config: ApiConfig, whitespace: str | None 
 
 
 def _structural_tag(tag: object, param: str, config: ApiConfig) -> list[GrammarSpec]:
-    """It is held to the limits of a schema as a whole: it has nothing in it that is larger or deeper."""
+    """The whole tag is held to the limits of a schema, so nothing in it is larger or deeper."""
     if tag is None:
         return []
     checked = orjson.loads(schema_text(_parsed(tag, param, config), param, config))
@@ -128,7 +129,7 @@ def _structural_tag(tag: object, param: str, config: ApiConfig) -> list[GrammarS
 
 
 def _parsed(value: object, param: str, config: ApiConfig) -> object:
-    """vLLM takes a schema or a structural tag also as text."""
+    """vLLM also takes a schema or a structural tag as a JSON string."""
     if not isinstance(value, str):
         return value
     if len(value.encode()) > config.max_schema_bytes:
@@ -150,9 +151,11 @@ def _choice(choices: Sequence[str] | None, param: str, config: ApiConfig) -> lis
     if choices is None:
         return []
     if not choices or not all(choices):
-        raise InvalidRequest(f"{param} must hold at least one text, and none that is empty.", param=param)
+        raise InvalidRequest(f"{param} must hold at least one string, and no empty one.", param=param)
     if len(choices) > config.max_enum_values:
-        raise InvalidRequest(f"{param} may hold at most {config.max_enum_values} texts.", param=param)
+        raise InvalidRequest(
+            f"{param} may hold at most {config.max_enum_values} strings, got {len(choices)}.", param=param
+        )
     return [GrammarSpec("choice", schema_text(list(choices), param, config), param)]
 
 

@@ -1,4 +1,4 @@
-"""Which page of a list is asked for: `after`, `limit` and `order`, as OpenAI's lists have them."""
+"""Which page of a list is asked for: `after`, `limit` and `order`, as in OpenAI's lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ORDERS = ("asc", "desc")
 
 
 def page_query(http: Request, *, most: int, default: int) -> PageQuery:
-    """limit: from 1 to `most`, `default` if left out. The newest come first if nothing is said."""
+    """limit: from 1 to `most`; `default` if left out. By default the newest come first."""
     query = http.query_params
     order, limit = query.get("order", "desc"), number_of(http, "limit")
     if order not in _ORDERS:

@@ -1,4 +1,4 @@
-"""A call that only has to be submitted: what every wire form of a call is made into, and its answer made from."""
+"""A call that is ready to be submitted. Every wire form is converted to it, and the answer is made from it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from service.text.tool_calls import ToolStyle
 class CallPrompts:
     """The ids of each of a call's prompts.
 
-    param: the field that they come from, to be named in refusals. default_max_tokens: for a call that says nothing;
-    None: the rest of the context. num_logprobs: what the answer needs of the prompts' tokens; num_told: how many times
-    it tells them. echoes: the text of each prompt, to stand before its completions; None if it is not wanted.
+    param: the field that they come from, named in refusals. default_max_tokens: used if the call gives none; None: the
+        rest of the context.
+    num_logprobs: top log probabilities per prompt token that the answer needs; num_told: how many times it repeats
+        them.
+    echoes: the text of each prompt, to stand before its completions; None if it is not wanted.
     """
 
     token_ids: Sequence[Sequence[int]]
@@ -39,10 +41,11 @@ class CallPrompts:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """checked: its fields. form: what its output is held to. thinking: how long the model may think; None: as it likes.
+    """checked: its fields. form: the grammar of its output. thinking: the limit on reasoning tokens; None: no limit.
 
-    make_output: makes what tells a chat choice's output apart; None if it can only be content. tool_style: how the
-    model writes calls; None if it is not asked to make any.
+    make_output: makes the reader that separates a chat choice's reasoning and calls from content; None if it can only
+        be content.
+    tool_style: how the model writes calls; None if it is not asked to make any.
     """
 
     head: CallHead
@@ -76,6 +79,7 @@ def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
         max_tokens = max_tokens_for(
             num_prompt_tokens=len(prompt),
             asked=checked.max_tokens,
+            min_tokens=checked.stops.min_tokens,
             default=prompts.default_max_tokens,
             max_model_len=model.max_model_len,
             room=min(room, kv_room(snapshot, len(prompt), checked.sampling.num_sequences, checked.adapter)),
@@ -101,16 +105,23 @@ def build_requests(call: PreparedCall, config: ApiConfig) -> list[Request]:
 
 
 def scoped_salt(salt: str, client: str, config: ApiConfig) -> str:
-    """What keeps cached prefixes apart: the client's own salt, and by default the name of its API key. Else
+    """The salt of the prefix cache: the client's own, and by default the name of its API key. Without it,
     `cached_tokens` and the time to the first token would tell one client what another has asked."""
     if config.prefix_cache_scope == "all" or not (client or salt):
         return salt
-    return f"{len(client)}:{client}{salt}"  # with the length, so that no client and salt look like another's
+    return f"{len(client)}:{client}{salt}"  # with the length, so that no two pairs of client and salt are alike
 
 
 def _check_beside_grammar(call: CheckedCall) -> None:
-    """A form that the client asked for, or calls that it wants to be made, leave no room for these."""
+    """Refuses what cannot be combined with a grammar, be it for a form that was asked for or for required calls."""
     if call.stops.min_tokens:
-        raise InvalidRequest("min_tokens: the form of the output says where it may end.", param="min_tokens")
+        raise InvalidRequest(
+            "min_tokens cannot be combined with a structured output or required tool calls: their form says where the "
+            "output may end.",
+            param="min_tokens",
+        )
     if call.sampling.beam is not None:
-        raise InvalidRequest("use_beam_search: beams cannot be held to a form.", param="use_beam_search")
+        raise InvalidRequest(
+            "use_beam_search cannot be combined with a structured output or required tool calls.",
+            param="use_beam_search",
+        )

@@ -1,5 +1,5 @@
-"""The ids of a prompt that is text, and how long it may be: told before it is read, since 8 MB take seconds, and while
-it is."""
+"""The ids of a text prompt, and the bound on its length. The bound is checked before tokenizing, since 8 MB take
+seconds, and while tokenizing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from service.errors import ContextLengthExceeded, InvalidRequest
 from service.text.long_text import UndividedTextTooLong
 
 MOST_COUNTED = 1024 * 1024
-"""Characters or tokens of a prompt beyond its context that are read all the same, to be counted or cut: a second."""
+"""Characters or tokens. A prompt that only has to be counted or truncated may exceed the context up to here, which
+takes about a second."""
 
 
 Prompts = Sequence[str | list[int]]
@@ -22,20 +23,20 @@ Prompts = Sequence[str | list[int]]
 
 @dataclass(frozen=True, slots=True)
 class PromptBound:
-    """Of one prompt. param: its field. must_fit: it is to be answered as it is; else it is counted or cut, and only
-    what takes too long to read is refused. The checks raise ContextLengthExceeded. Any thread."""
+    """The bound of one prompt. param: its field. must_fit: it must fit the context; else it is counted or truncated,
+    and only refused if it would take too long to read. The checks raise ContextLengthExceeded. Any thread."""
 
     model: ServedModel
     param: str
     must_fit: bool = True
 
     def check_characters(self, num_characters: int) -> None:
-        """Refuse a text that has too many tokens however it is tokenized."""
+        """Refuses a text that has too many tokens, however it is tokenized."""
         if self.must_fit or num_characters > MOST_COUNTED:
             self._check(self.model.tokenizer.least_num_tokens(num_characters), self.model.max_model_len)
 
     def check_tokens(self, num_tokens: int) -> None:
-        """Refuse a prompt of which so many tokens are read already."""
+        """Refuses a prompt after `num_tokens` of its tokens are read."""
         most = self.model.max_model_len
         self._check(num_tokens, most if self.must_fit else max(most, MOST_COUNTED))
 
@@ -54,31 +55,31 @@ def as_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[st
     """The one or several prompts that a field holds, each text or ids."""
     if isinstance(prompt, str):
         return [prompt]
-    # The wire shape has seen to it that all members are alike; looking at a million ids again takes 60 ms.
+    # The wire shape has checked that all members are alike; checking a million ids again takes 60 ms.
     if not prompt or isinstance(prompt[0], int):
         return [cast(list[int], prompt)]
     return list(cast(list[str | list[int]], prompt))
 
 
 def empty_prompt(param: str) -> InvalidRequest:
-    """The refusal."""
+    """The error to raise."""
     return InvalidRequest(f"{param} must not be empty.", param=param)
 
 
 def prompt_token_ids(
     prompt: str | list[int], bound: PromptBound, special: bool, check_cancelled: Callable[[], None]
 ) -> list[int]:
-    """Text as `text_ids`, ids as they are: at least one, each inside the vocabulary."""
+    """The ids of text, as by `text_ids`, or the given ids: at least one, each inside the vocabulary."""
     ids = prompt if isinstance(prompt, list) else text_ids(prompt, bound, special, check_cancelled)
     if not ids:
         raise empty_prompt(bound.param)
-    # Text may have others too: tokens that were added to the tokenizer.
+    # Text can also have ids outside it: tokens that were added to the tokenizer.
     check_token_ids(ids, bound.model.vocab_size, bound.param)
     return ids
 
 
 def text_ids(text: str, bound: PromptBound, special: bool, check_cancelled: Callable[[], None]) -> list[int]:
-    """special: with the tokens that the tokenizer puts around a text. check_cancelled: of `TextPool.run_prompt`.
+    """special: add the tokenizer's special tokens. check_cancelled: see `TextPool.run_prompt`.
 
     Raises ContextLengthExceeded as soon as `bound` is passed, InvalidRequest if the text cannot be tokenized.
     """
@@ -87,13 +88,13 @@ def text_ids(text: str, bound: PromptBound, special: bool, check_cancelled: Call
         ids = bound.model.tokenizer.encode(text, add_special_tokens=special, check=with_check)
     except UndividedTextTooLong as error:
         raise undivided(error, bound) from error
-    if not bound.must_fit:  # else whoever knows max_tokens checks the whole
+    if not bound.must_fit:  # else max_tokens_for checks the whole
         bound.check_tokens(len(ids))
     return ids
 
 
 def checked_by(bound: PromptBound, check_cancelled: Callable[[], None]) -> Callable[[int], None]:
-    """What a tokenizer tells between the pieces of a long text."""
+    """The function that the tokenizer calls between the pieces of a long text."""
 
     def check(num_tokens: int) -> None:
         check_cancelled()
@@ -103,7 +104,7 @@ def checked_by(bound: PromptBound, check_cancelled: Callable[[], None]) -> Calla
 
 
 def undivided(error: UndividedTextTooLong, bound: PromptBound) -> InvalidRequest:
-    """The refusal."""
+    """The error to raise."""
     return InvalidRequest(f"{bound.param}: {error}.", param=bound.param)
 
 

@@ -1,4 +1,4 @@
-"""What a query says: flags and numbers."""
+"""Flags and numbers in a query string."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_DIGITS = 9
 
 
 def flag_of(http: Request, name: str) -> bool | None:
-    """None: it is not there."""
+    """None: it is not given."""
     asked = http.query_params.get(name)
     if asked is None:
         return None
@@ -21,10 +21,10 @@ def flag_of(http: Request, name: str) -> bool | None:
 
 
 def number_of(http: Request, name: str) -> int | None:
-    """From 0 on. None: it is not there."""
+    """At least 0. None: it is not given."""
     asked = http.query_params.get(name)
     if asked is None:
         return None
     if not (asked.isascii() and asked.isdigit() and len(asked) <= _MAX_DIGITS):
-        raise InvalidRequest(f"{name} must be a number from 0 on, of {_MAX_DIGITS} digits at most.", param=name)
+        raise InvalidRequest(f"{name} must be an integer of at least 0, with at most {_MAX_DIGITS} digits.", param=name)
     return int(asked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.types import Receive
@@ -30,8 +30,8 @@ _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset(
     {
         _LOGPROBS,
-        "reasoning.encrypted_content",  # reasoning is told in plain text, so there is nothing to encrypt
-        "file_search_call.results",  # these are of items that there are none of
+        "reasoning.encrypted_content",  # reasoning is shown in plain text, so there is nothing to encrypt
+        "file_search_call.results",  # these are of item types that do not exist here
         "web_search_call.results",
         "web_search_call.action.sources",
         "message.input_image.image_url",
@@ -55,10 +55,11 @@ _OF_A_CHAT = frozenset(
         *("choice", "grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     }
 )
-"""Fields of a chat that mean the same here; any other could make another answer than a response has room for."""
+"""Fields of a chat that mean the same here. Any other chat field could make an answer that a response cannot
+express."""
 _REFUSED = ("conversation", "prompt", "context_management", "moderation", "background_options")
 _HINTS = frozenset({"prompt_cache_options", "access_programs", "image", "client_metadata"})
-"""Fields of OpenAI's, and of Codex, that ask a server like this one for nothing."""
+"""Fields of OpenAI's and of Codex that have no effect on a server like this one."""
 _MOST_METADATA = 16
 _NAMES = {
     "max_completion_tokens": "max_output_tokens",
@@ -76,7 +77,7 @@ _PATH = re.compile(r"(messages|tools)\[(\d+)\](?:\.tool_calls\[(\d+)\])?(?:\.fun
 
 @dataclass(frozen=True, slots=True)
 class ResponseCall:
-    """A prepared response. tools: how its calls go back."""
+    """A prepared response. tools: how its calls are shown."""
 
     prepared: PreparedCall
     fields: ResponsesRequest
@@ -84,7 +85,7 @@ class ResponseCall:
     conversation: _Conversation
 
     def name_of(self, path: str) -> str:
-        """A field of the chat that the response was made into -> the response's."""
+        """Maps the path of a field of the chat that the response was converted to, to the path in the response."""
         return self.conversation.name_of(path)
 
 
@@ -98,9 +99,9 @@ async def prepare_response(
     *,
     may_store: bool,
 ) -> ResponseCall:
-    """As `prepare_chat`. history: the conversation that `previous_response_id` stands for.
+    """As `prepare_chat`. history: the conversation that `previous_response_id` refers to.
 
-    may_store: whether there is a place to keep it in; a client that wants it kept is told if there is none.
+    may_store: whether this server stores responses; if not, `store` is named among the ignored fields.
     """
     _check(fields)
     tools = read_tools(fields.tools or ())
@@ -111,16 +112,17 @@ async def prepare_response(
     with fields_named(conversation.name_of):
         chat = parse(ChatRequest, _chat(fields, conversation, tools))
         call = await prepare_chat(chat, head, receive, model, context, also_unknown=tuple(dict.fromkeys(unread)))
+    call = replace(call, checked=replace(call.checked, max_tokens_param="max_output_tokens"))
     return ResponseCall(call, fields, tools, conversation)
 
 
 async def count_input(
     fields: ResponsesRequest, history: Sequence[InputItem], receive: Receive, model: ServedModel, context: ApiContext
 ) -> tuple[int, tuple[str, ...]]:
-    """Tokens of the prompt as a response with these fields has it, and the fields that are ignored. history: as of
+    """The number of prompt tokens that a response with these fields has, and the names of ignored fields. history: see
     `prepare_response`."""
     if fields.model is not None:
-        check_name(fields.model, model, context.config)
+        check_name(fields.model, model.adapters, context.config)
     _check(fields)
     tools = read_tools(fields.tools or ())
     conversation = _Conversation(fields, history, tools)
@@ -134,7 +136,7 @@ async def count_input(
 
 
 class _Conversation:
-    """The messages of a response, and where in the request each came from."""
+    """The messages of a response, and where in the request each of them comes from."""
 
     def __init__(self, fields: ResponsesRequest, history: Sequence[InputItem], tools: ResponseTools) -> None:
         self._tool_places = tools.places
@@ -157,7 +159,7 @@ class _Conversation:
 
 
 def input_items(fields: ResponsesRequest) -> Sequence[InputItem]:
-    """A text is a message of the user."""
+    """A text is one message of the user."""
     if isinstance(fields.input, str):
         return [InputItem(type="message", role="user", content=fields.input)]
     return fields.input or ()
@@ -169,15 +171,15 @@ def _check(fields: ResponsesRequest) -> None:
             raise UnsupportedParameter(f"{name} is not supported for responses.", param=name)
     for index, each in enumerate(fields.include or ()):
         if each not in _INCLUDABLE:
-            raise InvalidRequest(f"include[{index}] is not known; there are {sorted(_INCLUDABLE)}.", param="include")
+            raise InvalidRequest(f"include[{index}] must be one of {', '.join(sorted(_INCLUDABLE))}.", param="include")
     if fields.top_logprobs and _LOGPROBS not in (fields.include or ()):
-        raise InvalidRequest(f"top_logprobs needs include to hold {_LOGPROBS}.", param="top_logprobs")
+        raise InvalidRequest(f"top_logprobs is only allowed when include holds {_LOGPROBS}.", param="top_logprobs")
     if len(fields.metadata or {}) > _MOST_METADATA:
         raise InvalidRequest(f"metadata may hold at most {_MOST_METADATA} pairs.", param="metadata")
 
 
 def _unread(fields: ResponsesRequest) -> list[str]:
-    """Names of what is not heeded, or nobody knows, in the request's own parts."""
+    """Names of ignored and unknown fields in the request's own parts."""
     names: list[str] = []
     if (text := fields.text) is not None:
         names += extra_fields("text", text)
@@ -191,7 +193,7 @@ def _unread(fields: ResponsesRequest) -> list[str]:
 
 
 def _chat(fields: ResponsesRequest, conversation: _Conversation, tools: ResponseTools) -> dict[str, Any]:
-    """As JSON of a chat. Fields that nobody knows go on to where a chat's do."""
+    """The chat as JSON. Unknown fields are passed on, to be treated as a chat's."""
     body = {name: value for name, value in (fields.model_extra or {}).items() if name not in _HINTS}
     body |= {name: getattr(fields, name) for name in _PASSED_ON}
     if fields.structured_outputs is not None:
@@ -212,7 +214,7 @@ def _chat(fields: ResponsesRequest, conversation: _Conversation, tools: Response
 
 
 def _response_format(fields: ResponsesRequest) -> dict[str, Any] | None:
-    """What stands in one object here has one of its own in a chat."""
+    """Converts `text.format`, one flat object, to a chat's nested response_format."""
     if fields.text is None or fields.text.format is None:
         return None
     format_ = fields.text.format.model_dump(include={"type", "name", "schema_", "strict"}, by_alias=True)

@@ -1,4 +1,4 @@
-"""The conversation that `previous_response_id` stands for, and what is kept of one for the next."""
+"""The conversation that `previous_response_id` refers to, and what is kept of a conversation for the next call."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ _CHARACTERS_OF_A_TOKEN = 4
 
 
 async def read_history(fields: ResponsesRequest, client: str, context: ApiContext) -> list[dict[str, Any]]:
-    """The items of the conversation so far, as JSON; none without `previous_response_id`.
+    """The items of the conversation so far, as JSON; empty without `previous_response_id`.
 
-    Refused if that response is not there, is not complete, or is larger than what a client might send itself.
+    Refused if that response does not exist, is not complete, or is larger than a client's own body may be.
     """
     response_id, config = fields.previous_response_id, context.config
     if response_id is None:
         return []
     if not context.responses.keeps:
-        raise UnsupportedParameter(f"{_PARAM} needs a server with --responses-store.", param=_PARAM)
+        raise UnsupportedParameter(
+            f"{_PARAM} is not supported: this server stores no responses (--responses-store).", param=_PARAM
+        )
     try:
         stored = context.responses.get(response_id, client)
     except NotFound as error:
@@ -48,7 +50,7 @@ async def read_history(fields: ResponsesRequest, client: str, context: ApiContex
 def parsed_history(
     history: Sequence[Mapping[str, Any]], body: Mapping[str, Any], context: ApiContext
 ) -> Sequence[InputItem]:
-    """In their wire shapes; refused if with the request's own they are too many."""
+    """The items in their wire shapes; refused if there are too many together with the request's own."""
     if not history:
         return ()
     new = body.get("input")
@@ -61,18 +63,18 @@ def parsed_history(
 async def conversation_json(
     history: Sequence[Mapping[str, Any]], text: object, call: ResponseCall, context: ApiContext
 ) -> bytes:
-    """What is kept of the conversation of a call. text: the request's `input`, as it came."""
+    """What is kept of a call's conversation. text: the request's `input`, unchanged."""
     items = [*history, *items_of(text)]
     return await context.texts.run(num_characters_of(call), lambda: orjson.dumps(items))
 
 
 def num_characters_of(call: ResponseCall) -> int:
-    """About how many the conversation of a call has."""
+    """The approximate number of characters of a call's conversation."""
     return _CHARACTERS_OF_A_TOKEN * sum(map(len, call.prepared.prompts.token_ids))
 
 
 def items_of(text: object) -> Sequence[Mapping[str, Any]]:
-    """A request's `input`, as it came, as items."""
+    """A request's `input`, unchanged, as items."""
     if isinstance(text, str):
         return [{"type": "message", "role": "user", "content": text}]
     return text if isinstance(text, list) else ()

@@ -1,7 +1,7 @@
 """The items of a response's conversation -> the messages of a chat.
 
-Reasoning, what was said after it and the calls that follow are one message of the assistant. Instructions and the
-system messages right behind them are one system message: most templates take none but the first.
+Reasoning, the text after it and the calls that follow are one message of the assistant. The instructions and the system
+messages right after them are one system message, since most templates allow only one, at the beginning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ABOVE = frozenset({"system", "developer"})
 
 @dataclass(slots=True)
 class _Draft:
-    """A message while items are added to it. place: of the item that it began with."""
+    """A message to which items are added. place: of the item that it began with."""
 
     place: str
     role: str
@@ -49,13 +49,13 @@ class _Draft:
 
 
 class ChatMessages:
-    """Made of items, one by one. unread: names of what is left out of them."""
+    """Built from items, one by one. unread: names of ignored fields in them."""
 
     def __init__(self, instructions: str | None) -> None:
         self.unread: dict[str, None] = {}
         self._drafts: list[_Draft] = []
-        self._above = False  # the last message is the instructions, and may grow
-        self._spoken = False  # the last message is the assistant's, and may grow
+        self._above = False  # the last message is the instructions, and may be extended
+        self._spoken = False  # the last message is the assistant's, and may be extended
         if instructions is not None:
             self._begin("instructions", "system", above=True).content.append(instructions)
 
@@ -65,7 +65,7 @@ class ChatMessages:
         return [draft.message() for draft in self._drafts]
 
     def add(self, item: InputItem, place: str) -> None:
-        """Refuses an item that is not complete, or of a type that is not known."""
+        """Refuses an item that is incomplete or of an unknown type."""
         self.unread |= dict.fromkeys(extra_fields("input", item))
         kind = item.type or ("message" if item.role else "item_reference")
         if kind not in _READERS:
@@ -75,7 +75,7 @@ class ChatMessages:
         _READERS[kind](self, item, place)
 
     def place_of(self, index: int, call: int | None = None) -> str:
-        """The item that a message, or a call in it, was made from."""
+        """The path of the item that a message, or a call in it, was made from."""
         draft = self._drafts[index]
         return draft.place if call is None else draft.call_places[call]
 
@@ -115,14 +115,15 @@ class ChatMessages:
         draft.content += texts
 
     def read_compaction(self, item: InputItem, place: str) -> None:
-        """A summary in place of what was said is the assistant's: the user's next message follows it."""
+        """A summary that replaces the conversation becomes the assistant's message, so that the user's next message
+        follows it."""
         content = _required(item.encrypted_content, f"{place}.encrypted_content")
         summary = summary_of(content, f"{place}.encrypted_content")
         self._begin(place, "assistant").content.append(f"Summary of our conversation so far:\n{summary}")
 
     def _speaking(self, place: str, *, calls: bool = False) -> _Draft:
-        """The assistant's message that is being put together; a new one if that has said something. One that has
-        called goes on, whatever comes: the results of its calls must stand right behind it."""
+        """The assistant's message that is being built; a new one if that already has text. A message with calls is
+        always continued, since the results of its calls must follow it directly."""
         if self._spoken and (calls or self._drafts[-1].calls or not self._drafts[-1].content):
             return self._drafts[-1]
         draft = self._begin(place, "assistant")
@@ -163,7 +164,7 @@ def _text(part: InputPart, param: str) -> str:
         return _required(part.refusal, f"{param}.refusal")
     if part.type not in _TEXTS:
         raise UnsupportedParameter(
-            f"{param}.type: parts of type '{part.type[:64]}' are not supported; text is.", param=f"{param}.type"
+            f"{param}.type: parts of type '{part.type[:64]}' are not supported, only text.", param=f"{param}.type"
         )
     return _required(part.text, f"{param}.text")
 

@@ -1,9 +1,9 @@
-"""The `tools` of a response -> the functions of a chat, and under which names their calls go back.
+"""The `tools` of a response -> the functions of a chat, and the names under which their calls are shown.
 
-Three kinds of tools are told apart. Functions, alone or in a namespace, are functions. A custom tool takes free text:
-to the model it is a function whose one argument is that text. Whatever else there is would be run by OpenAI's servers,
-or asks for a model that was trained on it. What agents attach to every request, whether or not anybody needs it, is
-left out and named in `x-ignored-params`; the rest is refused by name.
+There are three kinds of tools. Functions, alone or in a namespace, are functions. A custom tool takes free text: to the
+model it is a function whose one argument is that text. All others would be run by OpenAI's servers, or need a model
+that was trained on them. Of these, the ones that agents attach to every request, needed or not, are left out and named
+in `x-ignored-params`; the rest is refused by name.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from service.protocol.responses import InputFormat, ResponseTool
 from service.text.string_argument import ARGUMENT
 
 _LEFT_OUT = ("web_search", "image_generation", "tool_search")
-"""With their dated and preview names, which begin alike."""
+"""Also with their dated and preview names, which begin alike."""
 _HINTS = frozenset({"defer_loading", "allowed_callers", "output_schema", "async"})
-"""Fields of tools that change nothing for a model that is shown them all and calls them directly."""
+"""Fields of tools that change nothing for a model that sees all tools and calls them directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalledAs:
-    """How the calls of one function go back to the client. place: of the tool in the request."""
+    """How the calls of one function are shown to the client. place: of the tool in the request."""
 
     type: Literal["function", "custom"]
     name: str
@@ -35,8 +35,8 @@ class CalledAs:
 
 @dataclass(slots=True)
 class ResponseTools:
-    """functions: a chat's `tools`, as JSON. called_as: by the names that the model knows. echoed: the tools that are
-    in force, as they came. ignored: names of what was left out."""
+    """functions: a chat's `tools`, as JSON. called_as: by the names that the model knows. echoed: the tools in force,
+    unchanged. ignored: names of what was left out."""
 
     functions: list[dict[str, Any]] = field(default_factory=list)
     called_as: dict[str, CalledAs] = field(default_factory=dict)
@@ -45,17 +45,17 @@ class ResponseTools:
 
     @property
     def places(self) -> list[str]:
-        """Of each function, where it stands in the request."""
+        """Of each function, its path in the request."""
         return [each.place for each in self.called_as.values()]
 
 
 def joined_name(name: str, namespace: str | None) -> str:
-    """What the model knows a function of a namespace by."""
+    """The name by which the model knows a function of a namespace."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
 def read_tools(tools: Sequence[ResponseTool]) -> ResponseTools:
-    """Refuses what cannot be honoured; the functions themselves are checked as a chat's."""
+    """Refuses what is not supported; the functions themselves are checked as a chat's."""
     read = ResponseTools()
     for index, tool in enumerate(tools):
         if tool.type.startswith(_LEFT_OUT):
@@ -75,7 +75,7 @@ def read_tools(tools: Sequence[ResponseTool]) -> ResponseTools:
 
 
 def chat_choice(choice: str | dict[str, Any] | None, tools: ResponseTools) -> str | dict[str, Any] | None:
-    """A chat's `tool_choice`. What names no function is left to the chat to refuse."""
+    """A chat's `tool_choice`. A choice that names no function is left to the chat's check."""
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") == "allowed_tools":
@@ -86,12 +86,12 @@ def chat_choice(choice: str | dict[str, Any] | None, tools: ResponseTools) -> st
 
 
 def custom_arguments(text: str) -> dict[str, str]:
-    """Of a call of a custom tool, as the model is shown it."""
+    """The arguments of a custom tool's call, as the model sees them."""
     return {ARGUMENT: text}
 
 
 def _members(tool: ResponseTool, place: str) -> Iterator[tuple[str, ResponseTool, str | None]]:
-    """The tool, or those of its namespace, each with its place."""
+    """The tool, or the tools of its namespace, each with its path."""
     if tool.type != "namespace":
         yield place, tool, None
         return
@@ -102,7 +102,7 @@ def _members(tool: ResponseTool, place: str) -> Iterator[tuple[str, ResponseTool
 def _function(tool: ResponseTool, place: str, namespace: str | None, ignored: list[str]) -> dict[str, object]:
     if tool.type not in ("function", "custom"):
         raise UnsupportedParameter(
-            f"{place}.type: tools of type '{tool.type[:64]}' are not supported; function and custom are.",
+            f"{place}.type: tools of type '{tool.type[:64]}' are not supported, only function and custom.",
             param=f"{place}.type",
         )
     function: dict[str, object] = {"name": joined_name(_named_at(tool, place), namespace)}
@@ -120,8 +120,8 @@ def _named_at(tool: ResponseTool, place: str) -> str:
 
 
 def _custom(tool: ResponseTool, place: str, ignored: list[str]) -> dict[str, object]:
-    """A regex holds the text to it. A Lark grammar is shown to the model and holds nothing: the text stands in a JSON
-    string, whose escapes the grammar does not know."""
+    """A regex constrains the text. A Lark grammar is only shown to the model: the text is in a JSON string, whose
+    escapes the grammar does not know."""
     value: dict[str, object] = {"type": "string"}
     description = tool.description or ""
     format_ = tool.format or InputFormat(type="text")
@@ -147,7 +147,7 @@ def _custom(tool: ResponseTool, place: str, ignored: list[str]) -> dict[str, obj
 
 
 def _is_there(tool: object) -> bool:
-    """Not one of those that were left out."""
+    """Whether the tool was not left out."""
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     return not (isinstance(kind, str) and kind.startswith(_LEFT_OUT))
 

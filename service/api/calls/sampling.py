@@ -1,4 +1,4 @@
-"""How a call draws its tokens: checked as far as its fields tell, then turned into ids of the model's vocabulary."""
+"""A call's sampling parameters: checked first without the vocabulary, then converted to ids of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.protocol.generation import GenerationFields, SamplingFields
 _GREEDY_TEMPERATURE = 1e-5
 """Dividing logits by a smaller temperature only overflows; it means argmax."""
 _GREEDY_TOP_P = 1e-6
-"""The likeliest of fewer than a million tokens is a nucleus of this size by itself."""
+"""The most probable of fewer than a million tokens alone has more probability than this."""
 _GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 _BOUNDS = {
     name: cast(Mapping[str, float], field.json_schema_extra) for name, field in SamplingFields.model_fields.items()
@@ -28,12 +28,13 @@ _BOUNDS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckedSampling:
-    """How tokens are drawn, as the client wrote it.
+    """How tokens are sampled, as the client wrote it.
 
-    n: choices that are generated; num_returned: the best of them that are shown. seed: None when the client gave none.
-    by_name: parameters of SamplingParams that are the same on the wire. beam: the choices are the best beams instead of
-    draws. num_logprobs: of each drawn token; logprob_token_ids: or of these instead. Ids are in the vocabulary only
-    once `sampling_maker` has looked.
+    n: choices that are generated; num_returned: the best of them that are returned. seed: None if the client gave none.
+    by_name: parameters with the same names in SamplingParams. beam: the choices come from a beam search.
+    num_logprobs: top log probabilities per generated token; logprob_token_ids: log probabilities of these tokens
+        instead.
+    Ids are checked against the vocabulary by `sampling_maker`.
     """
 
     n: int
@@ -50,7 +51,7 @@ class CheckedSampling:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of a prompt that run side by side."""
+        """Sequences of one prompt that run side by side."""
         return self.n if self.beam is None else self.beam.width
 
 
@@ -61,11 +62,12 @@ def check_sampling(
     logprobs: int | None = None,
     form_param: str | None = None,
 ) -> CheckedSampling:
-    """Everything that needs no vocabulary. form_param: the field that asks for a form of the output, if one does."""
+    """Checks everything that needs no vocabulary. form_param: the field that constrains the form of the output, if one
+    does."""
     check_range("n", fields.n, 1, config.max_n)
     num_returned = 1 if fields.n is None else fields.n
     n = _check_best_of(fields, num_returned, config)
-    # Choice i draws with seed + i, and that must be an int64 too.
+    # Choice i samples with seed + i, which must be an int64 too.
     check_range("seed", fields.seed, -INT64_MAX - 1, INT64_MAX - (n - 1))
     by_name = _check_by_name(fields, defaults)
     logit_bias = _check_logit_bias(fields.logit_bias or {})
@@ -76,10 +78,11 @@ def check_sampling(
         by_name = {"temperature": 0.0}
     if fields.deterministic and not config.exact_swap:
         raise InvalidRequest(
-            "deterministic: this server rounds the KV blocks of preempted requests (--swap-compression fp8).",
+            "deterministic is not supported: this server rounds the KV blocks of preempted requests "
+            "(--swap-compression fp8).",
             param="deterministic",
         )
-    num_logprobs = 0 if logprobs is None and n > num_returned else logprobs  # the best choices are found by them
+    num_logprobs = 0 if logprobs is None and n > num_returned else logprobs  # which the best choices are chosen by
     return CheckedSampling(
         n=n,
         num_returned=num_returned,
@@ -98,15 +101,15 @@ def check_sampling(
 def sampling_maker(
     sampling: CheckedSampling, model: ServedModel, stop_token_ids: frozenset[int], num_prompt_logprobs: int | None
 ) -> Callable[[int], SamplingParams]:
-    """Makes a prompt's parameters, given its max_tokens; each prompt has a seed of its own.
+    """Makes a prompt's parameters, given its max_tokens; each prompt has its own seed.
 
-    Refuses ids that are not in the vocabulary, determinism where the model is not served so, and rules that could leave
-    nothing to draw. Any thread: bad words are tokenized here.
+    Refuses ids outside the vocabulary, determinism where the model is not served so, and rules that could forbid every
+    token. Any thread: bad words are tokenized here.
     """
     if sampling.deterministic and not model.takes_deterministic:
         raise InvalidRequest(
-            "deterministic: of this model this server would compute one token after the other, for all who share its"
-            " steps. It does so only if it is started with --deterministic.",
+            "deterministic is not supported: this server can compute this model deterministically only one token at a"
+            " time, which slows down all requests. It does so if it is started with --deterministic.",
             param="deterministic",
         )
     check_token_ids([token_id for token_id, _ in sampling.logit_bias], model.vocab_size, "logit_bias")
@@ -143,7 +146,7 @@ def sampling_maker(
 
 
 def _check_by_name(fields: SamplingFields, defaults: GenerationDefaults) -> dict[str, Any]:
-    """What the client says, else the model's own default; what neither says is left to the engine."""
+    """The client's value, else the model's default; if there is neither, the engine's default applies."""
     by_name: dict[str, Any] = {}
     for name, bounds in _BOUNDS.items():
         value = getattr(fields, name)
@@ -159,15 +162,18 @@ def _check_by_name(fields: SamplingFields, defaults: GenerationDefaults) -> dict
 
 
 def _check_best_of(fields: GenerationFields, n: int, config: ApiConfig) -> int:
-    """How many choices to generate."""
+    """The number of choices to generate."""
     best_of = fields.best_of
     if best_of is None:
         return n
     check_range("best_of", best_of, 1, max(config.max_best_of, n))
     if best_of < n:
-        raise InvalidRequest(f"best_of is {best_of}; it must not be less than n, which is {n}.", param="best_of")
+        raise InvalidRequest(f"best_of must be at least n ({n}), got {best_of}.", param="best_of")
     if best_of > 1 and fields.stream:
-        raise InvalidRequest("best_of is not for streams: the best is known when all are done.", param="best_of")
+        raise InvalidRequest(
+            "best_of above 1 cannot be combined with stream: the best choices are known only at the end.",
+            param="best_of",
+        )
     return best_of
 
 
@@ -176,7 +182,7 @@ def _check_leaves_some(
 ) -> None:
     if forbidden.issuperset(range(model.vocab_size) if allowed is None else allowed):
         param = "bad_words" if allowed is None else "allowed_token_ids"
-        raise InvalidRequest(f"{param}: min_tokens and bad_words can leave no token to draw.", param=param)
+        raise InvalidRequest(f"{param}: min_tokens and bad_words could forbid every token.", param=param)
 
 
 def _check_logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
@@ -210,7 +216,8 @@ def _check_allowed(token_ids: list[int] | None) -> tuple[int, ...] | None:
 
 
 def _ids_of_bad_word(word: str, model: ServedModel) -> list[tuple[int, ...]]:
-    """As it is written at the beginning of a text, and behind a space, as vLLM does; without what cannot be drawn."""
+    """The word at the beginning of a text and after a space, as in vLLM; spellings with ids outside the vocabulary are
+    left out."""
     bare = word.lstrip()
     spellings = [tuple(model.tokenizer.encode(text, add_special_tokens=False)) for text in (bare, f" {bare}")]
     first, spaced = spellings

@@ -1,4 +1,4 @@
-"""What a schema, a pattern or a grammar may ask of the compiler: more would take it too long, or end the process."""
+"""Limits on schemas, patterns and grammars: beyond them compiling takes too long, or ends the process."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from service.config import ApiConfig
 from service.errors import InvalidRequest
 
 _LEAST = -9_000_000_000_000_000_000
-"""llguidance (1.9) sees -2^63 and -2^63 + 1 as one float, and recurses without end where integers end there: the stack
-overflows, which ends the process. A lower bound alone is safe: a grammar with it is refused when it is compiled, and
-tools that need no grammar may have it, as those with an int64 do."""
+"""llguidance (1.9) reads -2^63 and -2^63 + 1 as the same float, and recurses without end where integers end there: the
+stack overflows, which ends the process. A lower bound alone is safe: a grammar with it is refused when it is
+compiled. Tools that need no grammar may have it, as those with an int64 do."""
 
 _MOST_DIGITS = 5
-"""Of a multipleOf, zeros at its ends left out. llguidance makes a state of each remainder: 99,991 takes 0.5 s and 40
-MB, 9,999,991 a minute and 4 GB. Counts multiply nothing: it compiles `maxLength` and `minItems` of 1e9 in 10 ms."""
+"""Significant digits of a multipleOf. llguidance makes a state of each remainder: 99,991 takes 0.5 s and 40 MB,
+9,999,991 a minute and 4 GB. Counts do not multiply: it compiles `maxLength` and `minItems` of 1e9 in 10 ms."""
 
 _END_INTEGERS = ("maximum", "exclusiveMaximum", "const", "enum")
 _EMBEDDED = re.compile(r"%json\s*")
 _MOST_UNREAD = 16
-"""Each costs a count of the lines before it."""
+"""Each costs a scan of the lines before it."""
 _OF_ANY_TEXT = frozenset({"password", "binary", "path", "file-path", "directory-path"})
-"""Formats that tell a reader something and rule out no text: OpenAPI's, and those that pydantic writes for SecretStr,
-bytes and paths. They are left out, so that no schema is refused for them."""
+"""Formats that rule out no text: OpenAPI's, and those that pydantic writes for SecretStr, bytes and paths. They are
+removed, so that no schema is refused for them."""
 _VALUES = frozenset({"const", "enum", "default", "example", "examples"})
-"""Keywords whose value is no schema."""
+"""Keywords whose value is not a schema."""
 
 
 def schema_text(schema: object, param: str, config: ApiConfig) -> str:
-    """A schema as JSON text; InvalidRequest if it is larger or deeper than any that is honoured."""
+    """A schema as JSON text; InvalidRequest if it is larger or deeper than allowed."""
     try:
         num_bytes = len(orjson.dumps(schema))
-    except orjson.JSONEncodeError as error:  # deeper than it goes, and it goes deeper than we do
+    except orjson.JSONEncodeError as error:  # deeper than orjson goes, which is deeper than is allowed
         raise _too_deep(param, config) from error
     if num_bytes > config.max_schema_bytes:
         raise InvalidRequest(f"{param} may have at most {config.max_schema_bytes} bytes.", param=param)
@@ -51,7 +51,7 @@ def check_regex_size(pattern: str, param: str, config: ApiConfig) -> None:
 
 
 def check_grammar(text: str, param: str, config: ApiConfig) -> None:
-    """Of Lark and GBNF; a schema in it (`%json {...}`) is held to what any other is."""
+    """Of Lark and GBNF; a schema in it (`%json {...}`) has the same limits as any other."""
     if not text.strip() or len(text.encode()) > config.max_schema_bytes:
         raise InvalidRequest(f"{param} must have 1 to {config.max_schema_bytes} bytes.", param=param)
     if text.count("&") > config.max_patterns_at_once:
@@ -63,10 +63,12 @@ def check_grammar(text: str, param: str, config: ApiConfig) -> None:
             schema, position = json.JSONDecoder().raw_decode(text, position)
         except RecursionError as error:
             raise _too_deep(param, config) from error
-        except ValueError as error:  # for the compiler to refuse, if it is no literal
+        except ValueError as error:  # left to the compiler to refuse, if it is not inside a literal
             num_unread += 1
             if num_unread > _MOST_UNREAD:
-                raise InvalidRequest(f"{param}: more than {_MOST_UNREAD} %json without JSON.", param=param) from error
+                raise InvalidRequest(
+                    f"{param} may hold at most {_MOST_UNREAD} %json that no JSON follows.", param=param
+                ) from error
             continue
         _check_schema(schema, param, config)
 
@@ -95,7 +97,7 @@ def _check_depth(schema: object, param: str, config: ApiConfig) -> None:
 
 
 def _too_deep(param: str, config: ApiConfig) -> InvalidRequest:
-    return InvalidRequest(f"{param} may be nested {config.max_schema_depth} deep at most.", param=param)
+    return InvalidRequest(f"{param} may be nested at most {config.max_schema_depth} levels deep.", param=param)
 
 
 def _check_enum(node: dict[str, Any], param: str, config: ApiConfig) -> None:
@@ -115,7 +117,7 @@ def _check_patterns(node: dict[str, Any], param: str, config: ApiConfig) -> None
 
 def _check_least(each: _Value, param: str) -> None:
     if each.ends_integers is not None and isinstance(each.value, int | float) and each.value < _LEAST:
-        raise InvalidRequest(f"{param}: {each.ends_integers} must not be less than {_LEAST}.", param=param)
+        raise InvalidRequest(f"{param}: {each.ends_integers} must be at least {_LEAST}.", param=param)
 
 
 def _check_divisor(node: dict[str, Any], param: str) -> None:
@@ -129,8 +131,8 @@ def _num_digits(number: float) -> int:
 
 
 def _check_intersections(values: Sequence[_Value], param: str, config: ApiConfig) -> None:
-    """Refuse an allOf of many patterns. One that refers elsewhere may gather all that the schema has."""
-    num_patterns, refers = [0] * len(values), [False] * len(values)  # in each value, and in all that it holds
+    """Refuses an allOf of many patterns. An allOf with a $ref may gather all patterns of the schema."""
+    num_patterns, refers = [0] * len(values), [False] * len(values)  # of each value, with all that it holds
     for index in reversed(range(len(values))):
         value, holder = values[index].value, values[index].holder
         if isinstance(value, dict):
@@ -146,8 +148,8 @@ def _check_intersections(values: Sequence[_Value], param: str, config: ApiConfig
 
 
 class _Value(NamedTuple):
-    """One value of a schema. name: its key, if an object holds it. holder: the place of what holds it, which is before
-    it. ends_integers: the outermost keyword it stands in that says where integers end."""
+    """One value of a schema. name: its key, if an object holds it. holder: the index of the value that holds it, which
+    comes earlier. ends_integers: the outermost of the keywords around it that bound integers from above."""
 
     value: Any
     name: str | None = None
@@ -158,7 +160,7 @@ class _Value(NamedTuple):
 def _values(schema: object) -> list[_Value]:
     """The schema, and every value in it, each once."""
     values = [_Value(schema)]
-    for holder, each in enumerate(values):  # which grows meanwhile
+    for holder, each in enumerate(values):  # grows meanwhile
         members: Iterable[tuple[str | None, Any]] = ()
         if isinstance(each.value, dict):
             members = each.value.items()
@@ -172,7 +174,7 @@ def _values(schema: object) -> list[_Value]:
 
 
 def without_annotations(schema: Any) -> Any:
-    """The schema without formats that rule out no text; the given one stays as it is."""
+    """A copy of the schema without formats that rule out no text."""
     if isinstance(schema, list):
         return [without_annotations(member) for member in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,5 @@
-"""`thinking_token_budget`: at most so many tokens of reasoning, then the token that ends it, as vLLM has it."""
+"""`thinking_token_budget`: the maximum number of reasoning tokens, after which the token that ends the reasoning is
+forced, as in vLLM."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _PARAM = "thinking_token_budget"
 
 @dataclass(frozen=True, slots=True)
 class ThinkingLimit:
-    """num_tokens: between `think` and `end_think`, those that stand in the prompt included."""
+    """num_tokens: between `think` and `end_think`, with those in the prompt."""
 
     num_tokens: int
     think: int | None
@@ -26,14 +27,14 @@ class ThinkingLimit:
     grammars: Grammars
 
     def applied(self, grammar: Grammar | None, prompt: Sequence[int]) -> Grammar:
-        """What the output must match behind this prompt, given what it must match anyway."""
+        """The grammar of the output after this prompt: the given one, with the limit."""
         num_there = self._num_thought(prompt)
         left = self.num_tokens if num_there is None else max(0, self.num_tokens - num_there)
         is_thinking = num_there is not None
         return self.grammars.limited(grammar, ThinkingBudget(left, self.think, self.end_think, is_thinking))
 
     def _num_thought(self, prompt: Sequence[int]) -> int | None:
-        """Tokens of the reasoning that the prompt leaves open; None if it leaves none open."""
+        """The number of tokens of a reasoning block that the prompt leaves open; None if it leaves none open."""
         num_behind = None if self.think is None else _num_behind(prompt, self.think)
         if num_behind is None or self.end_think in prompt[len(prompt) - num_behind :]:
             return None
@@ -41,7 +42,7 @@ class ThinkingLimit:
 
 
 def check_thinking_budget(fields: GenerationFields, model: ServedModel) -> ThinkingLimit | None:
-    """None if the model may think as long as it likes."""
+    """None if there is no limit."""
     budget = fields.thinking_token_budget
     check_range(_PARAM, budget, -1, INT64_MAX)
     if budget is None or budget == -1:
@@ -55,28 +56,29 @@ def check_thinking_budget(fields: GenerationFields, model: ServedModel) -> Think
 
 
 def check_beside_budget(limit: ThinkingLimit, sampling: CheckedSampling, stop_token_ids: frozenset[int]) -> None:
-    """The end of the thinking must be there to be drawn when it is to come."""
+    """It must be possible to sample the token that ends the reasoning."""
     if sampling.beam is not None:
-        raise InvalidRequest(f"{_PARAM}: beams cannot be held to a budget.", param=_PARAM)
+        raise InvalidRequest(f"{_PARAM} cannot be combined with use_beam_search.", param=_PARAM)
     allowed = sampling.allowed_token_ids
     if allowed is not None and limit.end_think not in allowed:
         raise InvalidRequest(
-            f"{_PARAM}: allowed_token_ids leaves out {limit.end_think}, which ends the thinking.", param=_PARAM
+            f"{_PARAM}: allowed_token_ids must hold {limit.end_think}, the token that ends the thinking.", param=_PARAM
         )
     if sampling.by_name.get("min_tokens") and limit.end_think in stop_token_ids:
         raise InvalidRequest(
-            f"{_PARAM}: min_tokens holds off {limit.end_think}, which ends the thinking and is in stop_token_ids.",
+            f"{_PARAM}: min_tokens would hold off token {limit.end_think}, which ends the thinking and is in "
+            "stop_token_ids.",
             param=_PARAM,
         )
 
 
 def end_think_id(model: ServedModel) -> int | None:
-    """Id of the token that ends the model's reasoning; None if no single one does."""
+    """Id of the token that ends the model's reasoning; None if no single token does."""
     return _id_of(CLOSE, model)
 
 
 def _num_behind(ids: Sequence[int], token_id: int) -> int | None:
-    """How many ids follow the last one of these."""
+    """How many ids follow the last occurrence of `token_id`; None if there is none."""
     try:
         return ids[::-1].index(token_id)
     except ValueError:

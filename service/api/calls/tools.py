@@ -1,4 +1,4 @@
-"""The `tools` of a chat call: checked, and what the template, the output's router and its grammar are told of them."""
+"""The `tools` of a chat call: checked, and converted for the template, the output's parser and its grammar."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Mode = Literal["none", "auto", "required"]
 class ToolUse:
     """definitions: as the template shows them; None without tools.
 
-    callable: the functions that may be called. style: how calls are written; None if the model's text is not to be
-    searched for calls. must_call: the answer is calls and nothing else. parallel: it may be several.
+    callable: the functions that may be called. style: how calls are written; None if the output is not searched for
+    calls. must_call: the answer has only calls. parallel: there may be several.
     """
 
     definitions: list[dict[str, object]] | None = None
@@ -42,19 +42,19 @@ class ToolUse:
 
     @property
     def needs_grammar(self) -> bool:
-        """Whether a model that is left alone with its text may do what the client has ruled out."""
+        """Whether the model's free output could be something that the client has ruled out."""
         return bool(self.callable) and (
             self.must_call or not self.parallel or any(tool.is_strict for tool in self.callable)
         )
 
 
 def check_tools(fields: ChatPromptFields, template: ChatTemplate, config: ApiConfig) -> ToolUse:
-    """Refuse, by name, what cannot be honoured. With tool_choice `none` the model is not shown the tools."""
+    """Refuses, by name, what is not supported. With tool_choice `none` the model does not see the tools."""
     tools = fields.tools or []
     mode, allowed = _check_choice(fields.tool_choice)
     if not tools:
         if mode == "required":
-            raise InvalidRequest("tool_choice: there are no tools to choose from.", param="tool_choice")
+            raise InvalidRequest("tool_choice is only allowed when tools are given.", param="tool_choice")
         return ToolUse()
     for index, tool in enumerate(tools):
         _check_tool(tool, f"tools[{index}]", config)
@@ -62,16 +62,19 @@ def check_tools(fields: ChatPromptFields, template: ChatTemplate, config: ApiCon
     if len(names) < len(tools):
         raise InvalidRequest("tools: two tools have the same name.", param="tools")
     if allowed is not None and not allowed <= names:
-        raise InvalidRequest("tool_choice names a function that is not among the tools.", param="tool_choice")
+        raise InvalidRequest("tool_choice names a function that is not in tools.", param="tool_choice")
     if mode == "none":
         return ToolUse()
     by_template = config.tool_call_parser == "auto" or not template.knows_tools
     style = template.tool_style if by_template else ToolStyle(config.tool_call_parser)
     must_call = mode == "required"
     if style is None and must_call:
-        style = ToolStyle.HERMES  # the grammar leaves the model no choice, whatever it was taught
+        style = ToolStyle.HERMES  # the grammar leaves the model no choice, whatever it was trained on
     if style is None:
-        raise UnsupportedParameter("tools: this model's chat template shows calls in no known style.", param="tools")
+        raise UnsupportedParameter(
+            "tools is not supported: this model's chat template writes tool calls in a format that is not known here.",
+            param="tools",
+        )
     return ToolUse(
         [_definition(tool) for tool in tools],
         tuple(_callable(tool) for tool in tools if allowed is None or tool.function.name in allowed),
@@ -82,10 +85,10 @@ def check_tools(fields: ChatPromptFields, template: ChatTemplate, config: ApiCon
 
 
 def output_form(use: ToolUse, form: GrammarSpec | None, tokenizer: Tokenizer) -> GrammarSpec | None:
-    """What the whole answer must be: calls, or what the client wants its content to be, or either.
+    """The grammar of the whole answer: calls, the form that the client wants, or either of them.
 
-    Calls that must be made leave no room for content. Of the content's forms only JSON can stand beside calls; any
-    other holds for the whole answer.
+    Required calls leave no room for content. Only JSON can be combined with optional calls; any other form holds for
+    the whole answer.
     """
     if use.style is None:
         return form

@@ -1,4 +1,4 @@
-"""Fields inside messages and tools that nobody knows."""
+"""Unknown fields inside messages and tools."""
 
 from __future__ import annotations
 

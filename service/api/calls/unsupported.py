@@ -1,7 +1,7 @@
-"""Fields of the API that are known but not honoured: accepted at their defaults, else refused by name.
+"""Known fields of the API that are not supported: accepted at their defaults, else refused by name.
 
-A field that becomes supported moves from here into the wire shapes; one that only one endpoint has stays, for the
-other. vLLM's and SGLang's are here if an answer without them would be another answer.
+A field that becomes supported moves from here into the wire shapes; one that only one endpoint supports stays here for
+the others. Fields of vLLM and SGLang are listed if ignoring them would change the answer.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _DEFAULTS: dict[str, tuple[object, ...]] = {
     "kv_transfer_params": (),
     "ec_transfer_params": (),
 }
-"""Field -> the values (besides null) at which it asks for nothing."""
+"""Field -> the values, besides null, at which it has no effect."""
 
 
 def check_extra_fields(extra: Mapping[str, object]) -> tuple[str, ...]:
-    """Names of the fields that nobody knows; UnsupportedParameter for one that is known and not at its default."""
+    """Names of unknown fields; UnsupportedParameter for a known one that is not at its default."""
     unknown = []
     for name, value in extra.items():
         if name in _DEFAULTS:
@@ -74,7 +74,7 @@ def check_extra_fields(extra: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def extra_fields(where: str, shape: WireRequest) -> tuple[str, ...]:
-    """Names of the fields that nobody knows in a part of the body, behind the name of the part."""
+    """Names of unknown fields in a part of the body, prefixed with the name of the part."""
     return tuple(f"{where}.{name}" for name, value in (shape.model_extra or {}).items() if value is not None)
 
 

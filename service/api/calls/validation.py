@@ -1,4 +1,4 @@
-"""Wire fields -> validated call; nothing behind it checks again. A refusal names the field, and its limit if any."""
+"""Wire fields -> a checked call; nothing checks it again. A refusal names the field, and its limit if there is one."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from service.api.calls.output_form import check_output_form
 from service.api.calls.sampling import CheckedSampling, check_sampling
 from service.api.calls.token_checks import INT64_MAX, check_num_logprobs, check_range, quote
 from service.api.calls.unsupported import check_extra_fields, extra_fields
-from service.api.serving_state import GenerationDefaults, ServedModel
+from service.api.serving_state import GenerationDefaults
 from service.config import ApiConfig
-from service.core.adapter import Adapter
+from service.core.adapter import Adapter, Adapters
 from service.core.grammar import GrammarSpec
 from service.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from service.protocol.generation import GenerationFields, StreamOptions
 from service.text.stop_strings import StopRules
 
 _MAX_PRIORITY = 1_000_000
-_MAX_NAMES_TOLD = 4
+_MAX_NAMES_TOLD = 24
 _PRIORITY_OF_TIER = {"flex": -1, "auto": 0, "default": 0, "priority": 1}
 
 
@@ -27,15 +27,15 @@ _PRIORITY_OF_TIER = {"flex": -1, "auto": 0, "default": 0, "priority": 1}
 class CheckedCall:
     """What completions and chat have in common, checked.
 
-    model: its name in the answer. adapter: of that name; None: the name is the model's own.
-    max_tokens: None when the client gave none.
-    form: what the output must be; None: any text.
-    logprobs: of generated tokens, and how many of the most probable ones; None: not wanted. prompt_logprobs: likewise.
+    model: its name in the answer. adapter: the adapter of that name; None: the model itself.
+    max_tokens: None if the client gave none.
+    form: the constraint on the output; None: any text.
+    logprobs: top log probabilities per generated token; None: not wanted. prompt_logprobs: the same for prompt tokens.
     truncate_prompt_tokens: how many of a prompt's tokens are kept; -1: as many as leave room for max_tokens.
     truncation_side: the side of the prompt that is cut off.
-    answered_tier: the tier that it was served at; None unless the client spoke of one.
-    tokens_as_ids: tokens beside log probabilities are named by their ids.
-    ignored: unknown fields, to be named in the answer's header.
+    answered_tier: the service tier in the answer; None if the client gave none.
+    tokens_as_ids: tokens in log probabilities are shown by their ids.
+    ignored: unknown fields, named in the answer's header.
     """
 
     model: str
@@ -72,13 +72,11 @@ def check_call(
     unknown: Sequence[str] = (),
     adapter: Adapter | None = None,
 ) -> CheckedCall:
-    """Check everything that needs neither the prompt nor the tokenizer.
+    """Checks everything that needs neither the prompt nor the tokenizer.
 
-    logprobs: of the endpoint's own spelling. unknown: unknown fields that the caller found deeper in the body.
-    adapter: by `find_adapter`.
+    logprobs: in the endpoint's own spelling. unknown: unknown fields that the caller found deeper in the body.
+    adapter: from `find_adapter`, which has checked the model's name.
     """
-    if adapter is None and fields.model is not None:
-        check_model(fields.model, config)
     ignored = _check_unknown(fields, config, unknown)
     options, stream = fields.stream_options, bool(fields.stream)
     if options is not None and not stream:
@@ -120,18 +118,21 @@ def check_call(
     )
 
 
-def check_name(name: str, model: ServedModel, config: ApiConfig) -> None:
-    """As `check_model`; the name may be that of an adapter, too, which has its model's tokenizer and template."""
-    if model.adapters is None or is_model_name(name, config) or model.adapters.folder_name(name) is None:
-        check_model(name, config)
+def check_name(name: str, adapters: Adapters | None, config: ApiConfig) -> None:
+    """ModelNotFound, which lists the names there are, if this is neither the model's nor an adapter's."""
+    if not is_model_name(name, config) and (adapters is None or adapters.folder_name(name) is None):
+        raise _model_not_found(name, adapters, config)
 
 
-async def find_adapter(name: str | None, model: ServedModel, config: ApiConfig) -> Adapter | None:
-    """The adapter that a call asks for by the name of its model, read if need be; None if there is none of this name.
-    Raises AdapterError."""
-    if name is None or model.adapters is None or is_model_name(name, config):
+async def find_adapter(name: str | None, adapters: Adapters | None, config: ApiConfig) -> Adapter | None:
+    """The adapter that a call asks for by the name of its model, read if need be; None: it asks for the model itself.
+    Raises ModelNotFound, as `check_name`, and AdapterError."""
+    if name is None or is_model_name(name, config):
         return None
-    return await model.adapters.get(name)
+    adapter = None if adapters is None else await adapters.get(name)
+    if adapter is None:
+        raise _model_not_found(name, adapters, config)
+    return adapter
 
 
 def is_model_name(name: str, config: ApiConfig) -> bool:
@@ -139,23 +140,24 @@ def is_model_name(name: str, config: ApiConfig) -> bool:
     return name in config.served_model_names or name in config.model_aliases
 
 
-def check_model(name: str, config: ApiConfig) -> None:
-    """ModelNotFound, which says what there is, if no model is served under this name."""
-    if not is_model_name(name, config):
-        there_is = ", ".join(quote(each) for each in config.served_model_names[:_MAX_NAMES_TOLD])
-        raise ModelNotFound(f"The model {quote(name)} does not exist; this server has {there_is}.", param="model")
+def _model_not_found(name: str, adapters: Adapters | None, config: ApiConfig) -> ModelNotFound:
+    names = [*config.served_model_names, *({} if adapters is None else adapters.served())]
+    there_is = ", ".join(map(quote, names[:_MAX_NAMES_TOLD]))
+    if (num_more := len(names) - _MAX_NAMES_TOLD) > 0:
+        there_is += f" and {num_more} more (GET /v1/models)"
+    return ModelNotFound(f"The model {quote(name)} does not exist; this server has {there_is}.", param="model")
 
 
 def ignored_fields(unknown: Sequence[str], config: ApiConfig) -> tuple[str, ...]:
-    """The names of fields that nobody knows, to be told to the client; in strict mode the first one is refused."""
+    """The names of unknown fields, to be shown to the client; in strict mode the first one is refused."""
     if unknown and config.strict_params:
         raise InvalidRequest(f"Unknown field {quote(unknown[0])}.", param=unknown[0][:64], code="unknown_parameter")
     return tuple(unknown)
 
 
 def _usage_of_stream(options: StreamOptions | None, config: ApiConfig) -> tuple[bool, bool]:
-    """Whether a stream tells its usage, and whether in every chunk. Where the server forces it on those that ask for
-    nothing, it is in every chunk, as at vLLM."""
+    """Whether a stream has its usage, and whether in every chunk. If the server forces usage on a client that did not
+    ask, it is in every chunk, as in vLLM."""
     if options is None:
         return config.force_usage, config.force_usage
     include_usage = config.force_usage or bool(options.include_usage)
@@ -163,10 +165,10 @@ def _usage_of_stream(options: StreamOptions | None, config: ApiConfig) -> tuple[
 
 
 def _check_prompt_fields(fields: GenerationFields, config: ApiConfig) -> int | None:
-    """Of how many most probable tokens the prompt's log probabilities are wanted; None: of none."""
+    """The number of top log probabilities per prompt token; None: none are wanted."""
     prompt_logprobs = check_num_logprobs("prompt_logprobs", fields.prompt_logprobs, config.max_logprobs)
     if prompt_logprobs is not None and fields.stream:
-        raise InvalidRequest("prompt_logprobs is not for streams.", param="prompt_logprobs")
+        raise InvalidRequest("prompt_logprobs cannot be combined with stream.", param="prompt_logprobs")
     if fields.truncate_prompt_tokens != -1:
         check_range("truncate_prompt_tokens", fields.truncate_prompt_tokens, 1, INT64_MAX)
     return prompt_logprobs
@@ -195,12 +197,15 @@ def _check_stops(stop: str | list[str] | None, config: ApiConfig) -> tuple[str, 
 
 
 def _check_priority(fields: GenerationFields, defaults: GenerationDefaults) -> int:
-    """The request's priority, higher first: what it says itself, else what its tier stands for."""
+    """The request's priority, higher first: its own, else that of its tier."""
     of_tier = _PRIORITY_OF_TIER.get(fields.service_tier or "auto", 0)
     if not defaults.heeds_priority:
         for name, asked in (("priority", fields.priority), ("service_tier", of_tier)):
             if asked:
-                raise UnsupportedParameter(f"{name} means nothing to this server's scheduling policy.", param=name)
+                raise UnsupportedParameter(
+                    f"{name} is not supported: this server does not schedule by priority (--scheduling-policy).",
+                    param=name,
+                )
     check_range("priority", fields.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
     if fields.priority is None:
         return of_tier

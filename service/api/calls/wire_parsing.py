@@ -1,4 +1,4 @@
-"""A body -> its wire shape, or a refusal in our words of what does not fit."""
+"""A body -> its wire shape, or a refusal in our words that says what does not fit."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _EXPECTED = {
     "system": "must be a string or a list of text blocks",
     "early_stopping": 'must be true, false or "never"',
 }
-"""Said of fields that may have several types, where pydantic would report on each type."""
+"""Used for fields that may have several types, where pydantic would report on each type."""
 _MAX_NAME = 64
-"""Characters of a key of the client's own (logit_bias) that a refusal repeats."""
+"""Characters of a client's own key (logit_bias) that a refusal repeats."""
 
 
 def parse(shape: type[Wire], value: Mapping[str, Any]) -> Wire:
@@ -49,7 +49,7 @@ def _refusal(details: Sequence[ErrorDetails]) -> InvalidRequest:
 
 
 def _field_path(location: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], bool]:
-    """The way to the field, without pydantic's names for the members of a union; whether it ends in a union."""
+    """The path of the field, without pydantic's names for the members of a union; and whether it ends in a union."""
     members = [index for index, part in enumerate(location) if _names_a_type(part)]
     if not members:
         return location, False

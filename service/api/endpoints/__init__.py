@@ -1,1 +1,1 @@
-"""One route or two a file: read the body, prepare the call, submit it, answer."""
+"""One or two routes per file: read the body, prepare the call, submit it, answer."""

@@ -34,5 +34,5 @@ class AdapterRoutes:
     def _adapters(self) -> Adapters:
         adapters = self._context.state.check_ready().adapters
         if adapters is None:
-            raise InvalidRequest("This server serves no LoRA adapters (--lora-modules, --lora-dir).")
+            raise InvalidRequest("This server serves no LoRA adapters; start it with --lora-modules or --lora-dir.")
         return adapters

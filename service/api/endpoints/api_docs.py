@@ -1,4 +1,5 @@
-"""GET /docs: the description of this API for people: one page, made once, with no script and nothing from elsewhere."""
+"""GET /docs: this API's description for people: one page, made once, without scripts and without anything from other
+servers."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _HEADERS = {
 
 
 class ApiDocs:
-    """Asks for a key where the description does."""
+    """Requires a key where /openapi.json does."""
 
     def __init__(self, config: ApiConfig) -> None:
         self._page = page(describe(config)).encode()
@@ -36,7 +37,7 @@ class ApiDocs:
 
 
 def page(description: dict[str, Any]) -> str:
-    """The page of an OpenAPI description: each route, then each shape, which the routes link to."""
+    """The page for an OpenAPI description: each route, then each shape, to which the routes link."""
     info = description["info"]
     routes = [
         _route(path, method, operation)
@@ -65,7 +66,7 @@ def _shape(name: str, shape: dict[str, Any]) -> str:
 
 
 def _names(value: Any) -> set[str]:
-    """Of the shapes that are referred to."""
+    """The names of the shapes that are referred to."""
     if isinstance(value, dict):
         own = {value["$ref"].rpartition("/")[2]} if isinstance(value.get("$ref"), str) else set()
         return own.union(*map(_names, value.values()))

@@ -1,4 +1,4 @@
-"""/v1/batches: create, list, look at, follow and cancel. Only its own client finds a batch."""
+"""/v1/batches: create, list, get, follow and cancel. A batch is visible to its own client only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from service.protocol.batches import BatchError, BatchErrors, BatchList, BatchOb
 BATCHES_PATH = "/v1/batches"
 MOST_BATCHES_OF_A_PAGE = 100
 MAX_FOLLOWED = 64
-"""Streams of events at a time."""
+"""The number of event streams at a time."""
 
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
@@ -49,7 +49,7 @@ class Batches:
             raise InvalidRequest(f"Unknown field {quote(name)}.", param=name[:64], code="unknown_parameter")
         if fields.endpoint not in BATCH_ENDPOINTS:
             raise InvalidRequest(
-                f"endpoint {quote(fields.endpoint)} is not served in batches; these are: {', '.join(BATCH_ENDPOINTS)}.",
+                f"endpoint must be one of {', '.join(BATCH_ENDPOINTS)}, got {quote(fields.endpoint)}.",
                 param="endpoint",
             )
         expiry = fields.output_expires_after
@@ -75,12 +75,12 @@ class Batches:
         return _answer(await self._jobs.get(http.path_params["batch_id"], client_of(http.scope)))
 
     async def events(self, http: Request) -> Response:
-        """What becomes of it, as a stream: its results as they come, and itself."""
+        """A stream of events: the batch's results as they come, and the batch itself."""
         wants_lines = flag_of(http, "lines") is not False
         batch = await self._jobs.get(http.path_params["batch_id"], client_of(http.scope))
         if self._num_followed >= MAX_FOLLOWED:
             raise Overloaded(
-                f"{MAX_FOLLOWED} batches are being followed, which is the limit; look at the batch instead"
+                f"{MAX_FOLLOWED} streams of batch events are open, which is the limit. Poll the batch instead."
             )
         self._num_followed += 1
         return EventStreamResponse(self._followed(batch, wants_lines), self._context, self._note_end)
@@ -137,6 +137,7 @@ def _seconds_of(window: str) -> int:
     seconds = 0 if found is None else int(found[1]) * _SECONDS[found[2]]
     if not 0 < seconds <= _MOST_WINDOW_S:
         raise InvalidRequest(
-            "completion_window must be a number of s, m, h or d, 7d at most, such as 24h.", param="completion_window"
+            "completion_window must be a whole number of s, m, h or d, at most 7d, such as 24h.",
+            param="completion_window",
         )
     return seconds

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions/batch: vLLM's, several conversations at once."""
+"""POST /v1/chat/completions/batch: several conversations in one call, as in vLLM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ChatBatch:
         self._context = context
 
     async def create(self, http: Request) -> Response:
-        """A chat's answer, whose choice i is that of conversation i."""
+        """A chat's answer in which choice i belongs to conversation i."""
         context, model = self._context, self._context.state.check_generates()
         arrival_s = model.clock.now_s()
         fields = parse(ChatBatchRequest, await read_json_object(http, context.texts, context.config))

@@ -1,4 +1,4 @@
-"""POST /v1/responses/compact: a conversation made shorter, by a summary that the model writes."""
+"""POST /v1/responses/compact: shortens a conversation to a summary that the model writes."""
 
 from __future__ import annotations
 
@@ -69,11 +69,12 @@ class Compaction:
 
 
 def _compacted(response: Mapping[str, Any], conversation: Sequence[Mapping[str, Any]]) -> bytes:
-    """response: whose text is the summary. InvalidRequest if it has none: nothing could go on from that."""
+    """response: its text is the summary. InvalidRequest if it has no text, since no conversation could continue from
+    that."""
     texts = [part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"]]
     summary = "".join(texts).strip()
     if not summary:
-        raise InvalidRequest("The model has written no summary of this conversation.", code="no_summary", param="input")
+        raise InvalidRequest("The model wrote no summary of this conversation.", code="no_summary", param="input")
     listed = listed_items(conversation, response["id"])
     kept = [item for item in listed if item["type"] == "message" and item.get("role") in _KEPT_ROLES]
     return orjson.dumps(

@@ -1,4 +1,4 @@
-"""/v1/files: upload, list, look at, read and delete. Only its own client finds a file."""
+"""/v1/files: upload, list, get, read and delete. A file is visible to its own client only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Files:
         self._num_uploads = 0
 
     async def create(self, http: Request) -> Response:
-        """The file's bytes go to the disk as they come."""
+        """The file's bytes are written to disk as they arrive."""
         boundary = boundary_of(header_of(http.scope, b"content-type"))
         check_not_encoded(header_of(http.scope, b"content-encoding"))
         length = header_of(http.scope, b"content-length")
@@ -83,7 +83,7 @@ class Files:
     def _seat(self) -> Iterator[None]:
         if self._num_uploads >= self._config.max_uploads:
             raise Overloaded(
-                f"{self._num_uploads} files are being uploaded, which is the limit; try again later",
+                f"{self._num_uploads} files are being uploaded, which is the limit. Try again later.",
                 retry_after_s=_RETRY_AFTER_S,
             )
         self._num_uploads += 1
@@ -94,7 +94,7 @@ class Files:
 
 
 _CHARACTERS = 256
-"""About as many has a file in a list."""
+"""The approximate length of a file's entry in a list."""
 
 
 def file_object(file: StoredFile) -> FileObject:

@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs: make, list, look at, pause, resume and cancel. Only its own client finds a job."""
+"""/v1/fine_tuning/jobs: create, list, get, pause, resume and cancel. A job is visible to its own client only."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from service.finetune.jobs import FineTuningJobs
 JOBS_PATH = "/v1/fine_tuning/jobs"
 MOST_OF_A_PAGE = 100
 MAX_FOLLOWED = 64
-"""Streams of events at a time."""
+"""The number of event streams at a time."""
 
 _USUAL_JOBS, _USUAL_CHECKPOINTS = 20, 10
 _METADATA = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
-_TURN_ON = "Fine-tuning is off on this server; --enable-finetuning turns it on."
+_TURN_ON = "Fine-tuning is not enabled on this server; start it with --enable-finetuning."
 _PURPOSE = "fine-tune"
 _STREAM = {"": True, "1": True, "true": True, "0": False, "false": False}
 
@@ -48,7 +48,7 @@ class FineTuningRoutes:
         body = await read_json_object(http, self._context.texts, self._context.config)
         spec, unknown = checked_job(body, tuning.base)
         ignored = ignored_fields(unknown, self._context.config)
-        check_name(spec.model, self._context.state.check_ready(), self._context.config)
+        check_name(spec.model, self._context.state.check_ready().adapters, self._context.config)
         for param, file_id in spec.files().items():
             await self._check_file(param, file_id, client_of(http.scope))
         job = await tuning.jobs.create(client_of(http.scope), spec)
@@ -76,7 +76,7 @@ class FineTuningRoutes:
         return _json(job_object(await tuning.jobs.cancel(await self._find(http)), tuning.base))
 
     async def events(self, http: Request) -> Response:
-        """A page, the newest first; or all as they come, the oldest first, as a stream."""
+        """A page, newest first; or, as a stream, all events as they come, oldest first."""
         job, jobs = await self._find(http), self._tuning().jobs
         if _is_streamed(http):
             return self._followed(jobs, job)
@@ -103,12 +103,14 @@ class FineTuningRoutes:
             raise InvalidRequest(f"{param}: there is no file {quote(file_id)}.", param=param) from None
         if file.purpose != _PURPOSE:
             raise InvalidRequest(
-                f"{param}: the purpose of {file_id} is {file.purpose!r}, not {_PURPOSE!r}.", param=param
+                f"{param}: the purpose of {file_id} must be {_PURPOSE!r}, got {file.purpose!r}.", param=param
             )
 
     def _followed(self, jobs: FineTuningJobs, job: Job) -> Response:
         if self._num_followed >= MAX_FOLLOWED:
-            raise Overloaded(f"{MAX_FOLLOWED} jobs are being followed, which is the limit; ask without a stream")
+            raise Overloaded(
+                f"{MAX_FOLLOWED} streams of job events are open, which is the limit. Poll the job instead."
+            )
         self._num_followed += 1
         return EventStreamResponse(_stream(jobs, job), self._context, self._note_end)
 
@@ -122,7 +124,7 @@ async def _stream(jobs: FineTuningJobs, job: Job) -> AsyncIterator[ServerSentEve
 
 
 def _is_streamed(http: Request) -> bool:
-    """`stream` says it, or else the form of the answer that the client accepts."""
+    """By `stream`, else by the Accept header."""
     asked = http.query_params.get("stream")
     if asked is None:
         return "text/event-stream" in header_of(http.scope, b"accept")
@@ -132,7 +134,7 @@ def _is_streamed(http: Request) -> bool:
 
 
 def _metadata(http: Request) -> dict[str, str] | None:
-    """What the jobs are to have: `metadata[key]=value`; None for those that have none: `metadata=null`."""
+    """The metadata that jobs must have, from `metadata[key]=value`; None for jobs without metadata: `metadata=null`."""
     wanted = {}
     for name, value in http.query_params.multi_items():
         if name == "metadata" and value == "null":
@@ -140,10 +142,12 @@ def _metadata(http: Request) -> dict[str, str] | None:
         if name.startswith("metadata"):
             key = _METADATA.fullmatch(name)
             if key is None:
-                raise InvalidRequest("metadata is asked for as metadata[key]=value or metadata=null.", param="metadata")
+                raise InvalidRequest(
+                    "metadata must be given as metadata[key]=value or metadata=null.", param="metadata"
+                )
             wanted[key[1]] = value
     if len(wanted) > MAX_METADATA:
-        raise InvalidRequest(f"metadata: at most {MAX_METADATA} pairs may be asked for.", param="metadata")
+        raise InvalidRequest(f"metadata may hold at most {MAX_METADATA} pairs.", param="metadata")
     return wanted
 
 

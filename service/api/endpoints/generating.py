@@ -1,5 +1,5 @@
-"""The endpoints that compute, by the engine: the one list that routes, the limit of a key and the description of the
-API read."""
+"""The endpoints that use the engine. This one list is read by the routes, the limit per key and the API's
+description."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ COMPACT_PATH = "/v1/responses/compact"
 
 
 class Creates(Protocol):
-    """An endpoint that answers a POST by what the engine computes."""
+    """An endpoint whose POST is answered by the engine."""
 
     async def create(self, http: Request) -> Response: ...
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratingEndpoint:
-    """All but `make` is for the description too. chunk: what one event of a stream holds; None: nothing is streamed.
-    error: what a refusal says. names_events: each event says its type before its data, and the last one is no
-    [DONE]."""
+    """All fields but `make` are also for the description. chunk: the content of one event of a stream; None: nothing is
+    streamed. error: the body of a refusal. names_events: each event has its type before its data, and the last one
+    is not [DONE]."""
 
     path: str
     make: Callable[[ApiContext], Creates]
@@ -87,5 +87,5 @@ GENERATING = (
 )
 _NOT_IN_BATCHES = (MESSAGES_PATH, COMPACT_PATH, CHAT_BATCH_PATH)
 BATCH_ENDPOINTS = tuple(endpoint.path for endpoint in GENERATING if endpoint.path not in _NOT_IN_BATCHES)
-"""What batches may be of: OpenAI's."""
+"""The endpoints that OpenAI allows in batches."""
 PATHS = frozenset(endpoint.path for endpoint in GENERATING)

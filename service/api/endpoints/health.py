@@ -1,6 +1,6 @@
-"""GET /health: would a new short request complete? GET /ready: may a balancer send requests here?
+"""GET /health: would a new short request complete? GET /ready: should a load balancer send requests here?
 
-/ping is /health under the name that SageMaker asks for, as at vLLM.
+/ping is /health under SageMaker's name, as in vLLM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.api.serving_state import Phase
 
 
 class Health:
-    """200 or 503; the body says the phase or what ails the engine, and why. Neither needs a key."""
+    """200 or 503; the body has the phase, or the engine's ailment and its reason. No key is needed."""
 
     def __init__(self, context: ApiContext) -> None:
         self._state = context.state
@@ -29,7 +29,8 @@ class Health:
         return _answer(503, {"status": ailment.status, "reason": ailment.reason})
 
     async def ready(self, http: Request) -> Response:
-        """503 while loading or draining, and while the end is announced; what the engine does is /health's question."""
+        """503 while loading or draining, and from the announcement of the end; the engine's state is a matter of
+        /health."""
         if self._state.wants_requests:
             return _answer(200, {"status": Phase.READY})
         return _answer(503, {"status": Phase.DRAINING if self._state.phase is Phase.READY else self._state.phase})

@@ -1,4 +1,4 @@
-"""POST /invocations: a completion or a chat under the one name that SageMaker calls, as at vLLM."""
+"""POST /invocations: a completion or a chat, under the one name that SageMaker calls, as in vLLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INVOCATIONS_PATH = "/invocations"
 
 
 class Invocations:
-    """`messages` makes it a chat, `prompt` a completion; the answer is the same as there."""
+    """With `messages` it is a chat, with `prompt` a completion; the answer is the same as there."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""GET /load: how many requests there are, for routers that balance by it, as at vLLM."""
+"""GET /load: the number of requests, for routers that balance by it, as in vLLM."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class Load:
         self._state = context.state
 
     async def get(self, http: Request) -> Response:
-        """Requests to the engine that run or wait; a call of several prompts is several."""
+        """The engine's running and waiting requests; a call of several prompts counts as several."""
         num_live = self._state.check_ready().engine.num_live
         return Response(orjson.dumps({"server_load": num_live}), media_type="application/json")

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API. A call of it is a chat in another wire form."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API. Its calls are chats in another wire form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Messages:
         return await respond(http, call, generation, make_form, context)
 
     async def count_tokens(self, http: Request) -> Response:
-        """Does not need the engine, as `Tokenize`."""
+        """Works without the engine, as `Tokenize`."""
         context = self._context
         model = context.state.check_ready()
         fields = parse(CountTokensRequest, await read_json_object(http, context.texts, context.config))

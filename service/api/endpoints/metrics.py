@@ -10,7 +10,7 @@ from service.metrics.text_format import TextFormat
 
 
 class Metrics:
-    """Text format 0.0.4, whatever the scraper accepts: from OpenMetrics it would store `vllm:x` as `vllm_x`."""
+    """Always text format 0.0.4: from OpenMetrics a scraper would store `vllm:x` as `vllm_x`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._text = TextFormat(registry)

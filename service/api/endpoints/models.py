@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}; DELETE of what was fine-tuned here."""
+"""GET /v1/models and /v1/models/{id}; DELETE of models that were fine-tuned here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.calls.validation import check_model, check_name
+from service.api.calls.validation import check_name
 from service.api.context import ApiContext
 from service.api.scope import client_of
 from service.core.adapter import Adapters
@@ -18,7 +18,7 @@ from service.protocol.models import DefaultSampling, ModelCard, ModelList, Model
 
 
 class Models:
-    """Every name that the model is served under has a card, and every adapter."""
+    """Every served name of the model has a card, and every adapter."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
@@ -33,15 +33,13 @@ class Models:
     async def get(self, http: Request) -> Response:
         name = http.path_params["model_id"]
         adapters = self._adapters()
-        folder = None if adapters is None else adapters.folder_name(name)
-        if folder is None:
-            check_model(name, self._context.config)
-        return _json(self._card(name, folder))
+        check_name(name, adapters, self._context.config)
+        return _json(self._card(name, None if adapters is None else adapters.folder_name(name)))
 
     async def delete(self, http: Request) -> Response:
-        """Of the models that were fine-tuned here, those of the client's own jobs."""
+        """Deletes a model that one of the client's own fine-tuning jobs made."""
         name = http.path_params["model_id"]
-        check_name(name, self._context.state.check_loaded(), self._context.config)
+        check_name(name, self._context.state.check_loaded().adapters, self._context.config)
         tuning = self._context.state.check_loaded().fine_tuning
         if tuning is None or not name.startswith(PREFIX):
             raise PermissionDenied("Only models that were fine-tuned here can be deleted.")

@@ -1,4 +1,4 @@
-"""GET /openapi.json: the description of this API, made from the wire shapes that the server itself reads and writes."""
+"""GET /openapi.json: this API's description, made from the wire shapes that the server itself reads and writes."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ from service.protocol.tokenize import (
 from service.protocol.trace import RequestTrace
 
 _FLAG = {"anyOf": [{"type": "boolean"}, {"enum": ["", "1", "0"]}]}
-"""In a query, where a name alone is true."""
+"""In a query string, a name alone means true."""
 _Shape = type[BaseModel]
 
 
 class RenderedPrompts(RootModel[list[RenderedPrompt]]):
-    """One a prompt."""
+    """One per prompt."""
 
 
 class InvocationsResponse(RootModel[CompletionResponse | ChatResponse]):
-    """Of what was asked."""
+    """The answer of the API that was asked for."""
 
 
 class InvocationsChunk(RootModel[CompletionChunk | ChatChunk]):
-    """Of what was asked."""
+    """The chunk of the API that was asked for."""
 
 
 _REQUESTS: tuple[_Shape, ...] = (
@@ -142,7 +142,7 @@ _PUBLIC: list[dict[str, list[str]]] = []
 
 
 class OpenApi:
-    """Written once, when it is made."""
+    """Made once, at construction."""
 
     def __init__(self, config: ApiConfig) -> None:
         self._json = orjson.dumps(describe(config))
@@ -152,9 +152,10 @@ class OpenApi:
 
 
 def describe(config: ApiConfig) -> dict[str, Any]:
-    """The OpenAPI 3.1 description of a server with this configuration: the models' names, whether it asks for keys."""
+    """The OpenAPI 3.1 description of a server with this configuration: the models' names, and whether it requires
+    keys."""
     schemas = orjson.loads(_schemas())
-    if not config.serves_adapters:  # whose names are not known beforehand
+    if not config.serves_adapters:  # adapters' names are not known beforehand
         _name_models(schemas, config.served_model_names)
     _bound_logprobs(schemas, config.max_logprobs)
     return {
@@ -180,7 +181,8 @@ def describe(config: ApiConfig) -> dict[str, Any]:
 
 @cache
 def _schemas() -> bytes:
-    """Of every wire shape, as JSON, of any configuration: a tenth of a second's work, for openapi.json and /docs."""
+    """The schemas of all wire shapes as JSON, whatever the configuration. Takes a tenth of a second; used by
+    openapi.json and /docs."""
     shapes: list[tuple[type[BaseModel], JsonSchemaMode]] = [
         *((shape, "validation") for shape in _REQUESTS),
         *((shape, "serialization") for shape in _RESPONSES),
@@ -190,7 +192,7 @@ def _schemas() -> bytes:
 
 
 def _name_models(schemas: dict[str, Any], names: Sequence[str]) -> None:
-    """A request's `model` is one of these."""
+    """Limits `model` in requests to these names."""
     for shape in _REQUESTS:
         model = schemas[shape.__name__]["properties"].get("model", {})
         for each in model.get("anyOf", [model]):
@@ -367,7 +369,7 @@ def _generating(endpoint: GeneratingEndpoint) -> dict[str, Any]:
 
 
 def _streamed(call: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
-    """The call, whose answer may be a stream of these events, too."""
+    """Adds a stream of these events to the possible answers of the call."""
     call["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": event}
     return call
 
@@ -396,7 +398,8 @@ def _json_of(shape: _Shape) -> dict[str, Any]:
 
 
 def _event_of(chunk: _Shape, error: _Shape = ErrorBody, *, is_named: bool = False) -> dict[str, Any]:
-    """A server-sent event, as OpenAPI 3.2 sees it. is_named: it says its type, too, and the last one is no [DONE]."""
+    """A server-sent event, as OpenAPI 3.2 describes it. is_named: it also has its type, and the last one is not
+    [DONE]."""
     payload = {
         "type": "string",
         "contentMediaType": "application/json",

@@ -1,4 +1,4 @@
-"""GET / and /playground/{name}: a page to chat with the model. It needs no key itself; what it calls does."""
+"""GET / and /playground/{name}: a page to chat with the model. The page needs no key, but its calls do."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MEDIA_TYPES = {
     ".txt": "text/plain",
 }
 _HEADERS = {
-    # Nothing may be loaded from elsewhere, the page may call nobody but this server, and only the sanitizer makes
-    # elements of text.
+    # Nothing may be loaded from elsewhere, the page may call only this server, and only the sanitizer turns
+    # text into elements.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
@@ -31,13 +31,13 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # A browser asks each time whether its copy is still the one: an update is seen at once, and costs nothing else.
+    # Browsers revalidate their copy each time: an update is seen at once, at no other cost.
     "Cache-Control": "no-cache",
 }
 
 
 class Playground:
-    """The page and its files, read once, when it is made. A name is looked up among them and never on the disk."""
+    """The page and its files, read once at construction. Names are looked up among them, never on the disk."""
 
     def __init__(self) -> None:
         files = [file for file in sorted(_FOLDER.rglob("*")) if file.suffix in _MEDIA_TYPES]

@@ -1,4 +1,4 @@
-"""POST /reset_prefix_cache, for operators: as at vLLM and SGLang, between two measurements or after new weights."""
+"""POST /reset_prefix_cache, for operators, as in vLLM and SGLang: between two measurements, or after new weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.api.context import ApiContext
 
 
 class PrefixCacheReset:
-    """Requests that run go on; who comes after the answer finds nothing of what was cached before."""
+    """Running requests go on; requests after the answer find nothing that was cached before."""
 
     def __init__(self, context: ApiContext) -> None:
         self._state = context.state

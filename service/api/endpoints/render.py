@@ -1,4 +1,4 @@
-"""What a completion or a chat would ask of the engine, without asking it: routers (llm-d's) need the same token ids."""
+"""The engine requests of a completion or a chat, without running them: routers (llm-d's) need the same token ids."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from service.protocol.render import RenderedPrompt, RenderedSampling
 
 
 class Render:
-    """Everything that refuses a call refuses it here, in the same words."""
+    """Whatever refuses a call refuses it here, in the same words."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
 
     async def completion(self, http: HttpRequest) -> Response:
-        """A list of RenderedPrompt, one a prompt."""
+        """A list of RenderedPrompt, one per prompt."""
         context, model = self._context, self._context.state.check_generates()
         arrival_s = model.clock.now_s()
         fields = parse(CompletionRequest, await read_json_object(http, context.texts, context.config))
@@ -53,7 +53,7 @@ class Render:
 
     async def _rendered(self, call: PreparedCall, cache_salt: str | None) -> Sequence[bytes]:
         if call.checked.sampling.beam is not None:
-            raise UnsupportedParameter("use_beam_search cannot be rendered.", param="use_beam_search")
+            raise UnsupportedParameter("use_beam_search is not supported by this route.", param="use_beam_search")
 
         def made() -> list[bytes]:
             requests = build_requests(call, self._context.config)
@@ -63,7 +63,7 @@ class Render:
 
 
 _NUMBERS = {each.name for each in fields(SamplingParams) if each.type in ("int", "float")} - {"seed"}
-"""Parameters that are told as the engine has them."""
+"""Parameters that are shown with the engine's own values."""
 
 
 def _shape(request: Request, call: PreparedCall, cache_salt: str | None) -> RenderedPrompt:

@@ -66,7 +66,7 @@ class Responses:
         return response
 
     async def count_input_tokens(self, http: Request) -> Response:
-        """Does not need the engine, as `Tokenize`."""
+        """Works without the engine, as `Tokenize`."""
         context = self._context
         model = context.state.check_ready()
         body = await read_json_object(http, context.texts, context.config)
@@ -80,9 +80,11 @@ class Responses:
     def _check_background(self, fields: ResponsesRequest, client: str) -> None:
         most = self._context.config.max_requests_per_key
         if not self._context.responses.keeps:
-            raise UnsupportedParameter("background needs a server with --responses-store.", param="background")
+            raise UnsupportedParameter(
+                "background is not supported: this server stores no responses (--responses-store).", param="background"
+            )
         if fields.store is False:
-            raise InvalidRequest("background can only be used when `store` is true.", param="background")
+            raise InvalidRequest("background is only allowed when store is true.", param="background")
         if client and most is not None and self._context.responses.num_running(client) >= most:
             raise RateLimited(f"This API key has {most} responses running in the background, which is its limit.")
 
@@ -97,7 +99,7 @@ class Responses:
         return Response(form.unfinished("queued"), headers=headers, media_type="application/json")
 
     def _begin_events(self, call: ResponseCall, generation: Generation, conversation: bytes) -> Response:
-        """The response is made by a task, which tells its events; the client may leave and follow them later."""
+        """The response is made by a task, which keeps its events; the client may disconnect and follow them later."""
         context, head, checked = self._context, call.prepared.head, call.prepared.checked
 
         def keep(response: bytes) -> None:

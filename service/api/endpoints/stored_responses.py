@@ -1,4 +1,4 @@
-"""GET and DELETE /v1/responses/{id}, its cancel and its input_items. Only its own client finds a response."""
+"""GET and DELETE /v1/responses/{id}, its cancel and its input_items. A response is visible to its own client only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.api.scope import client_of
 from service.errors import InvalidRequest, Overloaded
 
 MOST_FOLLOWERS = 16
-"""Of one response: each of its tokens costs so many writes."""
+"""Of one response: each of its tokens is written to all of them."""
 
 
 class StoredResponses:
@@ -25,18 +25,20 @@ class StoredResponses:
         self._store = context.responses
 
     async def get(self, http: Request) -> Response:
-        """Whole, or its events again, from behind `starting_after` on."""
+        """The whole response, or its events after `starting_after`."""
         stored, after = self._find(http), number_of(http, "starting_after")
         if not flag_of(http, "stream"):
             if after is not None:
-                raise InvalidRequest("starting_after needs stream to be true.", param="starting_after")
+                raise InvalidRequest("starting_after is only allowed when stream is true.", param="starting_after")
             return _json(stored.response)
         if stored.events is None:
             raise InvalidRequest(
                 "Only a response that was made with background and stream can be streamed again.", param="stream"
             )
         if stored.events.num_followers >= MOST_FOLLOWERS:
-            raise Overloaded(f"{MOST_FOLLOWERS} follow this response already, which is the limit")
+            raise Overloaded(
+                f"{MOST_FOLLOWERS} streams of this response are open, which is the limit. Try again later."
+            )
         return following(stored.events, -1 if after is None else after, self._context, {})
 
     async def delete(self, http: Request) -> Response:
@@ -45,7 +47,7 @@ class StoredResponses:
         return _json(orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 
     async def cancel(self, http: Request) -> Response:
-        """One that has ended stays as it is."""
+        """A response that has ended is left as it is."""
         stored = self._find(http)
         if stored.task is None:
             raise InvalidRequest("Cannot cancel a synchronous response.", param="response_id")

@@ -1,4 +1,4 @@
-"""POST /tokenize: text or messages -> ids, exactly as a call would have them. POST /detokenize: ids -> text."""
+"""POST /tokenize: text or messages -> ids, exactly as in a call. POST /detokenize: ids -> text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from service.protocol.tokenize import (
 
 
 class Tokenize:
-    """Neither needs the engine; both answer while long prompts are computed."""
+    """Both work without the engine, and answer while long prompts are computed."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
@@ -95,7 +95,7 @@ class Tokenize:
 
     def _check(self, fields: WireRequest, model: str | None, deeper: tuple[str, ...] = ()) -> tuple[str, ...]:
         if model is not None:
-            check_name(model, self._context.state.check_ready(), self._context.config)
+            check_name(model, self._context.state.check_ready().adapters, self._context.config)
         return ignored_fields((*check_extra_fields(fields.model_extra or {}), *deeper), self._context.config)
 
 

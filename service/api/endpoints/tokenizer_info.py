@@ -1,4 +1,4 @@
-"""GET /tokenizer_info: what clients need to tokenize as this server does, as at vLLM."""
+"""GET /tokenizer_info: what clients need to tokenize as this server does, as in vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from service.api.context import ApiContext
 
 _PATHS = frozenset({"name_or_path", "tokenizer_file", "special_tokens_map_file", "vocab_file", "merges_file"})
-"""Fields that may hold paths of the machine on which the model was made."""
+"""Fields that may hold paths of the machine where the model was made."""
 
 
 class TokenizerInfo:
@@ -22,11 +22,11 @@ class TokenizerInfo:
         model = self._state.check_loaded()
         template = None if model.chat_template is None else model.chat_template.source
         facts = shown(model.tokenizer_options) | {"chat_template": template}
-        # By a writer of integers of any size: a `model_max_length` of 10^30 stands for none in most models.
+        # json writes integers of any size: many models have a `model_max_length` of 10^30, which means none.
         return Response(json.dumps(facts), media_type="application/json")
 
 
 def shown(options: Mapping[str, object]) -> dict[str, object]:
-    """The options without paths; the class is there in any case."""
+    """The options without paths; the class is always among them."""
     without = {name: value for name, value in options.items() if name not in _PATHS}
     return {"tokenizer_class": "PreTrainedTokenizerFast"} | without

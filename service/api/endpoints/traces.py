@@ -18,7 +18,7 @@ from service.engine.async_engine import AsyncEngine
 from service.errors import NotFound, Overloaded
 
 MAX_FOLLOWED = 16
-"""At a time: every look at a trace takes time of the engine and of the event loop."""
+"""The number of followed traces: each update takes time of the engine and of the event loop."""
 
 
 class Traces:
@@ -30,7 +30,9 @@ class Traces:
         follows = _is_followed(http)
         trace = self._context.traces.get(http.path_params["request_id"], client_of(http.scope))
         if trace is None:
-            raise NotFound(f"There is no such request of yours among the last {MAX_TRACES}.", param="request_id")
+            raise NotFound(
+                f"There is no request of yours with this id among the last {MAX_TRACES} requests.", param="request_id"
+            )
         engine = self._context.state.check_loaded().engine
         if follows:
             return self._followed(trace, engine)
@@ -39,7 +41,7 @@ class Traces:
 
     def _followed(self, trace: CallTrace, engine: AsyncEngine) -> Response:
         if self._num_followed >= MAX_FOLLOWED:
-            raise Overloaded(f"{MAX_FOLLOWED} traces are being followed, which is the limit; ask without follow")
+            raise Overloaded(f"{MAX_FOLLOWED} streams of traces are open, which is the limit. Ask without follow.")
         self._num_followed += 1
         return EventStreamResponse(_events(trace, engine), self._context, self._note_end)
 
@@ -53,6 +55,6 @@ async def _events(trace: CallTrace, engine: AsyncEngine) -> AsyncIterator[Server
 
 
 def _is_followed(http: Request) -> bool:
-    """`follow` says it, or else the form of the answer that the client accepts."""
+    """By `follow`, else by the Accept header."""
     asked = flag_of(http, "follow")
     return "text/event-stream" in header_of(http.scope, b"accept") if asked is None else asked

@@ -1,4 +1,4 @@
-"""GET /version: what runs here."""
+"""GET /version: version and build of this server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "triton", "tokenizers", "starlette", "uvicorn", "pydantic"
 
 
 class Version:
-    """`build` and `system_fingerprint` are there once the model is."""
+    """`build` and `system_fingerprint` are there once the model is loaded."""
 
     def __init__(self, context: ApiContext) -> None:
         self._state = context.state

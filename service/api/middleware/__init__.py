@@ -1,1 +1,1 @@
-"""What every request passes, pure ASGI: ids, metrics, errors, hosts, keys, bodies."""
+"""Middleware for every request, pure ASGI: ids, metrics, errors, hosts, keys, bodies."""

@@ -1,9 +1,10 @@
-"""Under which names the server may be called: against pages that give a name of their own this server's address.
+"""The host names by which this server may be called: protection against DNS rebinding.
 
-A browser lets a page call the server that it came from. Whoever owns the page's name can let it mean another address,
-say 127.0.0.1, once the page is there (DNS rebinding): then the page is of this server's origin, no CORS is asked for,
-and a server without keys would answer it. It still calls by its own name, which the browser writes into `Host`. A page
-that does not do this can neither read an answer nor send JSON, which a browser asks leave for first.
+A browser lets a page call the server that it came from. The owner of the page's name can point it to another address,
+say 127.0.0.1, after the page was loaded (DNS rebinding). Then the page has this server's origin, CORS does not apply,
+and a server without keys would answer it. But the page still calls by its own name, which the browser writes into
+`Host`. A page that does not use DNS rebinding can neither read an answer nor send JSON, for which browsers require
+CORS.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from service.api.scope import header_of, http_only
 from service.errors import HostNotAllowed
 
 _OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
-"""Balancers and probes ask them by whatever name."""
+"""Load balancers and probes may ask these by any name."""
 
 
 class AllowedHosts:
-    """Refuses a request whose `Host` is not one of `names`, `localhost`, an address, which nobody can make mean
-    another, or empty, which no browser sends.
+    """Refuses a request unless its `Host` is one of `names`, `localhost`, an IP address (which cannot be rebound), or
+    empty (which no browser sends).
 
     names: each a host without a port; `*.example.com` stands for all names below it.
     """
@@ -43,7 +44,7 @@ class AllowedHosts:
         host = _without_port(header).lower().removesuffix(".")
         if not header or host in self._names or host.endswith(self._endings) or _is_address(host):
             return
-        raise HostNotAllowed(f"This server is not called {host[:100]!r}; --allowed-hosts names what it may be called.")
+        raise HostNotAllowed(f"The host {host[:100]!r} is not allowed; --allowed-hosts lists those that are.")
 
 
 def _without_port(host: str) -> str:

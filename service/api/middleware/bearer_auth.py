@@ -1,4 +1,4 @@
-"""API keys: who may call, and who it was."""
+"""API keys: who may call, and which client it was."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _OPEN_FOLDER = "/playground/"
 
 
 class BearerAuth:
-    """Lets through who has one of the keys; health, readiness, the playground's files and, by choice, metrics are
-    open. No keys: all is open.
+    """Requires an API key. Health, readiness, the playground's files and, unless configured otherwise, metrics are
+    open. Without keys everything is open.
 
-    keys: each KEY or NAME:KEY. The name stands for the client in shares, traces and the access log; a key without one
-    is known by the beginning of its digest. admin_keys: likewise, of operators; they open everything, and are told by
-    `is_admin` in the scope's state.
+    keys: each KEY or NAME:KEY. The name identifies the client in shares, traces and the access log; a key without a
+        name is identified by the beginning of its digest.
+    admin_keys: the same for operators; they open everything, and set `is_admin` in the scope's state.
 
-    A key comes as `Authorization: Bearer`, or as `x-api-key`, which is Anthropic's header; of two that differ, one that
-    is known counts.
+    A key comes as `Authorization: Bearer`, or in Anthropic's header, `x-api-key`; of two different ones, one that is
+    known counts.
 
-    Decides on `scope["path"]`, never on a URL put together from headers. Keys are looked up by their digests, so the
-    time that takes tells nothing of a key, and does not grow with their number.
+    Decides by `scope["path"]`, never by a URL built from headers. Keys are looked up by their digests, so the time of a
+    lookup says nothing about a key and does not grow with their number.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class BearerAuth:
         return path in self._open_paths or path.startswith(_OPEN_FOLDER)
 
     def _note_client(self, scope: Scope) -> None:
-        """Into the scope's state. AuthenticationFailed if there are keys, and this is none of them."""
+        """Notes the client in the scope's state. AuthenticationFailed if keys are required and this is not one of
+        them."""
         digests = (_digest_of_bearer(header_of(scope, b"authorization")), _digest(header_of(scope, b"x-api-key")))
         admin = _first_known(self._admin_of, digests)
         name = _first_known(self._name_of, digests) if admin is None else admin
@@ -71,7 +72,7 @@ def _first_known(names: Mapping[bytes, str], digests: Sequence[bytes]) -> str | 
 
 
 def _digest_of_bearer(authorization: str) -> bytes:
-    """Nobody's, if it is no bearer key."""
+    """The digest of no key, if the header has no bearer key."""
     scheme, _, key = authorization.partition(" ")
     return _digest(key.strip()) if scheme.lower() == "bearer" else b""
 

@@ -1,4 +1,4 @@
-"""How many bytes of bodies all requests together may hold while they are read and parsed."""
+"""How many bytes the bodies of all requests together may hold while they are read and parsed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _RETRY_AFTER_S = 1.0
 class BodyBudget:
     """The bytes of all bodies that are being read or parsed. Event-loop thread.
 
-    Bytes count when they arrive, so that to declare a length costs the others nothing. Where they do not fit, the
-    largest body that is still under way gives way, be it the one that wants more (as the longest queue of a shared
-    buffer does): small bodies get through whatever large ones do, and who stalls many large ones loses them.
+    Bytes count when they arrive, so declaring a large length costs the others nothing. When they do not fit, the
+    largest body that is still arriving is evicted, even if it is the one that wants more (as the longest queue of a
+    shared buffer is). So small bodies get through whatever large ones do, and a client that stalls many large ones
+    loses them.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -28,13 +29,13 @@ class BodyBudget:
         return self._num_bytes
 
     def share(self) -> BodyShare:
-        """A share for one more body, still empty."""
+        """A share for one more body, at first empty."""
         share = BodyShare(self)
         self._under_way[share] = None
         return share
 
     def check_room(self, declared_bytes: int) -> None:
-        """Overloaded if a body of this length would have to give way as things are."""
+        """Overloaded if a body of this length would be evicted at present."""
         too_much = self._num_bytes + declared_bytes - self._most_bytes
         if too_much > 0 and too_much > sum(
             share.num_bytes for share in self._under_way if share.num_bytes > declared_bytes
@@ -61,16 +62,16 @@ class BodyBudget:
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(
-            f"requests that are being read hold {self._num_bytes} bytes of bodies; the limit is {self._most_bytes}; "
-            "try again later",
+            f"The bodies that are being read have {self._num_bytes} bytes; the limit is {self._most_bytes}. "
+            "Try again later.",
             retry_after_s=_RETRY_AFTER_S,
         )
 
 
 class BodyShare:
-    """What one body holds of the budget. `release` ends it, and may be called again.
+    """The bytes of the budget that one body holds. `release` ends it; idempotent.
 
-    is_evicted: it had to give way to other bodies while it was under way; what has arrived of it must be dropped.
+    is_evicted: it was evicted for other bodies while it was arriving; what has arrived of it must be dropped.
     """
 
     def __init__(self, budget: BodyBudget) -> None:
@@ -80,17 +81,18 @@ class BodyShare:
         self.is_evicted = False
 
     def wait_until(self, when_s: float) -> asyncio.Timeout:
-        """As `asyncio.timeout_at`, for a wait for more of the body: it is over, too, when the share is lost."""
+        """Like `asyncio.timeout_at`, for waiting for more of the body; it also expires when the share is evicted."""
         self._waiting = asyncio.timeout_at(0.0 if self.is_evicted else when_s)
         return self._waiting
 
     def take(self, num_bytes: int) -> None:
-        """So many bytes have arrived, and the wait is over. Overloaded if this body must give way to the others."""
+        """`num_bytes` have arrived, and the wait is over. Overloaded if this body is evicted."""
         self._waiting = None
         self._budget.take(self, num_bytes)
 
     def finish(self) -> None:
-        """The body is complete. It gives way no more: its bytes go when it is parsed, which is soon."""
+        """The body is complete and cannot be evicted any more; its bytes are released when it is parsed, which is
+        soon."""
         self._budget.finish(self)
 
     def evict(self) -> None:

@@ -1,4 +1,4 @@
-"""How large a body may be, how long it may take to arrive, and how much all of them may hold together."""
+"""Limits on the size of a body, on the time that it takes to arrive, and on the bytes of all bodies together."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from service.errors import BodyTimeout, Overloaded, PayloadTooLarge
 class BodyLimits:
     """Bounds the size of a body, the time that it may take to arrive, and the bytes of all bodies.
 
-    Puts the body's share of `budget` into the request's state as `body_share`; whoever has parsed the body gives it
-    back. on_end: told at a request's end how many bytes its body had, as far as it came.
+    Puts the body's share of `budget` into the request's state as `body_share`; the code that has parsed the body
+    releases it. on_end: called at a request's end with the bytes of its body that arrived.
 
-    What is sent to `upload_path` with POST is written to the disk as it comes: it may have `max_upload_bytes`, does not
-    count among the bytes of all, and each step of it has the time that another body has.
+    A POST to `upload_path` is written to disk as it arrives: it may have `max_upload_bytes`, does not count among the
+    bytes of all bodies, and each step of it has the time that another body has as a whole.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class BodyLimits:
 
 
 class _UploadBody:
-    """A `receive` that counts, and asks for steady progress."""
+    """A `receive` that counts bytes and requires steady progress."""
 
     def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
         self._receive = receive
@@ -78,7 +78,7 @@ class _UploadBody:
         self._timeout_s = timeout_s
         self._num_bytes = 0
         self._is_complete = False
-        self._waited_s = 0.0  # for the step that is under way: only the client's time counts, not the disk's
+        self._waited_s = 0.0  # in the current step; only the client's time counts, not the disk's
 
     def check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
@@ -106,7 +106,7 @@ class _UploadBody:
 
 
 class _LimitedBody:
-    """A `receive` that counts. Once the body is complete it only passes on."""
+    """A `receive` that counts bytes. Once the body is complete it only passes messages on."""
 
     def __init__(self, receive: Receive, max_bytes: int, timeout_s: float, share: BodyShare) -> None:
         self._receive = receive
@@ -131,7 +131,7 @@ class _LimitedBody:
             if not self._share.is_evicted:
                 raise BodyTimeout(f"The body did not arrive within {self._timeout_s:g} s.") from None
         if self._share.is_evicted:
-            raise Overloaded("the room of this body is needed for smaller ones; try again later")
+            raise Overloaded("The memory of this body is needed for smaller ones. Try again later.")
         num_bytes = len(message.get("body", b""))
         self.num_bytes += num_bytes
         self.check_size(self.num_bytes)

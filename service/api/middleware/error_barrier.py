@@ -1,4 +1,4 @@
-"""What goes wrong in a request becomes its answer, and nothing else."""
+"""Errors in a request become its answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ErrorBarrier:
-    """Nothing that goes wrong in one request leaves it: errors become error bodies of the route's API, surprises are
+    """No error in a request gets beyond it: errors become error bodies of the route's API, unexpected exceptions are
     logged."""
 
     def __init__(self, app: ASGIApp, recorder: Recorder) -> None:
@@ -37,19 +37,19 @@ class ErrorBarrier:
 
         try:
             await self._app(scope, receive, send_and_note)
-        except (ClientDisconnect, ClientGone):  # before its body was complete, or its prompt read
+        except (ClientDisconnect, ClientGone):  # before its body was complete, or while its prompt was read
             await nobody_there()(scope, receive, send)
-        except HTTPException as error:  # no such route, or not this method
+        except HTTPException as error:  # unknown route, or wrong method
             response = error_response(from_starlette(error), scope)
             response.headers.update(error.headers or {})
             await response(scope, receive, send)
-        except RequestError as error:  # in no other variable: with its traceback it would be a reference cycle
+        except RequestError as error:  # kept in no other variable: with its traceback it would be a reference cycle
             await self._refuse(error, scope, receive, None if started else send)
-        except MemoryError:  # whatever it was that needed it is gone with its frames
+        except MemoryError:  # whatever needed it was freed with its frames
             await self._refuse(
-                Overloaded("memory is short; try again later"), scope, receive, None if started else send
+                Overloaded("The server is short of memory. Try again later."), scope, receive, None if started else send
             )
-        except Exception:  # a defect of ours: it costs this request, not the connection
+        except Exception:  # a defect of ours costs this request, not the connection
             _logger.exception("request %s failed", scope["state"]["request_id"])
             await self._refuse(internal_error(), scope, receive, None if started else send)
 

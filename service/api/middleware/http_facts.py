@@ -1,4 +1,4 @@
-"""What was asked and answered: metrics by route and status, and what others keep of it."""
+"""Metrics by route and status, and the records of answered requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class HttpFacts:
-    """Counts answers by route template and status, and tells the watchers of those that no probe asked for.
+    """Counts answers by route template and status, and calls the watchers for all routes but PROBES.
 
     routes: endpoint -> template. A request that no route matched counts as `unknown`.
     """

@@ -1,4 +1,4 @@
-"""A limit on the requests of one API key at a time, so that no client takes all the seats."""
+"""A limit on the concurrent requests of one API key, so that no client takes all the capacity."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from service.errors import RateLimited
 
 
 class KeyLimit:
-    """Pure ASGI middleware, inside the key check. A request counts until its answer is complete or its client gone;
-    one too many is refused before its body is read.
+    """Pure ASGI middleware, inside the key check. A request counts until its answer is complete or its client has
+    disconnected. A request beyond the limit is refused before its body is read.
 
-    most: requests to `paths`, which generate, of all keys with one name together.
+    most: requests to `paths`, which generate, of all keys with the same name together.
     """
 
     def __init__(self, app: ASGIApp, most: int, paths: Set[str]) -> None:

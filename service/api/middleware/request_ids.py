@@ -1,4 +1,4 @@
-"""A name for each request, for logs and for the client."""
+"""An id for each request, for logs and for the client."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from service.api.scope import header_of, http_only, is_fit_id
 
 class RequestIds:
     """`X-Request-Id`: the client's if it is fit to be repeated, else a new one; in `scope` and on every answer.
-    Anthropic's clients look for it in `request-id`.
+    Anthropic's clients read it from `request-id`.
 
-    A client may use the same one twice, so it names a request for people: in logs, and to look up the last one's trace.
-    A call may bring its own in its body (`call_head`), so what stands in `scope` at the answer's start counts.
+    A client may use an id twice, so it is for people: for logs, and to look up the latest trace. A call may bring its
+    own id in its body (`call_head`), so the id that is in `scope` when the answer starts counts.
     """
 
     def __init__(self, app: ASGIApp) -> None:

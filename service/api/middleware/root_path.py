@@ -1,4 +1,4 @@
-"""A path that stands before all others: a proxy's, which it may take away before it passes a request on, or not."""
+"""A path prefix of a proxy, which may or may not remove it before it passes a request on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from service.api.scope import http_only
 
 
 class RootPath:
-    """Takes `root_path` from the paths that begin with it, so that nothing behind it learns of it. The outermost."""
+    """Removes `root_path` from paths that begin with it, so that nothing behind it sees it. The outermost
+    middleware."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
@@ -17,7 +18,7 @@ class RootPath:
 
     @http_only
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == self._root_path:  # the page's own paths are relative to the directory
+        if scope["path"] == self._root_path:  # the page's own paths are relative to this directory
             await RedirectResponse(f"{self._root_path}/")(scope, receive, send)
             return
         if scope["path"].startswith(f"{self._root_path}/"):

@@ -31,9 +31,14 @@ def with_sum_orders(
     found = {shape: sum_order(method, most_rows) for shape, method in methods.items()}
     for shape, ordered in found.items():
         if ordered is OrderedBy.NOTHING:
-            logger.warning("deterministic: few rows of %s sum otherwise than many here: one token at a time", shape)
+            logger.warning(
+                "deterministic: %s sums few rows in another order than many here, so it computes one token at a time",
+                shape,
+            )
         elif ordered is OrderedBy.TILES and may_be_unsplit(*methods[shape].weight.shape):
-            logger.warning("deterministic: cuBLAS sums %s otherwise than our tiles here: these multiply it", shape)
+            logger.warning(
+                "deterministic: cuBLAS sums %s in another order than our kernels here, so these compute it", shape
+            )
     return {shape: replace(choice, ordered=found.get(shape, choice.ordered)) for shape, choice in choices.items()}
 
 

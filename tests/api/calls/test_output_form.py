@@ -184,7 +184,7 @@ def test_a_stop_string_cuts_before_the_grammar_ends(server: RunningServer, http:
         (
             {"response_format": {"type": "json_schema", "schema": {"type": "object"}}},
             "response_format.schema",
-            "belongs in response_format.json_schema.schema",
+            "put the schema in response_format.json_schema.schema",
         ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"type": "object", "properties": {}}}},
@@ -199,8 +199,8 @@ def test_a_stop_string_cuts_before_the_grammar_ends(server: RunningServer, http:
         ({"grammar": "no grammar at all"}, "grammar", ""),
         ({"choice": []}, "choice", "at least one"),
         ({"choice": ["a", ""]}, "choice", "empty"),
-        ({"regex": "a", "choice": ["a"]}, "choice", "exclude"),
-        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "exclude"),
+        ({"regex": "a", "choice": ["a"]}, "choice", "cannot be combined"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "cannot be combined"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "structures must be"),
         ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag", "not JSON"),
         ({"structured_outputs": {"structural_tag": "[]"}}, "structured_outputs.structural_tag", "an object"),
@@ -216,7 +216,11 @@ def test_a_stop_string_cuts_before_the_grammar_ends(server: RunningServer, http:
         ),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "structures must be"),
         ({"response_format": TAG | {"format": {"value": "x" * 66_000}}}, "response_format", "65536"),
-        ({"response_format": {"type": "text", "triggers": ["a"]}}, "response_format.triggers", "for type struct"),
+        (
+            {"response_format": {"type": "text", "triggers": ["a"]}},
+            "response_format.triggers",
+            "only allowed with",
+        ),
         ({"guided_json": {"allOf": [{"pattern": f".*{n}.*"} for n in range(13)]}}, "guided_json", "allOf"),
         (
             {"guided_json": {"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"properties": PATTERNS}}}},
@@ -230,10 +234,10 @@ def test_a_stop_string_cuts_before_the_grammar_ends(server: RunningServer, http:
         ({"guided_json": {"enum": list(range(5001))}}, "guided_json", "5000"),
         ({"guided_json": {"enum": ["x" * 66_000]}}, "guided_json", "65536"),
         ({"guided_json": json.loads('{"items":' * 64 + "{}" + "}" * 64)}, "guided_json", "64"),
-        ({"guided_json": {"const": -(2**63)}}, "guided_json", "const must not be less"),
-        ({"grammar": 'start: "a" %json {"enum": [-9223372036854775808]}'}, "grammar", "enum must not be less"),
-        ({"guided_json": '{"items":' * 300 + "{}" + "}" * 300}, "guided_json", "64 deep"),
-        ({"guided_json": json.loads('{"items":' * 300 + "{}" + "}" * 300)}, "guided_json", "64 deep"),
+        ({"guided_json": {"const": -(2**63)}}, "guided_json", "const must be at least"),
+        ({"grammar": 'start: "a" %json {"enum": [-9223372036854775808]}'}, "grammar", "enum must be at least"),
+        ({"guided_json": '{"items":' * 300 + "{}" + "}" * 300}, "guided_json", "64 levels deep"),
+        ({"guided_json": json.loads('{"items":' * 300 + "{}" + "}" * 300)}, "guided_json", "64 levels deep"),
     ],
     ids=lambda value: str(value)[:50],
 )

@@ -15,7 +15,7 @@ from service.core.layer_groups import TableGroups
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.stats import EngineSnapshot
-from service.errors import ContextLengthExceeded
+from service.errors import ContextLengthExceeded, InvalidRequest
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
@@ -23,11 +23,20 @@ from service.scheduler.admission import fits_ever
 from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
 
+RESPONSES = "/v1/responses"
 
-def budget(num_prompt_tokens: int, asked: int | None = None, default: int | None = None, room: int = 10**6) -> int:
+
+def budget(
+    num_prompt_tokens: int,
+    asked: int | None = None,
+    default: int | None = None,
+    room: int = 10**6,
+    min_tokens: int = 0,
+) -> int:
     return max_tokens_for(
         num_prompt_tokens=num_prompt_tokens,
         asked=asked,
+        min_tokens=min_tokens,
         default=default,
         max_model_len=100,
         room=room,
@@ -59,6 +68,45 @@ def test_what_does_not_fit_is_refused_with_the_numbers(prompt: int, asked: int |
     assert str(prompt) in refusal.value.message
     if param == "max_tokens":
         assert "101 were requested (10 in the prompt, 91 in max_tokens)" in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limits", "told"),
+    [
+        (10, {"asked": 5}, "max_tokens (5), got 6"),
+        (10, {"asked": 0}, "max_tokens (0), got 6"),
+        (10, {"default": 5}, "max_tokens (5, as the request gives none), got 6"),
+        (95, {}, "max_tokens (5, as the request gives none), got 6"),
+        (10, {"room": 5}, "max_tokens (5, as the request gives none), got 6"),
+    ],
+)
+def test_more_tokens_at_least_than_at_most_are_refused(prompt: int, limits: dict[str, int], told: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        budget(prompt, **limits, min_tokens=6)
+    assert refusal.value.param == "min_tokens"
+    assert refusal.value.message == f"min_tokens must be at most {told}."
+
+
+def test_as_many_tokens_at_least_as_at_most_are_taken() -> None:
+    assert budget(10, asked=6, min_tokens=6) == budget(94, min_tokens=6) == budget(10, room=6, min_tokens=6) == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (COMPLETIONS, completion(min_tokens=17), "max_tokens (16, as the request gives none), got 17"),
+        (COMPLETIONS, completion(min_tokens=1, max_tokens=0, echo=True), "max_tokens (0), got 1"),
+        (CHAT, chat("hi", min_tokens=6, max_tokens=5), "max_tokens (5), got 6"),
+        (CHAT, chat("hi", min_tokens=6, max_tokens=9, max_completion_tokens=5), "max_completion_tokens (5), got 6"),
+        (RESPONSES, {"input": "hi", "min_tokens": 6, "max_output_tokens": 5}, "max_output_tokens (5), got 6"),
+        (RESPONSES, {"input": "hi", "min_tokens": 3000}, "as the request gives none), got 3000"),
+    ],
+)
+def test_each_api_names_its_own_limit(http: httpx.Client, path: str, body: dict[str, Any], told: str) -> None:
+    error = error_of(http.post(path, json=body))
+    assert error["param"] == "min_tokens"
+    assert error["message"].startswith("min_tokens must be at most max_")
+    assert error["message"].endswith(f"{told}.")
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 40), st.sampled_from([1, 2, 4, 16]), st.integers(0, 50))

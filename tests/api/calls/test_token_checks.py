@@ -16,7 +16,7 @@ def test_ranges_include_both_ends_and_nothing_is_in_every_range() -> None:
 
 
 def test_a_number_that_no_limit_bounds_from_above_is_not_told_one() -> None:
-    with pytest.raises(InvalidRequest, match=r"^x must be at least 1\.$"):
+    with pytest.raises(InvalidRequest, match=r"^x must be at least 1, got 0\.$"):
         check_range("x", 0, 1, 2**63 - 1)
     with pytest.raises(InvalidRequest, match="x must be between 1 and 9223372036854775807"):
         check_range("x", 2**63, 1, 2**63 - 1)

@@ -133,7 +133,7 @@ def test_a_template_without_tools_is_helped_in_a_style_of_its_own(parser: Any) -
 
 def test_a_template_that_shows_calls_in_an_unknown_style_refuses_tools_unless_they_are_forced() -> None:
     odd = ChatTemplate("{{ tools }} call them by <invoke>", {})
-    with pytest.raises(UnsupportedParameter, match="no known style"):
+    with pytest.raises(UnsupportedParameter, match="in a format that is not known here"):
         check_tools(fields(tools=[NOW]), odd, CONFIG)
     forced = check_tools(fields(tools=[NOW], tool_choice="required"), odd, CONFIG)
     assert forced.style is ToolStyle.HERMES, "a grammar needs no teaching"

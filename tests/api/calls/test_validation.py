@@ -58,6 +58,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "stream_options": []}, "stream_options"),
     ({"return_token_ids": 1}, "return_token_ids"),
     ({"user": 5}, "user"),
+    ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+    ({"min_tokens": 17}, "min_tokens"),
 ]
 
 

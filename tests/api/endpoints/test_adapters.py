@@ -71,6 +71,28 @@ def test_the_models_are_listed_with_their_parent(http: httpx.Client) -> None:
     assert http.get("/v1/models/nobody").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat(model="nobody")),
+        (COMPLETIONS, completion(model="nobody")),
+        ("/tokenize", {"model": "nobody", "prompt": "ink"}),
+    ],
+)
+def test_who_asks_for_another_is_told_them_too(http: httpx.Client, path: str, body: dict[str, object]) -> None:
+    message = error_of(http.post(path, json=body))["message"]
+    assert message == "The model 'nobody' does not exist; this server has 'tiny/model', 'alias', 'poet', 'clerk'."
+    assert error_of(http.get("/v1/models/nobody"))["message"] == message
+
+
+def test_some_of_many_are_told_and_how_many_there_are() -> None:
+    adapters = SomeAdapters(*(f"poet-{number}" for number in range(100)))
+    with running(Scene(adapters=adapters)) as server, httpx.Client(base_url=server.base_url) as http:
+        message = error_of(http.post(CHAT, json=chat(model="nobody")))["message"]
+    assert message.endswith("'poet-20', 'poet-21' and 78 more (GET /v1/models).")
+    assert "'tiny/model', 'alias', 'poet-0', " in message
+
+
 def test_ids_are_the_models(http: httpx.Client) -> None:
     tokens = [
         http.post("/tokenize", json={"model": name, "prompt": "ink"}).json()["tokens"] for name in (MODEL, "poet")

@@ -290,7 +290,7 @@ def test_bounds_of_prompts_and_sequences(http: httpx.Client) -> None:
     ):
         response = http.post(COMPLETIONS, json=completion(prompt=["a"] * 60, **asked))
         assert (response.status_code, error_of(response)["param"]) == (400, param)
-        assert f"60 prompts times {param} 5" in error_of(response)["message"]
+        assert f"60 prompts with {param} 5 are 300 sequences" in error_of(response)["message"]
 
 
 def test_one_refused_prompt_refuses_the_call(server: RunningServer, http: httpx.Client) -> None:

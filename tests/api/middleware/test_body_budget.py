@@ -60,7 +60,7 @@ def test_the_largest_is_refused_when_it_wants_more() -> None:
     held = [budget.share() for _ in range(10)]
     for share in held:
         share.take(10)
-    with pytest.raises(Overloaded, match="hold 100 bytes of bodies; the limit is 100"):
+    with pytest.raises(Overloaded, match="have 100 bytes; the limit is 100"):
         held[0].take(1)
     assert not any(share.is_evicted for share in held)
 
