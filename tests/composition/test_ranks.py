@@ -57,6 +57,8 @@ def test_another_ranks_refusal_is_told_in_its_own_words_also_where_rank_0_fails_
     ranks = two_ranks("refuses", losses)
 
     def fail(parallel: object) -> Any:
+        assert ranks._processes is not None
+        assert comes_true(lambda: not is_running(ranks._processes.pid(1)))
         raise RuntimeError("connection closed by peer")
 
     try:
