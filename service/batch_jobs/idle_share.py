@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 QUIET_S = 1.0
@@ -28,22 +29,21 @@ class EngineFacts(NamedTuple):
 
 
 class IdleShare:
-    """Small while other requests are served; grows to nearly all sequences when they are gone, without filling the
-    memory or the queue. A line may have several sequences; `batch_size` counts these. Must be asked often; has no clock
-    of its own."""
+    """Small while other requests are served, and when it was not asked for a while. When the others are gone it grows
+    to nearly all sequences, without filling the memory or the queue. A line may have several sequences; `batch_size`
+    counts these. Must be asked often while lines wait; has no clock of its own."""
 
     def __init__(self) -> None:
-        self._share = 1.0
-        self._asked_s: float | None = None
+        self._share = 0.0
+        self._asked_s = -math.inf
 
     def most(self, facts: EngineFacts, num_running: int, now_s: float) -> int:
         """How many lines may run now. If more do (`num_running`), they are not stopped."""
         seats = facts.max_num_seqs
         full = max(1, seats - max(1, seats // _SPARE_SHARE))
         beside = max(1, seats // _BESIDE_SHARE)
-        elapsed_s = 0.0 if self._asked_s is None else max(0.0, now_s - self._asked_s)
-        self._asked_s = now_s
-        if now_s - facts.last_other_s < QUIET_S:
+        elapsed_s, self._asked_s = max(0.0, now_s - self._asked_s), now_s
+        if now_s - facts.last_other_s < QUIET_S or elapsed_s > QUIET_S:  # or nothing waited
             self._share = float(beside)
         else:
             self._share = min(float(full), max(beside, self._share) * 2.0 ** (elapsed_s / _DOUBLING_S))

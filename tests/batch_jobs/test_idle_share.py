@@ -24,6 +24,11 @@ def test_alone_it_gets_nearly_all_seats_within_a_second() -> None:
     assert 0.9 * 256 <= grants[-1] < 256, "whoever comes first finds a seat"
 
 
+@given(st.floats(1.0, 1e9))
+def test_after_any_time_without_batches_it_begins_small_again(idle_s: float) -> None:
+    assert grown().most(ALONE, 0, 4.0 + idle_s) == 256 // 64
+
+
 @given(st.integers(1, 1024), st.integers(0, 2000), st.integers(0, 2000), st.floats(0, 1), st.floats(0, QUIET_S / 2))
 def test_beside_others_it_is_small_at_once_and_never_nothing(
     seats: int, batch_size: int, num_waiting: int, kv_share: float, ago_s: float
