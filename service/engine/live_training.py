@@ -8,6 +8,7 @@ from typing import NamedTuple
 from service.core.stats import TrainingStats
 from service.core.training import Training, TrainingInterrupted, TrainingListener, TrainingOutcome
 from service.engine.ports import StatsSink, TrainingExecutor
+from service.errors import InvalidRequest
 from service.scheduler.training_turns import TrainingTurns
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,9 @@ class _Live(NamedTuple):
 
 def tell_end(listener: TrainingListener, fault: Exception | None) -> None:
     """Make the listener's last call."""
-    if fault is not None and not isinstance(fault, TrainingInterrupted):
+    if isinstance(fault, InvalidRequest):  # the fault of the data or the learning rate: the client is told
+        logger.info("a training has ended: %s", fault)
+    elif fault is not None and not isinstance(fault, TrainingInterrupted):
         logger.error("a training has failed", exc_info=fault)
     try:
         listener.ended(fault)

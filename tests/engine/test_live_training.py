@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from service.core.events import Outcome
 from service.core.training import TrainingInterrupted
 from service.engine.async_engine import AsyncEngine
-from service.errors import ServerError, Unavailable
+from service.engine.live_training import tell_end
+from service.errors import ServerError, TrainingDiverged, Unavailable
 from service.scheduler.deferred_batching import DeferredBatching
 from service.scheduler.interleaved_training import InterleavedTraining
 from tests.engine.harness import Harness
@@ -94,6 +95,21 @@ def test_it_can_be_stopped_and_goes_on_from_there(overlap: bool, wants_state: bo
     play.run()
     assert [report.step for report in (*first.reports, *again.reports)] == [1, 2, 3]
     assert again.ends == [None]
+
+
+@pytest.mark.parametrize(
+    ("fault", "level"), [(TrainingDiverged("the loss is nan"), "INFO"), (ValueError("a defect"), "ERROR")]
+)
+def test_a_fault_of_the_clients_is_no_error_of_the_server(
+    fault: Exception, level: str, caplog: pytest.LogCaptureFixture
+):
+    listener = NotingListener()
+    with caplog.at_level("INFO"):
+        tell_end(listener, fault)
+    assert listener.ends == [fault]
+    (record,) = caplog.records
+    assert record.levelname == level and str(fault) in caplog.text
+    assert bool(record.exc_info) == (level == "ERROR"), "a traceback tells of a defect"
 
 
 def test_to_stop_one_that_is_not_there_does_nothing():
