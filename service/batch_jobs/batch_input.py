@@ -16,6 +16,7 @@ from service.batch_jobs.batch import InputError
 MAX_REQUESTS = 50_000
 MAX_CUSTOM_ID = 512
 _MAX_ERRORS = 100
+_FEW_BRACKETS = 200
 _REST_EVERY_BYTES = 64 * 1024
 _REST_S = 0.001
 """Sleep now and then while reading a long file, since the engine and the event loop need the interpreter, too."""
@@ -48,7 +49,7 @@ def check_input(path: Path, endpoint: str) -> CheckedInput:
                     num_lines, (InputError("too_many_requests", f"A batch may have at most {MAX_REQUESTS} requests."),)
                 )
             value = _object_of(text)
-            error = _error_in(value, number, endpoint)
+            error = _error_in(value, number, endpoint) or _error_of_depth(text, value["body"], number)
             if error is None:
                 digest = hashlib.blake2b(value["custom_id"].encode(), digest_size=16).digest()
                 if digest in seen:
@@ -111,6 +112,16 @@ def _object_of(text: bytes) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
     return {}
+
+
+def _error_of_depth(text: bytes, body: dict[str, Any], number: int) -> InputError | None:
+    """orjson writes 254 levels and reads more; the line is written again when it is run."""
+    if text.count(b"[") + text.count(b"{") > _FEW_BRACKETS:
+        try:
+            orjson.dumps(body)
+        except orjson.JSONEncodeError:
+            return InputError("invalid_body", "body is nested too deeply.", number, "body")
+    return None
 
 
 def _error_in(value: dict[str, Any], number: int, endpoint: str) -> InputError | None:

@@ -36,3 +36,20 @@ def test_errors_are_bounded_and_so_are_requests(tmp_path: Path, monkeypatch: pyt
     path.write_bytes(lines(range(10)))
     (error,) = check_input(path, ENDPOINT).errors
     assert error.code == "too_many_requests"
+
+
+@pytest.mark.parametrize("depth", [200, 260, 1000])
+def test_a_line_that_passes_can_be_read(tmp_path: Path, depth: int) -> None:
+    """orjson reads deeper than it writes."""
+    path = tmp_path / "in"
+    first, second, last = lines(range(3)).splitlines()
+    deep = second.replace(b'"n"', b'"own": %b, "n"' % (b"[" * depth + b"]" * depth))
+    path.write_bytes(b"\n".join((first, deep, last)))
+    num_lines, errors = check_input(path, ENDPOINT)
+    if errors:
+        (error,) = errors
+        assert depth > 250 and (error.code, error.line, error.param) == ("invalid_body", 2, "body")
+    else:
+        reader = BatchReader(path)
+        assert len(reader.read(100, 10**6, bytearray())) == num_lines == 3
+        reader.close()

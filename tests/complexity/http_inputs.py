@@ -1,4 +1,4 @@
-"""Worst inputs of the connection and of the way through the app: request lines, headers, chunks, paths."""
+"""Worst inputs of the connection and of the way through the app: request lines, headers, chunks, paths, nesting."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import orjson
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from service.api.app import create_app
+from service.api.calls.large_json import LARGE_BYTES
+from service.api.calls.nesting import check_nesting, may_be_deeper
 from service.api.serving_state import ServingState
 from service.config import ApiConfig, ConnectionLimits
 from service.http.protocol import bounded_protocol
@@ -115,6 +118,12 @@ def _front_door(path: str, headers: list[tuple[bytes, bytes]], query: bytes = b"
     return lambda: asyncio.run(call())
 
 
+def _depth(n: int) -> Work:
+    body = orjson.dumps({"a": [[]] * n})
+    value = orjson.loads(body)
+    return lambda: check_nesting(value) if may_be_deeper(body) else None
+
+
 HTTP_INPUTS = [
     WorstInput(
         "HTTP: a body in chunks of a byte",
@@ -194,4 +203,5 @@ HTTP_INPUTS = [
         _MOST_HEAD // 2,
         "loop",
     ),
+    WorstInput("JSON: how deep short lists are", ("api/calls/nesting.py",), _depth, 5_000, LARGE_BYTES // 3, "loop"),
 ]

@@ -117,10 +117,7 @@ def _check_documents(documents: Sequence[Mapping[str, str]] | None, template: Ch
 
 
 def _num_characters_of_tools(tools: ToolUse) -> int:
-    try:
-        return len(orjson.dumps(tools.definitions or []))
-    except orjson.JSONEncodeError as error:
-        raise InvalidRequest("tools: an unknown field is nested too deeply.", param="tools") from error
+    return len(orjson.dumps(tools.definitions or []))
 
 
 def _effort_options(effort: str | None, template: ChatTemplate) -> Mapping[str, object]:

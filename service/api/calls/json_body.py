@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from service.api.calls.large_json import LARGE_BYTES, parse_large
 from service.api.calls.member_limits import check_members
+from service.api.calls.nesting import check_nesting, may_be_deeper
 from service.api.scope import header_of
 from service.api.text_pool import TextPool
 from service.config import ApiConfig
@@ -28,13 +29,20 @@ async def read_json_object(http: Request, texts: TextPool, config: ApiConfig) ->
     try:
         body = await _read(http)
         large = len(body) > LARGE_BYTES
-        value = await texts.run(len(body), lambda: parse_large(body)) if large else orjson.loads(body)
+        value = await texts.run(len(body), lambda: parse_large(body)) if large else _parse_small(body)
         http.scope["state"]["body_share"].release()
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
     check_members(value, config)
+    return value
+
+
+def _parse_small(body: bytes | bytearray) -> Any:
+    value = orjson.loads(body)
+    if may_be_deeper(body):
+        check_nesting(value)
     return value
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from service.api.calls.nesting import check_nesting
 from service.errors import InvalidRequest
 
 LARGE_BYTES = 128 * 1024
@@ -31,7 +32,8 @@ _RUN_KEY = "\ue000run"
 
 
 def parse_large(body: bytes | bytearray) -> Any:
-    """The parsed value. orjson.JSONDecodeError if it is not JSON, InvalidRequest if it has too many values.
+    """The parsed value. orjson.JSONDecodeError if it is not JSON, InvalidRequest if it has too many values or
+    is nested too deeply.
 
     To be called off the event loop.
     """
@@ -55,7 +57,9 @@ def parse_large(body: bytes | bytearray) -> Any:
             f"{_MAX_REST_BYTES} bytes."
         )
     kept.append(body[position:])
-    return _put_back(orjson.loads(b"".join(kept)), runs)
+    value = orjson.loads(b"".join(kept))
+    check_nesting(value)
+    return _put_back(value, runs)
 
 
 def _strings_and_runs(body: bytes | bytearray) -> Iterator[tuple[int, int, bytes | None]]:

@@ -136,10 +136,7 @@ def _add_assistant(turns: list[_Turn], message: InputMessage, where: str, config
 
 
 def _call(block: ContentBlock, where: str, config: ApiConfig) -> ToolCall:
-    try:
-        arguments = orjson.dumps(block.input).decode()
-    except orjson.JSONEncodeError as error:
-        raise InvalidRequest(f"{where} is nested too deeply.", param=where) from error
+    arguments = orjson.dumps(block.input).decode()
     if len(arguments) > config.max_arguments_characters:
         raise InvalidRequest(f"{where} may have at most {config.max_arguments_characters} characters.", param=where)
     return ToolCall(id=block.id, function=CalledFunction(name=block.name or "", arguments=arguments))

@@ -166,9 +166,6 @@ def test_it_cannot_go_on_with_a_call() -> None:
 
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/x.png"}}
-DEEP: dict[str, Any] = {}
-for _ in range(400):
-    DEEP = {"a": DEEP}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +198,6 @@ def test_blocks_that_are_not_supported_are_refused_by_name(messages: list[Any], 
         ([assistant({**CALL, "id": ""})], "messages[0].content[0].id"),
         ([assistant({**CALL, "name": ""})], "messages[0].content[0].name"),
         ([assistant({**CALL, "input": None})], "messages[0].content[0].input"),
-        ([assistant({**CALL, "input": DEEP})], "messages[0].content[0].input"),
         ([assistant({**CALL, "input": {"a": "x" * 100}})], "messages[0].content[0].input"),
         ([user({**RESULT, "tool_use_id": ""})], "messages[0].content[0].tool_use_id"),
         ([user({**RESULT, "content": [{"type": "text"}]})], "messages[0].content[0].content[0].text"),
