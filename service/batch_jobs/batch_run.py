@@ -134,11 +134,10 @@ class BatchRun:
                 running.result()
                 await writer.flush()
                 return BatchStatus.COMPLETED
-        except asyncio.CancelledError:
+        except BaseException:  # the output is closed next: nothing may write to it then
             running.cancel()
             await asyncio.wait((running,))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(writer.flush(), _LAST_WORDS_S)
+            await writer.close(_LAST_WORDS_S)
             raise
         finally:
             cancelling.cancel()

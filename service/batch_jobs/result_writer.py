@@ -65,6 +65,13 @@ class ResultWriter:
             await asyncio.wait((self._writing,))
             self._writing.result()
 
+    async def close(self, within_s: float) -> None:
+        """Write what there is, if that takes no longer than this, and then nothing more. Does not raise."""
+        if self._writing is not None:
+            await asyncio.wait((self._writing,), timeout=within_s)
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+
     async def _write(self) -> None:
         while self._unwritten:
             results, self._unwritten = self._unwritten, []
