@@ -216,7 +216,7 @@ class BatchJobs:
                 await self._in_thread(partial(self._sweep, {batch.batch_id for batch in left}))
                 break
             except (StorageUnavailable, StorageFull) as fault:
-                _logger.warning("batches of an earlier run cannot be read yet: %s", fault)
+                _logger.warning("batches of an earlier run of the server cannot be read yet: %s", fault)
                 await asyncio.sleep(_RETRY_S)
         for batch in left:
             if batch.batch_id in self._runs or batch.batch_id in self._waiting:
@@ -224,7 +224,7 @@ class BatchJobs:
             try:
                 await self._storage.files.hold(batch.input_file_id, batch.client)
             except NotFound:
-                await self._fail(batch, InputError("file_not_found", "The input file is gone."))
+                await self._fail(batch, InputError("file_not_found", "The input file no longer exists."))
                 continue
             self._waiting[batch.batch_id] = batch
         self._begin_next()
@@ -262,12 +262,12 @@ class BatchJobs:
                     await self._run_once(batch)
                     return
                 except (StorageUnavailable, StorageFull) as fault:
-                    _logger.warning("%s cannot go on yet: %s", batch_id, fault)
+                    _logger.warning("%s cannot continue yet: %s", batch_id, fault)
                     await asyncio.sleep(_RETRY_S)
         except Exception:  # a bug fails this batch only
             _logger.exception("%s has failed", batch_id)
             with suppress(StorageUnavailable, StorageFull):
-                await self._fail(batch, InputError("server_error", "The server had an error while it ran."))
+                await self._fail(batch, InputError("server_error", "The server had an error while the batch ran."))
         finally:
             del self._tasks[batch_id]
             self._running_clients.subtract((batch.client,))
