@@ -68,6 +68,11 @@ class Batch:
         return self.status in OVER
 
     @property
+    def is_ending(self) -> bool:
+        """Whether it runs no more lines, but is not over."""
+        return self.status in (BatchStatus.FINALIZING, BatchStatus.CANCELLING)
+
+    @property
     def num_lines_left(self) -> int:
         """Lines without an answer; 0 until the lines are counted."""
         return max(0, self.num_lines - self.num_completed - self.num_failed)

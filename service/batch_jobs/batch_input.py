@@ -65,7 +65,7 @@ def check_input(path: Path, endpoint: str) -> CheckedInput:
                 if len(errors) == _MAX_ERRORS:
                     break
     if not num_lines:
-        errors.append(InputError("empty_file", "The file holds no requests."))
+        errors.append(InputError("empty_file", "The file contains no requests."))
     return CheckedInput(num_lines, tuple(errors))
 
 

@@ -62,7 +62,6 @@ class BatchJobs:
         self._runs: dict[str, BatchRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.lines_ended = Counter[str]()
-        self._to_cancel = set[str]()
         self._watchers = Watchers()
         self._running_clients = Counter[str]()
         self._resuming: asyncio.Task[None] | None = None
@@ -142,23 +141,20 @@ class BatchJobs:
         return Page([self._as_it_is(batch) for batch in page.items], page.has_more)
 
     async def cancel(self, batch_id: str, client: str) -> Batch:
-        """Raises as `get`; InvalidRequest if the batch is over."""
+        """Raises as `get`; InvalidRequest if the batch is over. No effect if it is ending already."""
         batch = await self.get(batch_id, client)
         if batch.is_over:
             raise InvalidRequest(f"Cannot cancel a batch with status '{batch.status}'.", param="batch_id")
-        if (run := self._runs.get(batch_id)) is not None:
-            return await run.cancel()
-        if batch_id in self._tasks:  # its run is about to start, or to be retried
-            self._to_cancel.add(batch_id)
-            return batch.reaching(BatchStatus.CANCELLING, int(time.time()))
-        if self._waiting.pop(batch_id, None) is not None:
-            now_s = int(time.time())
-            batch = batch.reaching(BatchStatus.CANCELLING, now_s).reaching(
-                BatchStatus.CANCELLED, now_s, output_file_id=None, error_file_id=None
-            )
+        if batch.status is BatchStatus.VALIDATING and self._waiting.pop(batch_id, None) is not None:
+            return await self._cancel_before_its_run(batch)
+        if not batch.is_ending and batch_id not in self._runs:  # it waits, for its turn or for a retry, or is starting
+            batch = batch.reaching(BatchStatus.CANCELLING, int(time.time()))
             await self._save(batch)
-            self._storage.files.release(batch.input_file_id)
-        return batch
+            if batch_id in self._waiting:  # its run hands over the results that it has
+                self._waiting[batch_id] = batch
+                self._begin_next()
+        run = self._runs.get(batch_id)  # it may have started meanwhile
+        return batch if run is None else await run.cancel()
 
     async def follow(
         self, batch: Batch, is_ending: Callable[[], bool], wants_lines: bool = True
@@ -220,7 +216,7 @@ class BatchJobs:
                 await self._in_thread(partial(self._sweep, {batch.batch_id for batch in left}))
                 break
             except (StorageUnavailable, StorageFull) as fault:
-                _logger.warning("batches of an earlier run cannot be read yet: %s", fault)
+                _logger.warning("batches of an earlier run of the server cannot be read yet: %s", fault)
                 await asyncio.sleep(_RETRY_S)
         for batch in left:
             if batch.batch_id in self._runs or batch.batch_id in self._waiting:
@@ -228,7 +224,7 @@ class BatchJobs:
             try:
                 await self._storage.files.hold(batch.input_file_id, batch.client)
             except NotFound:
-                await self._fail(batch, InputError("file_not_found", "The input file is gone."))
+                await self._fail(batch, InputError("file_not_found", "The input file no longer exists."))
                 continue
             self._waiting[batch.batch_id] = batch
         self._begin_next()
@@ -241,13 +237,17 @@ class BatchJobs:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _begin_next(self) -> None:
-        """Start waiting batches while fewer than _MAX_RUNNING run: of the client with the fewest running ones first,
-        and in order of creation."""
+        """Start waiting batches: at once those that are ending, since they run no more lines; the others while fewer
+        than _MAX_RUNNING run, of the client with the fewest running ones first, and in order of creation."""
+        for batch in [batch for batch in self._waiting.values() if batch.is_ending]:
+            self._begin(batch)
         while self._waiting and len(self._tasks) < _MAX_RUNNING:
-            batch = min(self._waiting.values(), key=self._num_running_of)
-            del self._waiting[batch.batch_id]
-            self._running_clients[batch.client] += 1
-            self._tasks[batch.batch_id] = asyncio.create_task(self._run(batch))
+            self._begin(min(self._waiting.values(), key=self._num_running_of))
+
+    def _begin(self, batch: Batch) -> None:
+        del self._waiting[batch.batch_id]
+        self._running_clients[batch.client] += 1
+        self._tasks[batch.batch_id] = asyncio.create_task(self._run(batch))
 
     def _num_running_of(self, batch: Batch) -> int:
         """Running batches of its client."""
@@ -255,28 +255,29 @@ class BatchJobs:
 
     async def _run(self, batch: Batch) -> None:
         """Run the batch to its end, with retries after storage faults."""
-        batch_id, client = batch.batch_id, batch.client
+        batch_id = batch.batch_id
         try:
             while True:
                 try:
-                    await self._run_once(await self.get(batch_id, client))
+                    await self._run_once(batch)
                     return
                 except (StorageUnavailable, StorageFull) as fault:
-                    _logger.warning("%s cannot go on yet: %s", batch_id, fault)
+                    _logger.warning("%s cannot continue yet: %s", batch_id, fault)
                     await asyncio.sleep(_RETRY_S)
         except Exception:  # a bug fails this batch only
             _logger.exception("%s has failed", batch_id)
             with suppress(StorageUnavailable, StorageFull):
-                await self._fail(batch, InputError("server_error", "The server had an error while it ran."))
+                await self._fail(batch, InputError("server_error", "The server had an error while the batch ran."))
         finally:
             del self._tasks[batch_id]
-            self._to_cancel.discard(batch_id)
-            self._running_clients.subtract((client,))
+            self._running_clients.subtract((batch.client,))
             self._storage.files.release(batch.input_file_id)
             self._begin_next()
 
     async def _run_once(self, batch: Batch) -> None:
         file = await self._storage.files.get(batch.input_file_id, batch.client)
+        # Read last: what `cancel` has stored until now is seen here, and a later `cancel` finds the run.
+        batch = await self.get(batch.batch_id, batch.client)
         run = BatchRun(
             batch,
             file,
@@ -289,11 +290,24 @@ class BatchJobs:
         )
         self._runs[batch.batch_id] = run
         try:
-            if batch.batch_id in self._to_cancel:
-                await run.cancel()
             await run.run()
         finally:
             del self._runs[batch.batch_id]
+
+    async def _cancel_before_its_run(self, batch: Batch) -> Batch:
+        """Cancel a batch that was waiting and has no results."""
+        now_s = int(time.time())
+        cancelled = batch.reaching(BatchStatus.CANCELLING, now_s).reaching(
+            BatchStatus.CANCELLED, now_s, output_file_id=None, error_file_id=None
+        )
+        try:
+            await self._save(cancelled)
+        except (StorageUnavailable, StorageFull):
+            self._waiting[batch.batch_id] = batch
+            self._begin_next()
+            raise
+        self._storage.files.release(batch.input_file_id)
+        return cancelled
 
     async def _fail(self, batch: Batch, error: InputError) -> None:
         await self._in_thread(partial(shutil.rmtree, self._folder / batch.batch_id, ignore_errors=True))

@@ -77,7 +77,7 @@ class BatchRun:
     async def run(self) -> None:
         """Run until the batch is over. Raises storage faults; the batch can then be run again by a new BatchRun. If
         this task is cancelled, the batch can be resumed, with all results so far on disk."""
-        if self._batch.status is BatchStatus.VALIDATING and not await self._validate():
+        if not self._batch.num_lines and not await self._validate():
             return
         output = await self._in_thread(lambda: BatchOutput(self._folder, self._name))
         try:

@@ -49,15 +49,14 @@ class ResultWriter:
         self._num_unwritten_bytes += _size(result)
         if self._num_unwritten_bytes > _MOST_UNWRITTEN_BYTES:
             self._has_room.clear()
-        if self._writing is not None and self._writing.done():
-            self._writing.result()
-            self._writing = None
+        self._check_writing()
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
 
     async def wait_for_room(self) -> None:
-        """Wait until few enough bytes are unwritten to run more lines."""
+        """Wait until few enough bytes are unwritten to run more lines. Raises as `put`."""
         await self._has_room.wait()
+        self._check_writing()
 
     async def flush(self) -> None:
         """Wait until everything is written. Raises as `put`."""
@@ -73,16 +72,19 @@ class ResultWriter:
             await asyncio.gather(self._writing, return_exceptions=True)
 
     async def _write(self) -> None:
-        while self._unwritten:
-            results, self._unwritten = self._unwritten, []
-            answers, errors = await self._in_thread(partial(self._output.lines_of, results))
-            while not await self._append(answers, errors):
-                await asyncio.sleep(_RETRY_S)
-            self._note_written(results)
-            self._num_unwritten_bytes -= sum(map(_size, results))
-            if self._num_unwritten_bytes <= _MOST_UNWRITTEN_BYTES:
-                self._has_room.set()
-            await asyncio.sleep(_FLUSH_EVERY_S)
+        try:
+            while self._unwritten:
+                results, self._unwritten = self._unwritten, []
+                answers, errors = await self._in_thread(partial(self._output.lines_of, results))
+                while not await self._append(answers, errors):
+                    await asyncio.sleep(_RETRY_S)
+                self._note_written(results)
+                self._num_unwritten_bytes -= sum(map(_size, results))
+                if self._num_unwritten_bytes <= _MOST_UNWRITTEN_BYTES:
+                    self._has_room.set()
+                await asyncio.sleep(_FLUSH_EVERY_S)
+        finally:
+            self._has_room.set()  # if it failed, whoever waits for room must learn of it
 
     async def _append(self, answers: bytes, errors: bytes) -> bool:
         """Returns whether it succeeded."""
@@ -99,6 +101,11 @@ class ResultWriter:
             self._warning.tell(fault)
             return False
         return True
+
+    def _check_writing(self) -> None:
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
+            self._writing = None
 
 
 def _size(result: LineResult) -> int:

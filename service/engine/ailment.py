@@ -23,7 +23,7 @@ def ailment_of(loop: EngineLoop, now_s: float, stuck_after_s: float) -> Ailment 
     stalled_since_s, busy_since_s = loop.watch.stalled_since_s, loop.busy_since_s
     if stalled_since_s is not None and now_s - stalled_since_s > stuck_after_s:
         seconds, num_waiting = now_s - stalled_since_s, loop.snapshot.num_waiting
-        return Ailment("stalled", f"no iteration has run for {seconds:.0f} s; requests that wait: {num_waiting}")
+        return Ailment("stalled", f"no iteration has run for {seconds:.0f} s; waiting requests: {num_waiting}")
     if busy_since_s is not None and now_s - busy_since_s > stuck_after_s:
         return Ailment("stuck", f"an iteration has run for {now_s - busy_since_s:.0f} s")
     failing = loop.watch.failing

@@ -172,8 +172,8 @@ class AsyncEngine:
             )
         if queued.tokens > MAX_SHARED_FACTOR * limit:
             raise self._overloaded(
-                f"{queued.tokens} prompt tokens are waiting, shared beginnings counted each time; the limit of that is"
-                f" {MAX_SHARED_FACTOR * limit}"
+                f"{queued.tokens} prompt tokens are waiting, shared prefixes counted for each request; the limit is"
+                f" {MAX_SHARED_FACTOR * limit} ({MAX_SHARED_FACTOR} times --max-waiting-tokens)"
             )
 
     def submit(self, request: Request) -> RequestStream:
@@ -293,7 +293,7 @@ class AsyncEngine:
             return self._config.max_waiting_s
         left_s = request.start_within_s - (self._clock.now_s() - request.arrival_s)
         if left_s <= 0:
-            raise self._overloaded(f"The request was to start within {request.start_within_s:g} s, which have passed")
+            raise self._overloaded(f"The request did not start within {request.start_within_s:g} s")
         return min(left_s, self._config.max_waiting_s)
 
     def _expire(self, request_id: str, limit_s: float) -> None:

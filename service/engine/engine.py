@@ -218,7 +218,7 @@ class Engine:
         self._record.lost()
         self.requests.lose(self.scheduler.finish_iteration().all(), launched.plan)
         if launched.plan.training is not None:
-            self.training.fail(ServerError("An iteration that held this training failed."))
+            self.training.fail(ServerError("An iteration that this training was part of failed."))
         if isinstance(launched.pending, FailedLaunch):
             # Nothing was launched after it, and the executor may never have received these rows.
             self.scheduler.blocks.release_rows(launched.plan.released)

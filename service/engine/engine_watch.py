@@ -77,10 +77,10 @@ class EngineWatch:
         if not answers:
             self._probe_due_s = self._clock.now_s() + PROBE_EVERY_S
         if answers:
-            logger.warning("%d iterations in a row gave their requests nothing, but a probe got a token", num_failed)
+            logger.warning("%d iterations in a row failed, but a probe request got a token", num_failed)
             self._note_recovery("a probe has got a token")
         elif answers is False and self.failing is None:
-            self.failing = f"{num_failed} iterations in a row gave no request a token, nor did a probe"
+            self.failing = f"{num_failed} iterations in a row failed, and so did a probe request"
             logger.critical("every request fails: %s", self.failing)
         return True
 

@@ -124,7 +124,7 @@ class LiveRequests:
         part. These are the requests in it (`groups`), those with blocks in transfer, those whose adapter it was to
         load, and those that use blocks it was to copy; the last two may be in an iteration launched since. Blocks of
         other requests were not touched."""
-        error = ServerError("An iteration that held this request failed.")
+        error = ServerError("An iteration that this request was part of failed.")
         blocks, pool = self._scheduler.blocks, self._scheduler.pool
         moving = [pool.member(sequence_id) for sequence_id in blocks.swap_space.swapping_sequence_ids()]
         adapter_ids = {load.adapter_id for load in plan.adapter_loads}

@@ -30,9 +30,9 @@ class LiveTraining:
         """Run the training from its present state. If that is not possible, its listener is told of its end at once."""
         try:
             if self._live is not None:
-                raise RuntimeError("another training runs")
+                raise RuntimeError("another training is running")
             if self._executor is None:
-                raise RuntimeError("this executor takes no trainings")
+                raise RuntimeError("this executor does not support training")
             training_id, num_steps, left = (
                 training.training_id,
                 training.layer_steps_per_iteration,

@@ -27,8 +27,8 @@ from service.scheduler.iteration_scheduler import IterationScheduler
 from service.scheduler.speculation import num_equal
 
 _NOT_FINITE = "the model produced no finite probabilities for this request"
-_NOT_THE_GRAMMARS = "a token was drawn that the form of the output does not allow"
-_NOTHING_LEFT = "allowed_token_ids and bad_words leave nothing to draw that the form of the output allows"
+_NOT_THE_GRAMMARS = "a token was drawn that the grammar of the structured output does not allow"
+_NOTHING_LEFT = "the grammar of the structured output, allowed_token_ids and bad_words together allow no token"
 
 Draws = list[tuple[int, TokenLogprobs | None]]
 

@@ -71,17 +71,17 @@ def _checked_state(file: TensorFile, layout: ParameterLayout, belongs_to: str) -
     text, digest = (file.metadata.get(name) for name in ("facts", "digest"))
     facts = _parsed(text)
     if facts.get("format") != _FORMAT:
-        raise CheckpointFault("is not one of this version's")
+        raise CheckpointFault("was written by another version")
     if facts.get("belongs_to") != belongs_to:
-        raise CheckpointFault("is of other data, of another base or of other hyperparameters")
+        raise CheckpointFault("belongs to other data, another base model or other hyperparameters")
     if facts.get("layout") != _described(layout):
-        raise CheckpointFault("is of other modules, or of another rank")
+        raise CheckpointFault("has other target modules or another rank")
     kinds = {name: (stored.dtype, stored.shape) for name, stored in file.tensors.items()}
     if kinds != dict.fromkeys(_TENSORS, ("F32", (layout.num_parameters,))):
-        raise CheckpointFault("is damaged: it has other tensors than a checkpoint has")
+        raise CheckpointFault("is damaged: its tensors are not those of a checkpoint")
     tensors = {name: file.read(name) for name in _TENSORS}
     if digest != _digest(str(text), tensors):
-        raise CheckpointFault("is damaged: its contents do not fit its digest")
+        raise CheckpointFault("is damaged: its contents do not match its digest")
     return TrainingState(
         layout=layout,
         parameters=tensors["parameters"],

@@ -112,13 +112,13 @@ class _Reader:
             return Dataset(self._examples, self._num_truncated, self._num_left_out)
         if self._num_left_out:
             most = self._max_length
-            raise DatasetError(None, f"no example has anything to learn within its first {most} tokens (max_length)")
+            raise DatasetError(None, f"no example has anything to train on within its first {most} tokens (max_length)")
         raise DatasetError(None, "the file has no lines")
 
     def _check(self, number: int) -> None:
         self._check_caller()
         if time.thread_time() > self._deadline_s:
-            raise DatasetError(number, f"to be read to its end the file takes more than {self._limits.max_s:g} s")
+            raise DatasetError(number, f"reading the file takes more than {self._limits.max_s:g} s of CPU time")
 
     def _add(self, ids: list[int], learned: list[bool], number: int) -> None:
         self._check_ids(ids, number)
@@ -132,7 +132,7 @@ class _Reader:
             return
         self._num_tokens += len(ids)
         if self._num_tokens > self._limits.max_tokens:
-            raise DatasetError(number, f"with it the examples have more than {self._limits.max_tokens} tokens")
+            raise DatasetError(number, f"the examples up to this line have more than {self._limits.max_tokens} tokens")
         self._examples.append(Example(np.array(ids, np.int32), np.array([False, *learned[1:]])))
 
     def _check_ids(self, ids: list[int], number: int) -> None:

@@ -105,7 +105,7 @@ def _shaped(form: type[Form], value: dict[str, object]) -> Form:
         raise _Fault(f"{where.lstrip('.')}: {deepest['msg']}") from None
     unknown = next(_unknown_fields(shaped, ""), None)
     if unknown is not None:
-        raise _Fault(f"{unknown} is not a field that is known")
+        raise _Fault(f"{unknown} is not a known field")
     return shaped
 
 
@@ -133,7 +133,7 @@ def _checked_chat(chat: TrainingChat) -> TrainingChat:
         if message.weight is not None and message.role != "assistant":
             raise _Fault(f"messages[{index}].weight: only messages of the assistant have one")
         if message.function_call is not None:
-            raise _Fault(f"messages[{index}].function_call is an older form of tool_calls, which must be used")
+            raise _Fault(f"messages[{index}].function_call is deprecated and not supported; use tool_calls")
     if not any(chat.is_trained(index) for index in range(len(chat.messages))):
-        raise _Fault("messages: none is the assistant's with a weight of 1, so there is nothing to learn")
+        raise _Fault("messages: there must be an assistant message whose weight is not 0")
     return chat

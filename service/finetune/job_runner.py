@@ -77,7 +77,7 @@ class JobRunner:
             with suppress(JobFault):  # the job itself will fail by it
                 await _until_possible(partial(self._hold_files, job))
             if job.status is JobStatus.RUNNING:
-                message = "The server was restarted; the job goes on from its last checkpoint"
+                message = "The server was restarted; the job continues from its last checkpoint"
                 await self._change(job, Job.interrupted, job_event(message, "warn"))
 
     async def _each(self, status: JobStatus, carry_on: Callable[[Job], Awaitable[None]]) -> None:
@@ -184,7 +184,7 @@ def _found(data: ValidatedData) -> str:
     if data.num_truncated:
         found += f"; {data.num_truncated} examples were cut at {data.hyperparameters.max_length} tokens"
     if data.num_left_out:
-        found += f"; {data.num_left_out} were left out, which have nothing to learn before that"
+        found += f"; {data.num_left_out} examples were left out, since none of the tokens before that is trained"
     return found
 
 
@@ -194,5 +194,5 @@ async def _until_possible(work: Callable[[], Awaitable[T]]) -> T:
         try:
             return await work()
         except (StorageFull, StorageUnavailable) as fault:
-            _logger.warning("fine-tuning waits for the data directory: %s", fault)
+            _logger.warning("fine-tuning is waiting until the data directory is usable: %s", fault)
             await asyncio.sleep(_TRY_AGAIN_S)

@@ -162,7 +162,7 @@ class JobTraining:
     async def _prepared(self) -> Training:
         tools, job = self._tools, self._job
         if job.base_weights != tools.base.weights:
-            message = "The server serves other weights now than when the job was made."
+            message = "The base model's weights have changed since the job was created."
             raise JobFault("base_model_changed", message, "model")
         paths = await tools.paths(job)
         checkpoint = tools.folders.checkpoint(job.job_id)

@@ -69,7 +69,9 @@ class CudaGraphCapture:
             graph, _ = capture_graph(launch, self._capturing_stream(), self._pool)
         except Exception:  # of any kind (memory, driver): the training goes on without graphs
             self._is_given_up = True
-            logger.warning("no CUDA graphs of a training's layer steps; it goes on kernel by kernel", exc_info=True)
+            logger.warning(
+                "CUDA graphs of a training's layer steps could not be captured; it goes on without them", exc_info=True
+            )
             return None
         return graph
 

@@ -151,7 +151,7 @@ class LoraJobWork:
             scale = hyperparameters.alpha / hyperparameters.rank
             return state_of_adapter(layout, weights, scale, hyperparameters.seed)
         except (AdapterError, ValueError) as fault:
-            raise JobFault("invalid_model", f"The job cannot go on from this adapter: {fault}", "model") from fault
+            raise JobFault("invalid_model", f"The job cannot continue from this adapter: {fault}", "model") from fault
 
     def _source(self, job: Job) -> Path | None:
         """Folder of the adapter to continue from; None: start from the base model."""
@@ -159,7 +159,7 @@ class LoraJobWork:
             return None
         folder = self._find_adapter(job.spec.model)
         if folder is None:
-            raise JobFault("model_not_found", "The model to go on from is not served any more.", "model")
+            raise JobFault("model_not_found", "The model to continue from is no longer served.", "model")
         return folder
 
     def _rank_of(self, source: Path) -> int:
@@ -167,7 +167,7 @@ class LoraJobWork:
         try:
             rank = read_adapter_config(source, max_patterns=len(self._base.linears)).rank
         except AdapterError as fault:
-            raise JobFault("invalid_model", f"The job cannot go on from this adapter: {fault}", "model") from fault
+            raise JobFault("invalid_model", f"The job cannot continue from this adapter: {fault}", "model") from fault
         return max(rank, min(USUAL_RANK, self._base.max_rank))
 
 

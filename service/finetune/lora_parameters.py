@@ -123,7 +123,7 @@ def state_of_adapter(layout: ParameterLayout, weights: AdapterWeights, scale: fl
 
 def _check_contained(layout: ParameterLayout, weights: AdapterWeights) -> None:
     if others := weights.sites.keys() - layout.sites.keys():
-        raise ValueError(f"targets: the adapter changes {sorted(others)[0]}, which is not among them")
+        raise ValueError(f"targets: the adapter also changes {sorted(others)[0]}, which is not in targets")
     highest = max(len(site.a) for site in weights.sites.values())
     if highest > layout.rank:
         raise ValueError(f"rank: the adapter has rank {highest}, more than {layout.rank}")

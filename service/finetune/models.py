@@ -98,7 +98,7 @@ class FineTunedModels:
         def find_and_delete(connection: Connection) -> FineTunedModel:
             model = find_model(connection, name)
             if model is None or model.client != client:
-                raise ModelNotFound(f"No such fine-tuned model of yours: {name[:256]}", param="model")
+                raise ModelNotFound(f"You have no fine-tuned model '{name[:256]}'.", param="model")
             delete_model(connection, name)
             delete_checkpoint(connection, model.job_id, name)
             return model

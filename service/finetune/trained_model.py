@@ -65,9 +65,9 @@ class TrainedModel:
         vocab_size, num_positions = self.model.vocab_size, self.model.rotary.num_positions
         # Checked on the host, since on a GPU such an index would end the process.
         if batch.token_ids.max() >= vocab_size or batch.token_ids.min() < 0:
-            raise _unfit(f"has a token that is none of the model's {vocab_size}")
+            raise _unfit(f"has a token id outside the model's vocabulary of {vocab_size}")
         if batch.positions.max() >= num_positions:
-            raise _unfit(f"has more than the {num_positions} tokens that the model serves")
+            raise _unfit(f"has more than {num_positions} tokens, which is the model's limit")
         graphs, rotary = self._graphs, self.model.rotary
         tensors = batch_tensors(batch, rotary, memory.device, in_few_sizes=graphs is not None)
         if graphs is None or tensors.num_tokens > MOST_GRAPH_TOKENS:

@@ -60,7 +60,7 @@ def training_texts(chat: TrainingChat, model: ModelText, max_length: int, check:
     Raises UntrainableText.
     """
     if model.template is None:
-        raise UntrainableText("the model has no chat template: it learns from prompt and completion")
+        raise UntrainableText("the model has no chat template; use prompt and completion")
     shield = Shield(model.tokenizer.special_texts)
     try:
         check_messages(chat.messages, model.template)
@@ -125,8 +125,8 @@ class _Rendering:
     def _check_turn(self, before: str, after: str, index: int) -> None:
         if not after.startswith(before):
             raise UntrainableText(
-                f"messages[{index}]: which tokens are the assistant's cannot be told: the chat template writes this "
-                "turn otherwise than it begins one that the model is asked for"
+                f"messages[{index}]: cannot tell which tokens are the assistant's, since the chat template renders "
+                "this turn differently from its generation prompt"
             )
         message, turn = self._messages[index], after[len(before) :]
         content = str(message["content"] or "").strip()

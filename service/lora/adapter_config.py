@@ -37,7 +37,7 @@ _OTHER_COMPUTATIONS: Mapping[str, str] = MappingProxyType(
         "lora_bias": "a bias beside B",
         "modules_to_save": "whole modules in the place of the base's",
         "trainable_token_indices": "embeddings of single tokens",
-        "target_parameters": "parameters that are no linear module",
+        "target_parameters": "parameters that are not linear modules",
     }
 )
 """Options that, when set, compute something other than x W^T + scale * x A^T B^T; with their meaning."""
@@ -72,7 +72,7 @@ class AdapterConfig:
         rank = self.rank_of(module)
         scale = alpha / (math.sqrt(rank) if self.use_rslora else rank)
         if abs(scale) > 3.4e38:
-            raise AdapterError(f"{CONFIG_FILE}: the scale of {module}, {scale:g}, is beyond fp32")
+            raise AdapterError(f"{CONFIG_FILE}: the scale of {module}, {scale:g}, exceeds the range of fp32")
         return scale
 
 
@@ -90,7 +90,8 @@ class _NamePattern:
             self._whole = SchemaValidator(core_schema.str_schema(pattern=rf"^(?:.*\.)?(?:{pattern})$"))
         except SchemaError:
             raise AdapterError(
-                f"{CONFIG_FILE}: {field}: {_shown(pattern)} is no regular expression, or one that looks around or back"
+                f"{CONFIG_FILE}: {field}: {_shown(pattern)} is not a valid regular expression (look-around and"
+                " back-references are not supported)"
             ) from None
 
     def matches(self, module: str) -> bool:
@@ -118,7 +119,7 @@ def read_adapter_config(folder: Path, max_patterns: int) -> AdapterConfig:
 
 def _read_object(file: Path) -> Mapping[str, object]:
     if not os.path.isfile(file):  # also False without permission to look
-        raise AdapterError(f"{CONFIG_FILE}: not in the adapter's folder")
+        raise AdapterError(f"{CONFIG_FILE}: is not in the adapter's folder")
     try:
         with file.open("rb") as opened:
             text = opened.read(MAX_CONFIG_BYTES + 1)
@@ -150,14 +151,14 @@ def _check_plain_lora(fields: Mapping[str, object]) -> None:
     for name in sorted(fields.keys() - _KNOWN_VARIANTS - _OTHER_COMPUTATIONS.keys()):
         # PEFT names its variants like this: refuse unknown ones of later versions, do not serve them as plain LoRA.
         if (name.startswith("use_") or name.endswith("_config")) and _is_set(fields[name]):
-            raise AdapterError(f"{CONFIG_FILE}: {_shown(name)} is set, which is not known here")
+            raise AdapterError(f"{CONFIG_FILE}: {_shown(name)} is set, which is not supported")
 
 
 def _check_initialization(value: object) -> None:
     if not any(value is plain or (isinstance(plain, str) and value == plain) for plain in _PLAIN_INITIALIZATIONS):
         raise AdapterError(
-            f"{CONFIG_FILE}: init_lora_weights is {_shown(value)}: such an adapter belongs to changed weights of the"
-            " base. PEFT's save_pretrained makes a plain one of it with path_initial_model_for_weight_conversion"
+            f"{CONFIG_FILE}: init_lora_weights is {_shown(value)}, so the adapter only fits changed base weights;"
+            " PEFT's save_pretrained(path_initial_model_for_weight_conversion=...) converts it"
         )
 
 

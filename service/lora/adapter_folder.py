@@ -108,7 +108,7 @@ def read_adapter(folder: Path, sites: Mapping[str, AdapterSite], max_rank: int, 
             pair.check(sites[name], config, max_rank, file.tensors, faults)
         faults.raise_any()
         if not pairs:
-            raise AdapterError(f"{WEIGHTS_FILE}: holds no adapter")
+            raise AdapterError(f"{WEIGHTS_FILE}: contains no LoRA tensors")
         weights = {
             name: SiteWeights(
                 _read(file, pairs[name].a, dtype),
@@ -129,7 +129,7 @@ def _weights_file(folder: Path) -> Path:
         raise AdapterError(
             f"{_PICKLED_FILE}: is a pickle, which may run code and is not read; save the adapter as {WEIGHTS_FILE}"
         )
-    raise AdapterError(f"{WEIGHTS_FILE}: not in the adapter's folder")
+    raise AdapterError(f"{WEIGHTS_FILE}: is not in the adapter's folder")
 
 
 def _limits(sites: Mapping[str, AdapterSite], max_rank: int) -> tuple[int, int]:

@@ -64,8 +64,8 @@ class AdapterLayout:
         longest = max(max(site.own_in_features, site.own_out_features) for site in self.all_sites.values())
         if self._aligned(longest) > self.block_elements:
             raise ConfigError(
-                f"block-size: adapters need blocks of {longest} numbers at least, a row of the model's largest matrix; "
-                f"a block has {self.block_elements}"
+                f"block-size: with adapters, a block must hold at least {longest} elements (one row of the model's "
+                f"largest matrix); it holds {self.block_elements}"
             )
 
     @property

@@ -16,7 +16,7 @@ from service.errors import AdapterError, ConfigError
 from service.lora.adapter_store import AdapterReader, HostAdapter
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_BAD_NAME = "no name: up to 128 letters, digits, dots, dashes and underscores, the first a letter or digit"
+_BAD_NAME = "not a valid name: 1 to 128 letters, digits, dots, dashes and underscores, the first a letter or digit"
 _CONFIG_FILE = "adapter_config.json"
 _MOST_LISTED = 1000
 _MOST_REFUSALS = 1024
@@ -160,7 +160,7 @@ class AdapterRegistry:
             is_below = folder.is_relative_to(self._folder)
             is_there = is_below and folder.is_dir()
         except (OSError, ValueError, RuntimeError):
-            raise AdapterError("lora_path: is no path", param="lora_path") from None
+            raise AdapterError("lora_path: is not a valid path", param="lora_path") from None
         if not is_there:
             why = "there is no such folder" if is_below else "is not"
             raise AdapterError(f"lora_path: {why} below the folder of --lora-dir", param="lora_path")

@@ -67,7 +67,7 @@ class TensorFile:
         stored = self.tensors[name]
         dtype, num_bytes = DTYPES[stored.dtype], stored.end - stored.begin
         if num_bytes != dtype.itemsize * math.prod(stored.shape):
-            raise AdapterError(f"{self._name}: {name} has {num_bytes} bytes, which is not what its shape takes")
+            raise AdapterError(f"{self._name}: {name} has {num_bytes} bytes, which does not match its shape")
         data = bytearray(num_bytes)
         try:
             self._file.seek(self._data_start + stored.begin)
@@ -125,16 +125,16 @@ def _read_header(name: str, file: BufferedReader, max_bytes: int) -> dict[str, o
         raise AdapterError(f"{name}: only points to a file in Git LFS, which `git lfs pull` fetches")
     num_bytes = int.from_bytes(length, "little")
     if len(length) < _LENGTH_BYTES or not 0 < num_bytes <= max_bytes:
-        raise AdapterError(f"{name}: is no safetensors file, or has a header of more than {max_bytes} bytes")
+        raise AdapterError(f"{name}: is not a safetensors file, or has a header of more than {max_bytes} bytes")
     text = file.read(num_bytes)
     if len(text) < num_bytes:
         raise AdapterError(f"{name}: is cut short: it ends within its header")
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
-        raise AdapterError(f"{name}: is no safetensors file: its header is not JSON") from None
+        raise AdapterError(f"{name}: is not a safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
-        raise AdapterError(f"{name}: is no safetensors file: its header is not a JSON object")
+        raise AdapterError(f"{name}: is not a safetensors file: its header is not a JSON object")
     return header
 
 
@@ -142,7 +142,7 @@ def _described(name: str, header: Mapping[str, object]) -> Mapping[str, StoredTe
     try:
         return {tensor: _stored(description) for tensor, description in header.items()}
     except (KeyError, TypeError, ValueError):
-        raise AdapterError(f"{name}: is no safetensors file: its header does not describe tensors") from None
+        raise AdapterError(f"{name}: is not a safetensors file: its header does not describe tensors") from None
 
 
 def _stored(description: object) -> StoredTensor:
@@ -159,7 +159,7 @@ def _check_extents(name: str, tensors: Mapping[str, StoredTensor], num_bytes: in
     expected = 0
     for stored in sorted(tensors.values(), key=lambda stored: (stored.begin, stored.end)):
         if stored.begin != expected or stored.end < stored.begin:
-            raise AdapterError(f"{name}: is damaged: its tensors do not lie one behind another")
+            raise AdapterError(f"{name}: is damaged: its tensors overlap or leave gaps")
         expected = stored.end
     if num_bytes < expected:
         raise AdapterError(f"{name}: is cut short: {num_bytes} bytes of weights instead of {expected}")

@@ -44,7 +44,8 @@ class ArenaLending:
         num_there = self._blocks.pool.num_blocks
         if num_blocks > num_there:
             raise ServerError(
-                f"A micro-batch takes {num_blocks} KV blocks, and there are {num_there}: kv-cache-memory is too small.",
+                f"A micro-batch needs {num_blocks} KV blocks, but the KV cache has only {num_there};"
+                " raise kv-cache-memory.",
                 code="out_of_memory",
             )
         self._num_blocks, self._steps_each = num_blocks, steps_each

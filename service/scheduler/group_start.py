@@ -115,17 +115,16 @@ class GroupStart:
         slots = self._blocks.adapter_slots
         first = pool.waiting[0] if pool.waiting else None
         of_first = (
-            "none waits"
+            "no request waits"
             if first is None
             else f"the first, {first.request.request_id}, has {first.num_tokens_to_compute} tokens to compute for"
-            f" {len(first.live)} sequences and was last left waiting for: {self._lacked}"
+            f" {len(first.live)} sequences and last waited for: {self._lacked}"
         )
         return (
-            f"{len(pool.waiting)} requests wait and {len(pool.running)} run; {of_first}; of {blocks.num_blocks} KV"
-            f" blocks {blocks.num_free} are free, adapters have {slots.num_blocks}, and those that run need"
-            f" {slots.num_pinned_blocks} of these; a training has {self._blocks.arena.num_idle_blocks};"
-            f" on the host {host.num_free} are and {host.num_used} are not;"
-            f" {self._max_num_seqs} sequences may run"
+            f"requests: {len(pool.waiting)} waiting, {len(pool.running)} running; {of_first}; KV blocks:"
+            f" {blocks.num_free} of {blocks.num_blocks} free, {slots.num_blocks} with adapters"
+            f" ({slots.num_pinned_blocks} in use), {self._blocks.arena.num_idle_blocks} lent to a training;"
+            f" host blocks: {host.num_free} free, {host.num_used} used; at most {self._max_num_seqs} sequences run"
         )
 
     def _num_seated(self, draft: PlanDraft) -> int:

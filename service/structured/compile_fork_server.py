@@ -169,14 +169,14 @@ class ForkServer:
                 return Trial(f"takes longer than {self._limits.cpu_s:g} s to compile", is_costly=True)
             case code if code == -signal.SIGABRT:  # an allocation was refused
                 return Trial(f"takes more than {self._limits.memory_bytes // 2**20} MiB to compile", is_costly=True)
-        return Trial("the compiler of grammars fails at it", is_costly=True)
+        return Trial("the grammar compiler crashes on it", is_costly=True)
 
 
 def try_compile(spec: GrammarSpec, vocabulary: Vocabulary, limits: TrialLimits) -> Trial:
     """Compile the grammar and discard the result."""
     try:
         if read_seconds(spec, vocabulary) > limits.read_s:
-            return Trial("takes too long to read", is_costly=True)
+            return Trial("takes too long to parse", is_costly=True)
         before = _memory_pages()
         grammar = compile_grammar(spec, vocabulary)
         num_bytes = (_memory_pages().resident - before.resident) * resource.getpagesize()

@@ -70,7 +70,7 @@ class CompileTrials:
         with self._lock:
             if self._process is None or self._process.has_ended:
                 if self._is_closed:
-                    raise RuntimeError("trials after the end")
+                    raise RuntimeError("CompileTrials is closed")
                 self._process = _ForkServerProcess(self._start_bytes)
             return self._process
 

@@ -88,7 +88,7 @@ class GrammarCompiler:
             return await asyncio.shield(self._vocabulary)
         except ValueError as error:
             raise InvalidRequest(
-                f"{spec.param}: this model's output cannot be constrained.", param=spec.param
+                f"{spec.param}: structured output is not supported for this model's tokenizer.", param=spec.param
             ) from error
 
     def _made_vocabulary(self) -> Vocabulary:
@@ -102,7 +102,7 @@ class GrammarCompiler:
                 trials.close()
             return vocabulary_of_table(table)
         except ValueError:
-            _logger.exception("the tokenizer cannot be constrained by grammars")
+            _logger.exception("grammars cannot be compiled for this tokenizer")
             raise
 
     def _cached(self, spec: GrammarSpec) -> CompiledGrammar | None:

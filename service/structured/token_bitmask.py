@@ -97,7 +97,7 @@ class TokenBitmask:
         try:
             fill_next_token_bitmask_par(self._parallel, constrained, bits)
         except BaseException:  # a panic of the Rust library is no Exception
-            _logger.exception("masks of %d grammars failed together", len(constrained))
+            _logger.exception("computing %d token masks at once failed; retrying one by one", len(constrained))
             for matcher, index in constrained:
                 self._compute_alone(matcher, bits, index)
 
@@ -106,7 +106,7 @@ class TokenBitmask:
         try:
             fill_next_token_bitmask(matcher, bits, index)
         except BaseException:
-            _logger.exception("a mask failed")
+            _logger.exception("computing a token mask failed")
             bits[index] = 0
 
 

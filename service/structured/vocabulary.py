@@ -66,7 +66,7 @@ def token_table(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[
     if in_model > vocab_size:
         raise ValueError(f"the tokenizer has {in_model} tokens, the model's logits only {vocab_size}")
     if not tokenizer.works_on_bytes:
-        raise ValueError("the tokenizer's decoder is neither byte-level nor has it tokens for single bytes")
+        raise ValueError("the tokenizer is neither byte-level nor has byte-fallback tokens")
     spelled = tokenizer.spelled_bytes
     special_ids = frozenset(token_id for token_id in tokenizer.special_ids | eos_token_ids if token_id < vocab_size)
     marks = {

@@ -16,14 +16,17 @@ from typing import Any
 
 import pytest
 
-from service.batch_jobs import batch_jobs, result_writer
+from service.batch_jobs import batch_jobs, batch_run, result_writer
 from service.batch_jobs.batch import Batch, BatchStatus
+from service.batch_jobs.batch_input import CheckedInput
 from service.batch_jobs.batch_jobs import BatchJobs
 from service.batch_jobs.batch_output import Answer, BatchOutput
+from service.errors import StorageFull, StorageUnavailable
 from service.storage.database import FILE_NAME
+from service.storage.file_table import StoredFile
 from service.storage.listing import PageQuery
 from service.storage.storage import Storage
-from tests.batch_jobs.fake_batches import begin, ended, lines, ok, told, with_jobs
+from tests.batch_jobs.fake_batches import ENDPOINT, HOUR, begin, ended, lines, ok, told, with_jobs
 
 NUM_LINES = 400
 _ALL = PageQuery(None, 1000, True)
@@ -326,5 +329,149 @@ def test_an_end_is_told_once_it_is_on_the_disk(tmp_path: Path, monkeypatch: pyte
         assert (told.status, told.num_completed) == (BatchStatus.FINALIZING, 3)
         may_save.set()
         assert (await ended(jobs, batch_id)).status is BatchStatus.COMPLETED
+
+    with_jobs(tmp_path, use)
+
+
+def test_cancelled_while_it_waits_to_go_on_after_a_restart_it_keeps_its_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not wait for the others, which may take hours."""
+    monkeypatch.setattr(batch_jobs, "_MAX_RUNNING", 2)
+    waits, others = "", set[str]()
+
+    async def half(batch: Batch, body: bytes) -> Answer:
+        if json.loads(body)["n"] >= 5:
+            await asyncio.sleep(1000)
+        return await ok(batch, body)
+
+    async def first(storage: Storage, jobs: BatchJobs) -> None:
+        nonlocal waits
+        others.add((await begin(storage, jobs, lines(range(10)))).batch_id)
+        waits = (await begin(storage, jobs, lines(range(10)))).batch_id
+        file = await storage.files.add("bob", "batch", "in", lines(range(10)))
+        others.add((await jobs.create("bob", ENDPOINT, file.file_id, HOUR, None, None)).batch_id)
+        while (await jobs.get(waits, "ann")).num_completed < 5:
+            await asyncio.sleep(0.01)
+
+    async def second(storage: Storage, jobs: BatchJobs) -> None:
+        while len(jobs._runs) < 2:
+            await asyncio.sleep(0.01)
+        assert set(jobs._runs) == others
+        assert (await jobs.get(waits, "ann")).status is BatchStatus.IN_PROGRESS
+        cancelled = await jobs.cancel(waits, "ann")
+        assert cancelled.status is (await jobs.get(waits, "ann")).status is BatchStatus.CANCELLING
+        batch = await ended(jobs, waits)
+        results = await told(storage, batch)
+        assert batch.status is BatchStatus.CANCELLED
+        assert sorted(result["custom_id"] for result in results if result["response"] is not None) == list("01234")
+        assert sum(result["error"] is not None for result in results) == 5
+        while waits in jobs._tasks:
+            await asyncio.sleep(0.01)
+        assert not (storage.folder / "batches" / waits).exists()
+        await storage.files.delete(batch.input_file_id, "ann")
+
+    with_jobs(tmp_path, first, half)
+    with_jobs(tmp_path, second, half)
+
+
+@pytest.mark.parametrize(
+    "content, end, num_lines, codes",
+    [
+        (lines([1]), BatchStatus.CANCELLED, 1, []),
+        (b"no request", BatchStatus.FAILED, 0, ["invalid_custom_id"]),
+    ],
+)
+def test_cancelled_before_its_input_was_checked_it_ends_after_a_restart(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    end: BatchStatus,
+    num_lines: int,
+    codes: list[str],
+) -> None:
+    ids = list[str]()
+
+    async def first(storage: Storage, jobs: BatchJobs) -> None:
+        ids.append((await begin(storage, jobs, content)).batch_id)
+        while ids[0] not in jobs._runs:
+            await asyncio.sleep(0.001)
+        assert (await jobs.cancel(ids[0], "ann")).status is BatchStatus.CANCELLING
+        await asyncio.sleep(0.05)
+
+    async def second(storage: Storage, jobs: BatchJobs) -> None:
+        batch = await ended(jobs, ids[0])
+        assert (batch.status, batch.num_lines, [error.code for error in batch.errors]) == (end, num_lines, codes)
+
+    def never(path: Path, endpoint: str) -> CheckedInput:
+        time.sleep(0.3)
+        raise StorageUnavailable("The disk does not answer.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_run, "check_input", never)
+        with_jobs(tmp_path, first)
+    with_jobs(tmp_path, second)
+
+
+@pytest.mark.parametrize(
+    "full, status, end",
+    [
+        ("adopt", BatchStatus.FINALIZING, BatchStatus.COMPLETED),
+        ("output", BatchStatus.CANCELLING, BatchStatus.CANCELLED),
+    ],
+)
+def test_cancelled_while_it_waits_for_a_full_disk_it_tells_what_it_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str, status: BatchStatus, end: BatchStatus
+) -> None:
+    monkeypatch.setattr(batch_jobs, "_RETRY_S", 0.2)
+    left, open_output = [1], BatchOutput
+
+    def full_once(at: str) -> None:
+        if at == full and left:
+            left.pop()
+            raise StorageFull("full")
+
+    def output(folder: Path, name: str) -> BatchOutput:
+        full_once("output")
+        return open_output(folder, name)
+
+    monkeypatch.setattr(batch_run, "BatchOutput", output)
+
+    async def use(storage: Storage, jobs: BatchJobs) -> None:
+        adopt = storage.files.adopt
+
+        async def adopt_later(path: Path, file: StoredFile) -> None:
+            full_once("adopt")
+            await adopt(path, file)
+
+        monkeypatch.setattr(storage.files, "adopt", adopt_later)
+        batch_id = (await begin(storage, jobs, lines(range(3)))).batch_id
+        while left or batch_id in jobs._runs:
+            await asyncio.sleep(0.01)
+        assert (await jobs.cancel(batch_id, "ann")).status is status
+        assert (await jobs.get(batch_id, "ann")).status is status
+        assert (await ended(jobs, batch_id)).status is end
+
+    with_jobs(tmp_path, use)
+
+
+def test_a_cancel_that_cannot_be_stored_leaves_the_batch_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_jobs, "_MAX_RUNNING", 0)
+
+    async def use(storage: Storage, jobs: BatchJobs) -> None:
+        batch = await begin(storage, jobs, lines(range(3)))
+
+        async def full(jobs: BatchJobs, batch: Batch) -> None:
+            raise StorageFull("full")
+
+        with monkeypatch.context() as patch, pytest.raises(StorageFull):
+            patch.setattr(BatchJobs, "_save", full)
+            await jobs.cancel(batch.batch_id, "ann")
+        monkeypatch.setattr(batch_jobs, "_MAX_RUNNING", 1)
+        jobs._begin_next()
+        batch = await asyncio.wait_for(ended(jobs, batch.batch_id), 5)
+        assert batch.status is BatchStatus.COMPLETED
 
     with_jobs(tmp_path, use)

@@ -141,7 +141,7 @@ def test_a_process_that_is_killed_leaves_its_models_and_its_job_ends_with_the_sa
         again = until(client, killed.id, "succeeded")
         events = client.fine_tuning.jobs.list_events(again.id, limit=100).data
         assert [event.data["step"] for event in events if event.data] == list(range(NUM_EPOCHS, 0, -1)), "each once"
-        assert "The server was restarted; the job goes on from its last checkpoint" in [e.message for e in events]
+        assert "The server was restarted; the job continues from its last checkpoint" in [e.message for e in events]
         assert digest(data, again.id) == digest(data, whole.id)
         assert again.trained_tokens == whole.trained_tokens
         assert client.models.delete(again.fine_tuned_model or "").deleted

@@ -95,7 +95,7 @@ def test_a_model_that_answers_nobody_any_more_is_told_until_it_does(overlap: boo
         assert served.serve(request((1, 2), 3)) == [Outcome.FAILED]
     ailment = served.ailment()
     assert ailment is not None and ailment.status == "failing"
-    assert "3 iterations in a row gave no request a token" in ailment.reason
+    assert "3 iterations in a row failed, and so did a probe request" in ailment.reason
     assert served.loop.snapshot.num_failed_in_a_row == MAX_FAILED_IN_A_ROW
     executor.is_broken = False
     assert served.serve(request((1, 2), 3)) == [Outcome.FINISHED]
@@ -223,11 +223,11 @@ def test_requests_that_wait_while_nothing_runs_are_told_with_the_reason(caplog: 
         stand_still(served, STALLED_AFTER_S)
         stand_still(served, STALLED_AFTER_S)
     ailment = served.ailment()
-    assert ailment == ("stalled", "no iteration has run for 25 s; requests that wait: 3")
+    assert ailment == ("stalled", "no iteration has run for 25 s; waiting requests: 3")
     (line,) = caplog.messages
     assert "no iteration for" in line
-    assert "3 requests wait and 0 run; the first, request-0, has 10 tokens to compute for 2 sequences" in line
-    assert "waiting for: memory; of 64 KV blocks 64 are free" in line
+    assert "requests: 3 waiting, 0 running; the first, request-0, has 10 tokens to compute for 2 sequences" in line
+    assert "last waited for: memory; KV blocks: 64 of 64 free" in line
     assert len(served.waits) == 15, "it does not turn as fast as it can meanwhile"
     admission.is_open = True
     assert served.serve() == []

@@ -230,7 +230,7 @@ def test_a_beginning_that_waiting_prompts_share_counts_once_but_not_without_end(
         waiting = [await submit_and_see_it_taken(number) for number in range(8)]
         assert engine.snapshot.waiting_tokens == 8 * 513
         assert engine.snapshot.distinct_waiting_tokens == 512 + 8
-        with pytest.raises(Overloaded, match=r"4104 prompt tokens .* counted each time; the limit .* 4000"):
+        with pytest.raises(Overloaded, match=r"4104 prompt tokens .* counted for each request; the limit .* 4000"):
             engine.submit(harness.request((*shared, 8), 2))
         executor.one_at_a_time = False
         executor.gate.set()

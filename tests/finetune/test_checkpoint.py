@@ -68,9 +68,9 @@ def test_it_is_a_safetensors_file(path: Path):
 @pytest.mark.parametrize(
     ("layout", "belongs_to", "reason"),
     [
-        (LAYOUT, "data 2, base 2", "is of other data"),
-        (ParameterLayout(dict(reversed(SITES.items())), 2), MINE, "is of other modules"),
-        (ParameterLayout(SITES, 3), MINE, "is of other modules"),
+        (LAYOUT, "data 2, base 2", "belongs to other data"),
+        (ParameterLayout(dict(reversed(SITES.items())), 2), MINE, "has other target modules"),
+        (ParameterLayout(SITES, 3), MINE, "has other target modules"),
     ],
 )
 def test_one_of_something_else_is_refused(path: Path, layout: ParameterLayout, belongs_to: str, reason: str):

@@ -153,7 +153,7 @@ def test_a_completion_of_a_tokenizer_that_puts_a_space_first_has_none_within(tmp
 
 
 REFUSED = [
-    (OPENS_REASONING, chat("a", "b"), "which tokens are the assistant's cannot be told"),
+    (OPENS_REASONING, chat("a", "b"), "cannot tell which tokens are the assistant's"),
     (SMOLLM2.replace("message['content']", "'x'"), chat("a", "b"), "does not show its content"),
     (SMOLLM2 + "{{ raise_exception('never <|im_end|>') }}", chat("a", "b<|im_end|>"), "refuses these messages: never"),
     (LLAMA_2, chat("a", "b") | {"messages": [{"role": "poet", "content": ""}, *chat("a", "b")["messages"]]}, "poet"),

@@ -57,7 +57,7 @@ def test_a_job_tells_what_was_cut_of_its_data(tmp_path: Path, monkeypatch: pytes
         job = await made.until(await made.job(), JobStatus.SUCCEEDED)
         assert (
             "Files validated, moving job to queued state: 4 examples, 100 tokens, 12 steps; 3 examples were cut at 512 "
-            "tokens; 1 were left out, which have nothing to learn before that"
+            "tokens; 1 examples were left out, since none of the tokens before that is trained"
         ) in await made.messages(job)
 
     play(tmp_path, scene)

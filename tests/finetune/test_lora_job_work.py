@@ -175,7 +175,7 @@ def test_one_may_go_on_from_an_adapter_also_under_another_scale(file: Path, tmp_
     for name, matrices in state.matrices().items():
         added, wanted = begin.matrices()[name], 2.0 * matrices.b @ matrices.a
         torch.testing.assert_close(4.0 / 16 * added.b @ added.a, wanted)
-    with pytest.raises(JobFault, match="not served"):
+    with pytest.raises(JobFault, match="no longer served"):
         prepared(later, file, tmp_path / "none")
     small = replace(later.data, hyperparameters=replace(later.data.hyperparameters, rank=2))
     with pytest.raises(JobFault, match="rank"):

@@ -56,5 +56,5 @@ def test_an_adapter_that_does_not_fit_is_refused():
     site = SiteWeights(torch.ones(4, 8), torch.ones(4, 4), 1.0)
     with pytest.raises(ValueError, match="rank: the adapter has rank 4, more than 3"):
         state_of_adapter(LAYOUT, AdapterWeights({"k": site}, "digest"), 1.0, 0)
-    with pytest.raises(ValueError, match="targets: the adapter changes up"):
+    with pytest.raises(ValueError, match="targets: the adapter also changes up"):
         state_of_adapter(LAYOUT, AdapterWeights({"up": site}, "digest"), 1.0, 0)

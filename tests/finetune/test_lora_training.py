@@ -221,7 +221,7 @@ def test_learns_in_bf16(model_folders: Mapping[str, Path]):
 def test_a_token_that_the_model_has_not_is_refused(llama: CausalLM, fault: Callable[..., None]):
     examples = random_examples(2, vocab_size=400, longest=9)
     fault(examples[0].token_ids)
-    with pytest.raises(InvalidRequest, match="none of the model's 1600"):
+    with pytest.raises(InvalidRequest, match="outside the model's vocabulary of 1600"):
         completed(lora_training(llama, examples, CHOSEN))
 
 

@@ -117,5 +117,5 @@ def test_a_position_that_the_model_does_not_serve_is_refused(model_folders: Mapp
     model.build_positions(8, torch.device("cpu"))
     state = first_state(parameter_layout(model, (), rank=1), seed=0)
     trained = TrainedModel(model, LoraParameters(state, torch.float32, torch.device("cpu")), 1.0, rows_per_loss_step=8)
-    with pytest.raises(InvalidRequest, match="more than the 8 tokens"):
+    with pytest.raises(InvalidRequest, match="more than 8 tokens"):
         trained.begin(BATCH, torch.empty(0, dtype=torch.uint8))

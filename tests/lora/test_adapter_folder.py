@@ -172,7 +172,7 @@ def test_a_rank_other_than_the_configs_is_refused(folder: Path):
 
 def test_no_weights(folder: Path):
     (folder / "adapter_model.safetensors").unlink()
-    assert refusal(folder) == "adapter_model.safetensors: not in the adapter's folder"
+    assert refusal(folder) == "adapter_model.safetensors: is not in the adapter's folder"
 
 
 def test_a_pickle_is_not_read(folder: Path):
@@ -183,13 +183,13 @@ def test_a_pickle_is_not_read(folder: Path):
 
 
 def test_no_folder(tmp_path: Path):
-    assert "adapter_config.json: not in the adapter's folder" in refusal(tmp_path / "none")
-    assert "adapter_config.json: not in the adapter's folder" in refusal(tmp_path / ("x" * 5000))
+    assert "adapter_config.json: is not in the adapter's folder" in refusal(tmp_path / "none")
+    assert "adapter_config.json: is not in the adapter's folder" in refusal(tmp_path / ("x" * 5000))
 
 
 def test_an_adapter_of_nothing_is_refused(folder: Path):
     save_file({}, folder / "adapter_model.safetensors")
-    assert "holds no adapter" in refusal(folder)
+    assert "contains no LoRA tensors" in refusal(folder)
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read(folder: Path):
@@ -276,7 +276,7 @@ def test_the_digest_changes_with_every_weight_and_scale_and_only_so(saved: Path,
 def test_a_pipe_is_not_waited_on(folder: Path, name: str):
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    assert refusal(folder) == f"{name}: not in the adapter's folder"
+    assert refusal(folder) == f"{name}: is not in the adapter's folder"
 
 
 def test_links_are_followed(folder: Path, tmp_path: Path):

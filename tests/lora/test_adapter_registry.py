@@ -173,11 +173,11 @@ def test_of_two_that_are_loaded_at_once_under_one_name_one_is_refused(folder: Pa
     ("name", "path", "message"),
     [
         ("base", "poet", r"lora_name: 'base' is the model's name"),
-        ("a b", "poet", r"lora_name: is no name"),
+        ("a b", "poet", r"lora_name: is not a valid name"),
         ("muse", "../outside", r"lora_path: is not below"),
         ("muse", "/etc", r"lora_path: is not below"),
         ("muse", "nowhere", r"lora_path: there is no such folder"),
-        ("muse", "a\0b", r"lora_path: is no path"),
+        ("muse", "a\0b", r"lora_path: is not a valid path"),
         ("muse", "x" * 9000, r"lora_path: "),
         ("muse", "notes", r"adapter_config\.json"),
     ],
@@ -207,7 +207,7 @@ def test_without_a_folder_nothing_is_loaded_from_anywhere(folder: Path) -> None:
     ("name", "path", "message"),
     [
         ("base", "poet", "lora-modules: 'base' is the model's name"),
-        ("a/b", "poet", "lora-modules: 'a/b' is no name"),
+        ("a/b", "poet", "lora-modules: 'a/b' is not a valid name"),
         ("muse", "broken", r"lora-modules: muse: adapter_model\.safetensors"),
         ("muse", "nowhere", r"lora-modules: muse: adapter_config\.json"),
     ],

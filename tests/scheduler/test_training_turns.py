@@ -180,7 +180,7 @@ def test_an_iteration_whose_memory_was_taken_back_is_planned_from_its_beginning(
 
 def test_one_that_needs_more_blocks_than_there_are_cannot_start():
     turns = made_turns(num_blocks=8)
-    with pytest.raises(ServerError, match=r"takes 9 KV blocks, and there are 8.*kv-cache-memory") as raised:
+    with pytest.raises(ServerError, match=r"needs 9 KV blocks, but the KV cache has only 8.*kv-cache-memory") as raised:
         turns.start(7, 9, 9, num_blocks=9)
     assert raised.value.code == "out_of_memory"
     assert not turns.is_runnable

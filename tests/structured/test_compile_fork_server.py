@@ -46,7 +46,7 @@ def test_what_a_trial_breaks_ends_the_trial_alone(limits: TrialLimits, spec: Gra
 
 
 def test_what_the_service_would_read_for_long_is_refused() -> None:
-    assert try_compile(GOOD, VOCABULARY, TrialLimits(read_s=0.0)) == Trial("takes too long to read", is_costly=True)
+    assert try_compile(GOOD, VOCABULARY, TrialLimits(read_s=0.0)) == Trial("takes too long to parse", is_costly=True)
     assert try_compile(GOOD, VOCABULARY, TrialLimits()).error is None
 
 

@@ -253,7 +253,7 @@ def test_a_tokenizer_that_cannot_be_read_is_a_refusal(caplog: pytest.LogCaptureF
     async def scene() -> None:
         compiler = GrammarCompiler(fail)
         for _ in range(2):
-            with pytest.raises(InvalidRequest, match="cannot be constrained"):
+            with pytest.raises(InvalidRequest, match="is not supported for this model's tokenizer"):
                 await compiler.compile(PATTERN)
         compiler.close()
 

@@ -88,7 +88,7 @@ def test_a_model_that_answers_nobody_any_more_is_not_healthy_and_heals_by_itself
         assert statuses == [500] * 4
         health = http.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "failing")
-        assert "in a row gave no request a token, nor did a probe" in health.json()["reason"]
+        assert "in a row failed, and so did a probe request" in health.json()["reason"]
         assert server.metric("headrace_failed_iterations_in_a_row") >= 3
         server.say("well again")
         wait_until(lambda: http.get("/health").status_code == 200)
@@ -135,7 +135,7 @@ def test_requests_that_wait_while_nothing_runs_are_told(monkeypatch: pytest.Monk
                 wait_until(lambda: http.get("/health").status_code == 503)
                 told = http.get("/health").json()
                 assert told["status"] == "stalled"
-                assert told["reason"].endswith("requests that wait: 1")
+                assert told["reason"].endswith("waiting requests: 1")
                 patch.undo()
                 assert waiting.result().status_code == 200
         assert http.get("/health").status_code == 200
