@@ -211,7 +211,7 @@ def _gemma(architecture: str, fields: ConfigFields) -> ModelConfig:
     max_positions = gemma_context(architecture, fields)
     if num_heads % num_kv_heads:
         raise ModelLoadError(
-            f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+            f"config.json: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
         )
     # Early config files of Gemma say gelu and mean its tanh approximation.
     named = "hidden_activation" if fields.get("hidden_activation") is not None else "hidden_act"
@@ -252,13 +252,13 @@ def _grouped_heads(architecture: str, fields: ConfigFields) -> tuple[int, int, i
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ModelLoadError(
-            f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+            f"config.json: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
         )
     share = max(1, fields.size("hidden_size") // num_heads)
     default = {"Qwen3ForCausalLM": 128, "GptOssForCausalLM": 64}.get(architecture, share)
     head_dim = fields.size("head_dim", default)
     if head_dim % 2:
-        raise ModelLoadError(f"config.json: head_dim {head_dim} is odd; rotary embedding turns pairs")
+        raise ModelLoadError(f"config.json: head_dim {head_dim} is odd; rotary embedding rotates pairs of dims")
     return num_heads, num_kv_heads, head_dim
 
 
@@ -384,7 +384,7 @@ def _activation(fields: ConfigFields, name: str, default: str) -> Activation:
 
 def _even_share(whole_name: str, whole: int, parts_name: str, parts: int) -> int:
     if whole % parts:
-        raise ModelLoadError(f"config.json: {whole_name} {whole} is no multiple of {parts_name} {parts}")
+        raise ModelLoadError(f"config.json: {whole_name} {whole} is not a multiple of {parts_name} {parts}")
     return whole // parts
 
 

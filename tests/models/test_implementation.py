@@ -46,8 +46,8 @@ def test_without_transformers_it_is_said_how_to_get_it(monkeypatch):
     [
         ({"is_encoder_decoder": True}, "it is an encoder-decoder model"),
         ({"model_type": "falcon_h1"}, "its layers keep a state besides keys and values"),
-        ({"layer_types": ["mamba", "attention", "mamba"]}, "its layers of kind mamba keep no keys and values"),
-        ({"text_config": {"layer_types": ["full_attention", "conv"]}}, "its layers of kind conv keep"),
+        ({"layer_types": ["mamba", "attention", "mamba"]}, "its layers of kind mamba do not keep keys and values"),
+        ({"text_config": {"layer_types": ["full_attention", "conv"]}}, "its layers of kind conv do not keep"),
     ],
 )
 def test_what_has_another_memory_is_refused_before_its_weights_are_fetched(fields, why):

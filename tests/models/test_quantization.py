@@ -145,17 +145,17 @@ REFUSED = [
     ({**FORMATS["awq"][0], "bits": 8}, "bits 8 is not served"),
     ({**FORMATS["awq"][0], "version": "gemv"}, "version 'gemv'"),
     ({**FORMATS["awq"][0], "zero_point": False}, "zero_point False"),
-    ({**FORMATS["awq"][0], "group_size": 48}, "group_size 48 is not served: it is a power of two from 32"),
+    ({**FORMATS["awq"][0], "group_size": 48}, "group_size 48 is not served, only powers of two from 32"),
     ({**FORMATS["awq"][0], "rotation": "hadamard"}, r"quantization_config\.rotation 'hadamard' is not served; serve"),
-    ({**FORMATS["gptq"][0], "desc_act": True}, r"desc_act true .* take a checkpoint with desc_act false"),
+    ({**FORMATS["gptq"][0], "desc_act": True}, r"desc_act true .* use a checkpoint with desc_act false"),
     ({**FORMATS["gptq"][0], "bits": 3}, "bits 3"),
     ({**FORMATS["gptq"][0], "lm_head": True}, "lm_head True"),
     ({**FORMATS["gptq"][0], "dynamic": {"+:.*": {"bits": 8}}}, "dynamic"),
-    ({**FORMATS["gptq"][0], "dynamic": {"-:(": {}}}, r"dynamic: 're:\(' is no pattern"),
+    ({**FORMATS["gptq"][0], "dynamic": {"-:(": {}}}, r"dynamic: 're:\(' is not a valid regular"),
     ({**FORMATS["gptq"][0], "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
     ({**FORMATS["blocks"][0], "weight_block_size": [128]}, r"weight_block_size \[128\]"),
     ({**FORMATS["blocks"][0], "fmt": "e5m2"}, "fmt 'e5m2'"),
-    ({**FORMATS["channels"][0], "ignore": ["re:("]}, r"ignore: 're:\(' is no pattern"),
+    ({**FORMATS["channels"][0], "ignore": ["re:("]}, r"ignore: 're:\(' is not a valid regular"),
     ({**FORMATS["channels"][0], "ignore": "lm_head"}, "ignore is not a list of names"),
     ({**FORMATS["channels"][0], "config_groups": {}}, "config_groups is missing"),
     ({**FORMATS["channels"][0], "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
@@ -176,7 +176,7 @@ def test_what_is_not_understood_is_refused_by_name(fields, named):
 
 
 def test_plain_weights_are_quantized_once():
-    with pytest.raises(ModelLoadError, match=r"quantization: fp8 is for plain weights; .* awq int4 already"):
+    with pytest.raises(ModelLoadError, match=r"quantization: fp8 is for unquantized weights; .* awq int4 already"):
         parse(FORMATS["awq"][0], "fp8")
     with pytest.raises(ModelLoadError, match=r"quantization: fp8 is for plain weights; .* bitsandbytes nf4 already"):
         parse(BITSANDBYTES["nf4"][0], "fp8")
