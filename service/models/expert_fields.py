@@ -31,7 +31,7 @@ def parse_experts(architecture: str, fields: ConfigFields, num_layers: int) -> E
             )
         case "OlmoeForCausalLM":
             if (clip := fields.get("clip_qkv")) is not None:
-                raise ModelLoadError(f"{fields.source}: clip_qkv {clip!r} is not served, only null")
+                raise ModelLoadError(f"{fields.source}: clip_qkv {clip!r} is not supported, only null")
             config = ExpertsConfig(
                 layers=(True,) * num_layers,
                 num_experts=fields.size("num_experts", 64),

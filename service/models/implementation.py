@@ -56,7 +56,7 @@ def _check_memory(architecture: str, fields: Mapping[str, object]) -> None:
     kinds = (text if isinstance(text, Mapping) else fields).get("layer_types")
     others = sorted(_WITH_STATES.intersection(map(str, kinds if isinstance(kinds, list) else ())))
     if fields.get("is_encoder_decoder") is True:
-        raise _refused(architecture, "it is an encoder-decoder model; only decoders are served")
+        raise _refused(architecture, "it is an encoder-decoder model; only decoders are supported")
     if others:
         kind = ", ".join(others)
         raise _refused(architecture, f"its layers of kind {kind} do not keep keys and values of all tokens")
@@ -65,4 +65,4 @@ def _check_memory(architecture: str, fields: Mapping[str, object]) -> None:
 
 
 def _refused(architecture: str, why: str) -> ModelLoadError:
-    return ModelLoadError(f"config.json: architecture {architecture!r} is not served: {why}")
+    return ModelLoadError(f"config.json: architecture {architecture!r} is not supported: {why}")

@@ -146,7 +146,8 @@ def parse_model_config(fields: Mapping[str, object], quantization: str | None = 
     checked = ConfigFields(fields, "config.json")
     architecture = architecture_of(fields)
     if architecture not in _FAMILIES:
-        raise ModelLoadError(f"config.json: architecture {architecture!r} is not served; known: {', '.join(_FAMILIES)}")
+        known = ", ".join(_FAMILIES)
+        raise ModelLoadError(f"config.json: architecture {architecture!r} is not supported; supported: {known}")
     quantized = quantization_of(architecture, fields, quantization)
     return replace(_FAMILIES[architecture](architecture, checked), quantization=quantized)
 
@@ -158,10 +159,10 @@ def _llama_family(architecture: str, fields: ConfigFields) -> ModelConfig:
     num_heads, num_kv_heads, head_dim = _grouped_heads(architecture, fields)
     activation = _activation(fields, "hidden_act", "silu")
     if activation == "relu":
-        raise ModelLoadError("config.json: hidden_act 'relu' is not served in a gated MLP")
+        raise ModelLoadError("config.json: hidden_act 'relu' is not supported in a gated MLP")
     experts = parse_experts(architecture, fields, num_layers)
     if experts is not None and activation != "silu":
-        raise ModelLoadError(f"config.json: hidden_act {activation!r} is not served in a mixture of experts, only silu")
+        raise ModelLoadError(f"config.json: hidden_act {activation!r} is not supported with experts, only silu")
     max_positions = fields.size("max_position_embeddings", 2048)
     # For the other families transformers ignores this field.
     biases = architecture in _ATTENTION_BIASES and fields.flag("attention_bias", _ATTENTION_BIASES[architecture])
@@ -378,7 +379,7 @@ def _activation(fields: ConfigFields, name: str, default: str) -> Activation:
     written = fields.get(name) or default
     activation = _ACTIVATIONS.get(written) if isinstance(written, str) else None
     if activation is None:
-        raise ModelLoadError(f"config.json: {name} {written!r} is not served; known: {', '.join(_ACTIVATIONS)}")
+        raise ModelLoadError(f"config.json: {name} {written!r} is not supported; supported: {', '.join(_ACTIVATIONS)}")
     return activation
 
 

@@ -34,7 +34,7 @@ def parse_rope(
     own = ConfigFields(given, f"{fields.source}: {name}")
     share = own.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     if (share != 1.0 and not turns_part) or share > 1.0:
-        raise ModelLoadError(f"{own.source}: partial_rotary_factor {share:g} is not served")
+        raise ModelLoadError(f"{own.source}: partial_rotary_factor {share:g} is not supported")
     rotary_dim = int(head_dim * share)
     if rotary_dim % 2 or not rotary_dim:
         raise ModelLoadError(
@@ -66,7 +66,7 @@ def _scaling(own: ConfigFields, trained: int, max_positions: int, num_pairs: int
             return _longrope(own, trained, max_positions, num_pairs)
         case _:
             raise ModelLoadError(
-                f"{own.source}: rope_type {kind!r} is not served; known: default, linear, dynamic, llama3, yarn,"
+                f"{own.source}: rope_type {kind!r} is not supported; supported: default, linear, dynamic, llama3, yarn,"
                 " longrope"
             )
 

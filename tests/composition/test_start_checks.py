@@ -64,12 +64,12 @@ def test_a_template_that_is_none_is_refused_before_anything_is_loaded(tmp_path: 
     [
         ("gguf file", "model: '{model}' is GGUF, llama.cpp's format"),
         ("adapter", "model: '{model}' is a LoRA adapter; serve 'some/base' with --lora-modules NAME={model}"),
-        ("quantized otherwise", "config.json: quantization_config.quant_method 'hqq' is not served; known: "),
+        ("quantized otherwise", "config.json: quantization_config.quant_method 'hqq' is not supported; supported: "),
         (
             "no such quantization",
             "quantization: only fp8 can be made of plain weights",
         ),
-        ("hybrid", "config.json: architecture 'Qwen3NextForCausalLM' is not served: its layers of kind linear_att"),
+        ("hybrid", "config.json: architecture 'Qwen3NextForCausalLM' is not supported: its layers of kind linear_att"),
         ("too long", "max-model-len: 8000 exceeds the model's context length of 2048"),
     ],
 )

@@ -99,7 +99,7 @@ FAULTS_OF_4_BITS = [
     (replaced("x.weight", torch.ones(479, 1, dtype=torch.uint8)), r"x\.weight: U8 \(479, 1\) is not the 480 bytes"),
     (replaced("x.weight", torch.ones(480, 1, dtype=torch.int64)), r"x\.weight: I64 \(480, 1\) is not the 480 bytes"),
     (replaced("x.SCB", torch.ones(24)), r"x\.weight: .* is no matrix of int8|is quantized in two ways"),
-    (replaced("x.weight.quant_state.bitsandbytes__af4", torch.ones(2).byte()), r"in two ways|type af4 are not served"),
+    (replaced("x.weight.quant_state.bitsandbytes__af4", torch.ones(2).byte()), r"in two ways|type af4 are not supported"),
     (changed(shape=[24, 41]), r"x\.weight: U8 \(480, 1\) is not the 492 bytes of 4 bits for each of \[24, 41\]"),
     (changed(shape=[10**30, 10**30]), r"x\.weight: U8 \(480, 1\) is not the 5000000"),
     (changed(shape=[-24, -40]), r"bitsandbytes__nf4: shape \[-24, -40\] is not a matrix's"),

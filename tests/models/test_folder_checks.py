@@ -53,11 +53,11 @@ def test_a_model_with_its_weights(tmp_path: Path):
         ),
         (
             {"config.json": {**CONFIG, "architectures": ["BertModel"]}},
-            "'BertModel' is not served; known: ",
+            "'BertModel' is not supported; supported: ",
         ),
         (
             {"config.json": {**CONFIG, "quantization_config": {"quant_method": "hqq", "bits": 3}}},
-            "quant_method 'hqq' is not served; known: compressed-tensors, fp8, awq, gptq, auto-round, bitsandbytes;",
+            "quant_method 'hqq' is not supported; supported: compressed-tensors, fp8, awq, gptq, auto-round, bitsandbytes;",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def test_only_weights_of_the_format_that_is_read_are_fetched(
 def test_weights_of_a_model_that_is_not_served_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     hub = Hub(tmp_path, '{"architectures": ["BertModel"]}')
     monkeypatch.setattr("huggingface_hub.snapshot_download", hub.fetch)
-    with pytest.raises(ModelLoadError, match="'BertModel' is not served"):
+    with pytest.raises(ModelLoadError, match="'BertModel' is not supported"):
         resolve_model_folder("org/tiny", None)
     assert not hub.has_sent("model.safetensors")
 

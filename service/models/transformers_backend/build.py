@@ -50,7 +50,7 @@ def _check_head(model: TransformersModel, shape: ModelConfig) -> None:
         model.compute_logits(torch.empty(1, shape.hidden_size))
     except Exception as fault:  # it is others' code: anything may come
         raise ModelLoadError(
-            f"config.json: architecture {shape.architecture!r} is not served: its head depends on more than one"
+            f"config.json: architecture {shape.architecture!r} is not supported: its head depends on more than one"
             f" token's hidden state: {first_sentence(fault)}"
         ) from fault
 

@@ -24,7 +24,7 @@ _HARMLESS_ARGUMENTS = {"dropout", "position_ids", "use_cache", "cache_position",
 def check_config(config: PreTrainedConfig) -> None:
     text = config.get_text_config(decoder=True)
     if config.is_encoder_decoder:
-        raise _refused(config, "it is an encoder-decoder model; only decoders are served")
+        raise _refused(config, "it is an encoder-decoder model; only decoders are supported")
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - _KINDS_OF_LAYERS)
     if kinds:
         raise _refused(config, f"its layers of kind {', '.join(kinds)} do not keep keys and values of all tokens")
@@ -38,10 +38,10 @@ def check_modules(model: PreTrainedModel) -> None:
     hybrid class is supported if its checkpoint has no other layers (Granite 4 Micro)."""
     name = type(model).__name__
     if model._is_stateful and not getattr(model.config.get_text_config(), "layer_types", None):
-        raise ModelLoadError(f"config.json: {name} is not served: its layers keep a state besides keys and values")
+        raise ModelLoadError(f"config.json: {name} is not supported: its layers keep a state besides keys and values")
     for path, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.RNNBase):
-            raise ModelLoadError(f"config.json: {name} is not served: {path} keeps a state besides keys and values")
+            raise ModelLoadError(f"config.json: {name} is not supported: {path} keeps a state besides keys and values")
 
 
 def check_calls(text: PreTrainedConfig, calls: Sequence[AttentionCall]) -> None:
@@ -85,4 +85,4 @@ def _ropes(text: PreTrainedConfig) -> list[dict[str, object]]:
 
 def _refused(config: PreTrainedConfig, why: str) -> ModelLoadError:
     names = config.architectures or [config.model_type]
-    return ModelLoadError(f"config.json: architecture {names[0]!r} is not served: {why}")
+    return ModelLoadError(f"config.json: architecture {names[0]!r} is not supported: {why}")

@@ -35,7 +35,7 @@ def test_by_a_module_that_remembers():
     model = meta_model(llama_config())
     check_modules(model)
     model.model.layers[1].conv = nn.Conv1d(4, 4, 3, device="meta")
-    with pytest.raises(ModelLoadError, match=r"LlamaForCausalLM is not served: model\.layers\.1\.conv keeps a state"):
+    with pytest.raises(ModelLoadError, match=r"LlamaForCausalLM is not supported: model\.layers\.1\.conv keeps"):
         check_modules(model)
 
 
