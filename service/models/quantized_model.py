@@ -144,8 +144,8 @@ def _scheme(quantization: Quantization, names: Sequence[str]) -> Scheme | None:
     for name, scheme in zip(names, schemes, strict=True):
         if scheme != schemes[0]:
             raise ModelLoadError(
-                f"config.json: quantization_config treats {names[0]} and {name} differently, but they are merged;"
-                " use a checkpoint that quantizes both alike"
+                f"config.json: quantization_config treats {names[0]} and {name} differently, but they are merged"
+                " into one matrix; use a checkpoint that quantizes both alike"
             )
     return schemes[0]
 

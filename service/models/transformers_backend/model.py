@@ -189,7 +189,7 @@ class TransformersModel(CausalLM):
                     self.compute_logits(like)
         except Exception as fault:  # it is others' code: anything may come
             raise ConfigError(
-                f"{setting}: transformers' {type(self.base).__name__} cannot compute {what} alone:"
+                f"{setting}: transformers' {type(self.base).__name__} cannot compute only {what}:"
                 f" {first_sentence(fault)}; serve it on one GPU, or try {_OTHERWISE[setting]}"
             ) from fault
 
