@@ -57,7 +57,7 @@ def test_a_model_with_its_weights(tmp_path: Path):
         ),
         (
             {"config.json": {**CONFIG, "quantization_config": {"quant_method": "hqq", "bits": 3}}},
-            "quant_method 'hqq' is not supported; supported: compressed-tensors, fp8, awq, gptq, auto-round, bitsandbytes;",
+            "'hqq' is not supported; supported: compressed-tensors, fp8, awq, gptq, auto-round, bitsandbytes; serve",
         ),
     ],
 )

@@ -178,7 +178,9 @@ def test_what_is_not_understood_is_refused_by_name(fields, named):
 def test_plain_weights_are_quantized_once():
     with pytest.raises(ModelLoadError, match=r"quantization: fp8 is for unquantized weights; .* awq int4 already"):
         parse(FORMATS["awq"][0], "fp8")
-    with pytest.raises(ModelLoadError, match=r"quantization: fp8 is for plain weights; .* bitsandbytes nf4 already"):
+    with pytest.raises(
+        ModelLoadError, match=r"quantization: fp8 is for unquantized weights; .* bitsandbytes nf4 already"
+    ):
         parse(BITSANDBYTES["nf4"][0], "fp8")
     assert parse(FORMATS["channels"][0], "fp8").name.endswith("fp8")
 
