@@ -27,7 +27,7 @@ SYMMETRIC_ZERO = 8
 SMALLEST = 1e-12
 """Least maximum of a row, because a row of zeros has no largest element to divide by."""
 _SCALES_TRIED = 8
-_MOST_CHUNK, _LEAST_CHUNK = 128, 32
+_MOST_CHUNK, LEAST_CHUNK = 128, 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +127,7 @@ def quantize_fp8_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 def chunk_of(group_size: int) -> int:
     """The chunk size in which int4 elements with such groups are packed; 0 if they cannot be."""
     chunk = min(group_size & -group_size, _MOST_CHUNK)
-    return chunk if chunk >= _LEAST_CHUNK else 0
+    return chunk if chunk >= LEAST_CHUNK else 0
 
 
 def pack_int4(values: Tensor, chunk: int) -> Tensor:

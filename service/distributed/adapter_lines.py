@@ -52,7 +52,7 @@ def adapter_file() -> BinaryIO:
 def check_taken(faults: Iterable[str]) -> None:
     """Raises ServerError with the first message that is not empty."""
     for fault in filter(None, faults):
-        raise ServerError(f"the adapter could not be taken by every rank: {fault}")
+        raise ServerError(f"a rank could not load the adapter: {fault}")
 
 
 class AdapterLines:
@@ -102,7 +102,7 @@ class AdapterLines:
             words = self._lines[rank].recv(_MOST_WORDS)
         except OSError as fault:
             return f"rank {rank}: {fault.strerror}"
-        return "" if words == _TAKEN else f"rank {rank}: {words.decode(errors='replace') or 'has ended'}"
+        return "" if words == _TAKEN else f"rank {rank}: {words.decode(errors='replace') or 'its process has ended'}"
 
 
 class AdapterTaker:

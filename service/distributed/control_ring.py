@@ -67,7 +67,7 @@ class ReaderStalled(Exception):
     """The reader `who` took nothing for WRITER_WAITS_S, or is dead."""
 
     def __init__(self, who: str) -> None:
-        super().__init__(f"{who} takes no control messages")
+        super().__init__(f"{who} has stopped reading control messages")
 
 
 class MessageWriter(Protocol):

@@ -49,10 +49,10 @@ class HeardDraws:
         source = IntegerReader(message)
         number, token_ids = source.one(), source.column()
         if not self._drawing or self._drawing[0].number != number:
-            raise ValueError(f"ids of plan {number} came, which nobody waits for")
+            raise ValueError(f"ids of plan {number} arrived, but no plan waits for them")
         rows = self._drawing.popleft().rows
         if not len(token_ids):
             return
         if len(token_ids) != len(rows):
-            raise ValueError(f"plan {number} draws {len(rows)} ids, and {len(token_ids)} came")
+            raise ValueError(f"plan {number} draws {len(rows)} ids, but {len(token_ids)} arrived")
         self._note(rows, token_ids)

@@ -233,7 +233,7 @@ class PlanDecoder:
             sequence_ids, rows, seeds = source.column(), source.column(), source.column()
             self._memory.keep(version, _Batch(sequence_ids, rows, seeds, rows, rows))
         if version not in self._memory.batches:
-            raise ValueError(f"decodes of version {version} were not told before")
+            raise ValueError(f"decodes of version {version} were never sent")
         batch = self._memory.batches[version]
         if flags & _SAME_DECODES:
             num_tokens = int(batch.num_new_tokens.sum())
@@ -290,7 +290,7 @@ class PlanDecoder:
             return read_sampling(source)
         known = self._memory.sampling.get(row) if how == _SAMPLING_OF_ROW else last
         if known is None:
-            raise ValueError(f"sampling parameters of row {row} were not told before")
+            raise ValueError(f"sampling parameters of row {row} were never sent")
         return known
 
 

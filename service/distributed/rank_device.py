@@ -26,8 +26,8 @@ def rank_device(requested: Literal["auto", "cpu", "cuda"], seat: int, num_local:
         return device
     if torch.cuda.device_count() < num_local:
         raise ConfigError(
-            f"tensor-parallel-size x pipeline-parallel-size: {num_local} ranks need a GPU each, "
-            f"{torch.cuda.device_count()} can be seen (see CUDA_VISIBLE_DEVICES)"
+            f"tensor-parallel-size x pipeline-parallel-size: {num_local} ranks need one GPU each, "
+            f"but only {torch.cuda.device_count()} are visible (see CUDA_VISIBLE_DEVICES)"
         )
     device = torch.device("cuda", seat)
     torch.cuda.set_device(device)

@@ -79,7 +79,7 @@ class RankStatuses:
     def put_row(self, rank: int, row: bytes) -> None:
         """Store the counters that the rank's own host sent. Raises ValueError if `row` has the wrong length."""
         if len(row) != ROW_BYTES:
-            raise ValueError(f"a rank's facts are {ROW_BYTES} bytes, not {len(row)}")
+            raise ValueError(f"a rank's counters take {ROW_BYTES} bytes, not {len(row)}")
         self._words[rank * _WORDS : (rank + 1) * _WORDS] = memoryview(row).cast("q")
 
     def note_exchange(self, rank: int, nanoseconds: int) -> None:

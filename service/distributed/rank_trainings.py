@@ -144,11 +144,11 @@ class _Share:
             return result
         fault = outcome.fault
         if isinstance(fault, InvalidRequest):
-            logger.warning("a training is refused: %s", fault)
+            logger.warning("fine-tuning was rejected: %s", fault)
             fault = None  # rank 0 refuses it, too
         elif fault is not None and self._is_stage:
-            logger.error("a training failed here", exc_info=fault)
+            logger.error("fine-tuning failed on this rank", exc_info=fault)
         elif fault is not None:
-            raise RankUseless(f"a training failed here: {type(fault).__name__}: {fault}") from fault
+            raise RankUseless(f"fine-tuning failed on this rank: {type(fault).__name__}: {fault}") from fault
         self._note(outcome.seconds, fault)
         return result

@@ -69,10 +69,10 @@ class RankWatch:
         get, rank = self._processes.statuses.get, watched.rank
         heartbeat, done, failed = (get(rank, fact) for fact in (Fact.HEARTBEAT, Fact.PLANS_DONE, Fact.LAST_FAILED))
         if watched.silent.goes_on(heartbeat == watched.heartbeat) >= HANGS_AFTER_LOOKS:
-            return f"rank {rank} gives no sign of life"
+            return f"rank {rank} has sent no heartbeat for {HANGS_AFTER_LOOKS * LOOK_EVERY_S:.0f} s"
         watched.heartbeat = heartbeat
         if watched.behind.goes_on(done < get(0, Fact.PLANS_DONE) and done == watched.done) >= HANGS_AFTER_LOOKS:
-            return f"rank {rank} does not end an iteration that rank 0 has ended"
+            return f"rank {rank} has not finished an iteration that rank 0 finished"
         watched.done = done
         if watched.differs.goes_on(failed > get(0, Fact.LAST_FAILED)) >= DIFFERS_AFTER_LOOKS:
             return f"an iteration failed on rank {rank}, but not on rank 0"
@@ -103,6 +103,6 @@ def _told(status: int) -> str:
     if status >= 0:
         return f" with status {status}"
     try:
-        return f" by {signal.Signals(-status).name}"
+        return f", killed by {signal.Signals(-status).name}"
     except ValueError:
-        return f" by signal {-status}"
+        return f", killed by signal {-status}"

@@ -37,7 +37,7 @@ class SettledFailures:
         except Exception as fault:
             if not _settles():
                 why = f"{type(fault).__name__}: {fault}"
-                raise RankUseless(f"an iteration failed at another place than on the other ranks: {why}") from fault
+                raise RankUseless(f"an iteration failed at a different place than on the other ranks: {why}") from fault
             raise
 
 

@@ -41,9 +41,9 @@ class StageShares:
         nanoseconds, faults, without_memory = (now - then for now, then in zip(self._seen, before, strict=True))
         fault: Exception | None = outcome.fault
         if without_memory:
-            fault = MemoryError("another stage had no memory for a layer step")
+            fault = MemoryError("another stage ran out of memory in a layer step")
         elif faults:
-            fault = ServerError("a training failed on another stage, whose log says why")
+            fault = ServerError("fine-tuning failed on another stage; its log has the reason")
         return outcome._replace(seconds=outcome.seconds + nanoseconds / 1e9, fault=fault)
 
     def _told(self) -> tuple[int, int, int]:

@@ -70,7 +70,7 @@ def _serve(lifeline: Connection, inherited: Inherited, task: RankTask, load: Loa
     except ConfigError as fault:
         lifeline.send(RankFault(str(fault)))
     except Exception as fault:
-        logger.critical("this rank has failed", exc_info=True)
+        logger.critical("this rank failed and ends", exc_info=True)
         lifeline.send(RankFault(f"{type(fault).__name__}: {fault}"))
     return 1
 

@@ -52,7 +52,7 @@ def admit(connection: socket.socket, secret: str) -> Claim:
         said = _read(connection, _NONCE_BYTES + _CLAIM.size + _PROOF_BYTES, deadline_s)
         their_nonce, claim = said[:_NONCE_BYTES], said[_NONCE_BYTES:-_PROOF_BYTES]
         if not hmac.compare_digest(said[-_PROOF_BYTES:], _proof(secret, b"member", nonce, their_nonce, claim)):
-            raise Stranger("it does not know node-secret")
+            raise Stranger("its node-secret is wrong or missing")
         purpose, node = _CLAIM.unpack(claim)
         connection.sendall(_proof(secret, b"head", nonce, their_nonce, claim))
         return Claim(Purpose(purpose), node)
@@ -68,7 +68,7 @@ def introduce(connection: socket.socket, secret: str, claim: Claim) -> None:
         connection.settimeout(ADMITTED_WITHIN_S)
         greeting = _read(connection, len(_GREETING) + _NONCE_BYTES, deadline_s)
         if not greeting.startswith(_GREETING):
-            raise Stranger("who answers there is no head of this version of Headrace")
+            raise Stranger("the server there is not a Headrace head of this version")
         their_nonce, said = greeting[len(_GREETING) :], _CLAIM.pack(claim.purpose, claim.node)
         connection.sendall(nonce + said + _proof(secret, b"member", their_nonce, nonce, said))
         try:
@@ -76,7 +76,7 @@ def introduce(connection: socket.socket, secret: str, claim: Claim) -> None:
         except ConnectionError:
             proof = b""
         if not hmac.compare_digest(proof, _proof(secret, b"head", their_nonce, nonce, said)):
-            raise Stranger("node-secret is not the head's")
+            raise Stranger("node-secret differs from the head's")
     except OSError as fault:
         raise NotAdmitted(str(fault)) from fault
 
@@ -92,10 +92,10 @@ def _read(connection: socket.socket, num_bytes: int, deadline_s: float) -> bytes
     while len(parts) < num_bytes:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError("it says nothing")
+            raise TimeoutError("no answer in time")
         connection.settimeout(left_s)
         part = connection.recv(num_bytes - len(parts))
         if not part:
-            raise ConnectionError("it has closed the connection")
+            raise ConnectionError("the other side closed the connection")
         parts += part
     return parts

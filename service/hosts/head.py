@@ -116,10 +116,10 @@ class HeadHosts:
                 now_s = time.monotonic()
                 self._loss.check()
                 if now_s > deadline_s:
-                    raise ModelLoadError(f"{missing} did not come within {within_s:.0f} s")
+                    raise ModelLoadError(f"{missing} did not connect within {within_s:.0f} s")
                 if now_s > tell_s:
                     tell_s = now_s + TELL_EVERY_S
-                    logger.info("%s: not there yet", missing)
+                    logger.info("still waiting for %s", missing)
                 self._changed.wait(SIGN_EVERY_S)
             self._has_gathered = True
 
@@ -183,7 +183,7 @@ class HeadHosts:
             differing = "" if member.hello is None else differences(member.hello, facts)
             if differing:
                 del self._members[member.node]
-                logger.error("%s is refused: %s", member.line.who, differing)
+                logger.error("rejected %s, whose settings differ: %s", member.line.who, differing)
                 self._refuse(member.line, differing)
         nodes = range(1, self._config.num_nodes)
         missing = [node for node in nodes if node not in self._members or self._members[node].hello is None]
@@ -224,7 +224,7 @@ class HeadHosts:
         now_s = time.monotonic()
         if now_s > self._tell_strangers_s:
             self._tell_strangers_s = now_s + TELL_EVERY_S
-            logger.warning("a connection from %s to master-port is refused: %s", address, fault)
+            logger.warning("rejected a connection from %s to master-port: %s", address, fault)
 
     def _join_store(self, connection: socket.socket) -> None:
         if self._store_port is None:
@@ -243,8 +243,7 @@ class HeadHosts:
         with self._changed:
             other = self._members.get(node)
             if self._is_closing or not 0 < node < self._config.num_nodes or other is not None:
-                there = "" if other is None else f"; {other.line.who} is there already"
-                self._refuse(line, f"node-rank {node} of {self._config.num_nodes} hosts is not awaited{there}")
+                self._refuse(line, self._why_refused(node, other))
                 return
             self._members[node] = member
         try:
@@ -255,6 +254,13 @@ class HeadHosts:
             member.adapter_answers.put(str(fault))
         finally:
             line.close()
+
+    def _why_refused(self, node: int, other: _Member | None) -> str:
+        if other is not None:
+            return f"node-rank {node} is already taken by {other.line.who}"
+        if not 0 < node < self._config.num_nodes:
+            return f"node-rank {node} must be at least 1 and less than nnodes ({self._config.num_nodes})"
+        return "it is shutting down"
 
     def _forget(self, member: _Member, why: str) -> None:
         with self._changed:
@@ -270,7 +276,7 @@ class HeadHosts:
                 self._members.pop(member.node, None)
                 self._changed.notify_all()
         elif not self._is_closing:
-            logger.warning("%s, before all hosts had come", why)
+            logger.warning("%s, before all hosts had connected", why)
 
     def _do(self, member: _Member, said: Said) -> None:
         """Raises ValueError for a malformed message."""
@@ -280,7 +286,7 @@ class HeadHosts:
             case Word.HELLO:
                 facts = json.loads(said.payload)
                 if not isinstance(facts, dict):
-                    raise ValueError(f"{member.line.who} tells no facts")
+                    raise ValueError(f"{member.line.who} sent malformed facts")
                 member.hello = {str(name): str(value) for name, value in facts.items()}
             case Word.READY:
                 logger.info("%s is ready", member.line.who)

@@ -53,7 +53,7 @@ def facts_of(task: RankTask) -> dict[str, str]:
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
     """How another host's facts differ from the head's, for people; empty if they do not."""
     return "; ".join(
-        f"{name} is {theirs.get(name, 'not told')}, on the head {ours[name]}"
+        f"{name} is {theirs.get(name, 'missing')}, but {ours[name]} on the head"
         for name in ours
         if theirs.get(name) != ours[name]
     )

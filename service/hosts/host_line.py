@@ -95,13 +95,13 @@ class HostLine:
             try:
                 self._connection.sendall(_FRAME.pack(len(payload), word) + payload)
             except OSError as fault:
-                raise LineLost(f"{self.who} takes nothing: {fault}") from fault
+                raise LineLost(f"cannot send to {self.who}: {fault}") from fault
 
     def receive(self, most_bytes: int = MOST_BYTES) -> Said:
         """The next frame. Raises LineLost if none comes in time, or if it is too large or unknown."""
         num_bytes, word = _FRAME.unpack(self._read(_FRAME.size))
         if num_bytes > most_bytes or word not in list(Word):
-            raise LineLost(f"{self.who} does not speak as this host does")
+            raise LineLost(f"{self.who} sent an invalid frame")
         return Said(Word(word), self._read(num_bytes))
 
     def finish(self) -> None:
@@ -123,7 +123,7 @@ class HostLine:
                 more = self._connection.recv_into(view[place:])
             except TimeoutError:
                 seconds = self._connection.gettimeout()
-                raise LineLost(f"{self.who} gives no sign of life for {seconds:.0f} s") from None
+                raise LineLost(f"nothing received from {self.who} for {seconds:.0f} s") from None
             except ConnectionError:
                 raise LineLost(f"{self.who} has ended") from None
             except OSError as fault:  # a network error

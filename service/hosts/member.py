@@ -87,7 +87,7 @@ class Member:
                     raise ModelLoadError(f"{where} cannot be reached: {fault}") from fault
                 if now_s > tell_s:
                     tell_s = now_s + TELL_EVERY_S
-                    logger.info("%s is not there yet: %s", where, fault)
+                    logger.info("waiting for %s: %s", where, fault)
             time.sleep(_TRIES_EVERY_S)
 
     def _connect(self, purpose: Purpose) -> socket.socket:
@@ -102,7 +102,9 @@ class Member:
     def _awaited_go(self, line: HostLine) -> dict[str, int]:
         line.send(Word.HELLO, json.dumps(facts_of(self._task)).encode())
         threading.Thread(target=self._tell_facts, args=(line,), name="facts", daemon=True).start()
-        logger.info("this is host %d of %d; waiting for all", self._config.rank, self._config.num_nodes)
+        logger.info(
+            "this is host %d of %d; waiting for all hosts to connect", self._config.rank, self._config.num_nodes
+        )
         while True:
             try:
                 said = line.receive()
@@ -113,11 +115,11 @@ class Member:
                     numbers: dict[str, int] = json.loads(said.payload)
                     return numbers
                 case Word.REFUSED:
-                    raise ConfigError(f"the head refuses this host: {said.text}")
+                    raise ConfigError(f"the head rejected this host: {said.text}")
                 case Word.LOST:
                     raise ModelLoadError(f"the head: {said.text}")
                 case Word.END:
-                    raise ModelLoadError("the head has ended before all hosts had come")
+                    raise ModelLoadError("the head has ended before all hosts had connected")
 
     def _start(self, line: HostLine, numbers: dict[str, int]) -> None:
         port = StoreTunnel(lambda: self._connect(Purpose.STORE)).open()
@@ -138,7 +140,7 @@ class Member:
             event = self._events.get()
             match event.kind:
                 case "ended":
-                    logger.info("the head ends in order")
+                    logger.info("the head is shutting down, and so is this host")
                     self._watch.stop()
                     self._processes.close()
                     line.close()
@@ -155,7 +157,7 @@ class Member:
                     return 1
                 case "signal":
                     is_leaving = True
-                    logger.info("%s: the head is asked to end in order", event.text)
+                    logger.info("%s: asking the head to shut down", event.text)
                     with contextlib.suppress(LineLost):
                         line.send(Word.LEAVES, event.text.encode())
 
@@ -177,7 +179,7 @@ class Member:
         except (LineLost, ReaderStalled) as fault:
             self._loss.declare(str(fault))
         except ValueError as fault:
-            self._loss.declare(f"the head says what makes no sense: {fault}")
+            self._loss.declare(f"the head sent an invalid message: {fault}")
         self._is_ending.set()
 
     def _tell_taken(self, line: HostLine, words: bytes) -> None:

@@ -81,11 +81,11 @@ class KernelRows:
 
     def __post_init__(self) -> None:
         if self.skinny > MAX_QUANTIZED_ROWS:
-            raise ValueError(f"skinny reaches to {MAX_QUANTIZED_ROWS} rows at most")
+            raise ValueError(f"skinny is {self.skinny} rows, above the limit of {MAX_QUANTIZED_ROWS}")
         if self.add_norm.last > MOST_SKINNY_ROWS:
-            raise ValueError(f"add_norm reaches to {MOST_SKINNY_ROWS} rows at most")
+            raise ValueError(f"add_norm is up to {self.add_norm.last} rows, above the limit of {MOST_SKINNY_ROWS}")
         if self.gated.last > MOST_GATED_ROWS:
-            raise ValueError(f"gated reaches to {MOST_GATED_ROWS} rows at most")
+            raise ValueError(f"gated is up to {self.gated.last} rows, above the limit of {MOST_GATED_ROWS}")
 
     def fits(self, weight: Weight) -> bool:
         """Whether the kernels take this many rows of the weight."""

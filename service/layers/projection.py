@@ -160,7 +160,11 @@ def use_choices(projections: Iterable[Projection], choices: LinearChoices, devic
         choice = choices[each.shape_name]
         if isinstance(choice, KernelRows):
             if not choice.fits(each.held_weight):
-                raise ConfigError(f"choices: linears.{each.shape_name}: {choice}: no kernel has so many of such rows")
+                raise ConfigError(
+                    f"choices: linears.{each.shape_name}: {choice}: no kernel takes that many rows of this weight"
+                )
             each.use(KernelMethod(each.held_weight, each.bias, arrivals, choice))
         elif each.pack(choice) is not choice:
-            raise ConfigError(f"choices: linears.{each.shape_name}: this machine has no form {choice} of such a weight")
+            raise ConfigError(
+                f"choices: linears.{each.shape_name}: this machine does not support form {choice} for this weight"
+            )

@@ -165,15 +165,16 @@ def _of_4_bits(
     """Removes the other tensors of the weight from `plain`."""
     elements = _elements_of(plain, weight, written_state.name)
     if kind not in _TABLES:
-        raise ModelLoadError(f"{written_state.name}: elements of type {kind} are not served, only {', '.join(_TABLES)}")
+        known = ", ".join(_TABLES)
+        raise ModelLoadError(f"{written_state.name}: elements of type {kind} are not supported, only {known}")
     state = _State(written_state, read)
     shape, block_size, dtype = state.shape(), state.block_size("blocksize"), state.dtype()
     num_bytes, num_blocks = -(-math.prod(shape) // 2), -(-math.prod(shape) // block_size)
     width = _STORAGE_BYTES.get(elements.dtype)
     if width is None or elements.shape != (num_bytes // width, 1) or num_bytes % width:
         raise ModelLoadError(
-            f"{weight}: {elements.dtype} {elements.shape} is not the {num_bytes} bytes of 4 bits for each of"
-            f" {list(shape)}, as {written_state.name} says"
+            f"{weight}: {elements.dtype} {elements.shape} does not hold the {num_bytes} bytes of 4-bit elements of"
+            f" shape {list(shape)}, which {written_state.name} names"
         )
     nested = None
     if state.is_nested:
@@ -184,7 +185,7 @@ def _of_4_bits(
     stored = _taken(plain, f"{weight}.absmax", (num_blocks,), _FLOATS if nested is None else frozenset({"U8"}))
     table = _taken(plain, f"{weight}.quant_map", (16,), _FLOATS)
     if not torch.allclose(read(table).float(), torch.tensor(_TABLES[kind]), rtol=0, atol=_TABLE_ERROR):
-        raise ModelLoadError(f"{table.name}: is not the table of {kind}, by which bitsandbytes multiplies")
+        raise ModelLoadError(f"{table.name}: is not the table of {kind} that bitsandbytes uses")
     stored_dtype, rounded_to = dtype
     scales = _Scales(stored, nested)
     return _Of4Bits(elements.file, elements.name, shape, stored_dtype, kind, rounded_to, block_size, scales)
@@ -194,15 +195,17 @@ def _of_8_bits(plain: dict[str, StoredTensor], weight: str, largest: StoredTenso
     """As `_of_4_bits`."""
     elements = _elements_of(plain, weight, largest.name)
     if elements.dtype != "I8" or len(elements.shape) != 2:
-        raise ModelLoadError(f"{weight}: {elements.dtype} {elements.shape} is no matrix of int8, beside {largest.name}")
+        raise ModelLoadError(
+            f"{weight}: {elements.dtype} {elements.shape} is not an int8 matrix, which {largest.name} is for"
+        )
     _check(largest, elements.shape[:1], _FLOATS)
     form = plain.pop(f"{weight}_format", None)
     if form is not None:
         _check(form, (), frozenset({"U8"}))
         if read(form).item() != 0:
             raise ModelLoadError(
-                f"{form.name}: {read(form).item()} is a layout for one kind of GPU; only 0, row-major, is served:"
-                " have a newer bitsandbytes quantize the plain checkpoint"
+                f"{form.name}: layout {read(form).item()} is not supported, only 0 (row-major); quantize the"
+                " unquantized checkpoint again with a newer bitsandbytes"
             )
     return _Of8Bits(elements.file, elements.name, elements.shape, "F32", largest)
 
@@ -214,7 +217,7 @@ class _State:
         self._name = stored.name
         if stored.dtype != "U8" or len(stored.shape) != 1 or stored.shape[0] > _MOST_STATE_BYTES:
             raise ModelLoadError(
-                f"{stored.name}: {stored.dtype} {stored.shape} is no JSON of at most {_MOST_STATE_BYTES} bytes"
+                f"{stored.name}: {stored.dtype} {stored.shape} is not JSON of at most {_MOST_STATE_BYTES} bytes"
             )
         try:
             fields = json.loads(bytes(read(stored).tolist()))
@@ -234,7 +237,7 @@ class _State:
             case [int(rows), int(size)] if rows > 0 and size > 0:
                 return rows, size
             case other:
-                raise self._fault("shape", other, "a matrix's")
+                raise self._fault("shape", other, "the shape of a matrix")
 
     def block_size(self, name: str) -> int:
         value = self._fields.get(name)
@@ -264,8 +267,8 @@ class _State:
 def _elements_of(plain: Mapping[str, StoredTensor], weight: str, beside: str) -> StoredTensor:
     elements = plain.get(weight)
     if elements is None or isinstance(elements, DequantizedTensor):
-        fault = "is missing" if elements is None else "is quantized in two ways"
-        raise ModelLoadError(f"{weight}: {fault}, beside {beside}")
+        fault = "is missing, although" if elements is None else "is quantized in a second way, since"
+        raise ModelLoadError(f"{weight}: {fault} {beside} is there")
     return elements
 
 

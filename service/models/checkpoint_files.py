@@ -13,8 +13,8 @@ TORCH_SUFFIX = ".bin"
 _SAFETENSORS, _TORCH = "model.safetensors", "pytorch_model.bin"
 """A folder's single file in either format. An index is named after the file that it replaces."""
 _HOW_TO_UNPICKLE = (
-    "Weights are read as safetensors only, unless load-format is pt: then pytorch_model.bin is read, a pickle, which"
-    " should be one of somebody whom you trust"
+    "By default only safetensors are read. With load-format pt, pytorch_model.bin is read, which is a pickle: use it"
+    " only if you trust its author"
 )
 _LFS_POINTER = b"version https://git-lfs.github.com/"
 _MAX_NAMED = 8  # how many errors of one kind a message names
@@ -30,10 +30,10 @@ def checkpoint_files(folder: Path, torch_format: bool = False) -> list[Path]:
         files = [folder / single]
     else:
         hint = "" if torch_format else f". {_HOW_TO_UNPICKLE}"
-        raise ModelLoadError(f"no weights in the model folder: neither {single} nor an index of it{hint}")
+        raise ModelLoadError(f"no weights in the model folder: neither {single} nor {index.name}{hint}")
     wrong = [file.name for file in files if file.suffix != Path(single).suffix]
     if wrong:
-        raise ModelLoadError(f"{index.name}: not {Path(single).suffix} files: {some_of(wrong)}")
+        raise ModelLoadError(f"{index.name}: names files that are not {Path(single).suffix}: {some_of(wrong)}")
     return files
 
 
@@ -46,7 +46,7 @@ def check_fetched(file: Path) -> None:
     except OSError as fault:
         raise ModelLoadError(f"{file.name}: cannot be read: {fault.strerror}") from fault
     if is_pointer:
-        raise ModelLoadError(f"{file.name}: it only points to a file in Git LFS, which `git lfs pull` fetches")
+        raise ModelLoadError(f"{file.name}: is a Git LFS pointer, not the file itself; run `git lfs pull`")
 
 
 def some_of(names: Sequence[str]) -> str:
@@ -62,5 +62,5 @@ def _indexed_files(index: Path) -> list[Path]:
     files = [index.parent / name for name in sorted(set(weight_map.values()))]
     missing = [file.name for file in files if not file.exists()]
     if missing:
-        raise ModelLoadError(f"{index.name}: not in the model folder: {some_of(missing)}")
+        raise ModelLoadError(f"{index.name}: names files that are not in the model folder: {some_of(missing)}")
     return files

@@ -80,4 +80,4 @@ class ConfigFields:
     def require(self, name: str, served: bool) -> None:
         """Refuse every value of a flag except the supported one, which is also its default."""
         if self.flag(name, served) is not served:
-            raise ModelLoadError(f"{self.source}: {name} {self._fields[name]!r} is not served, only {served}")
+            raise ModelLoadError(f"{self.source}: {name} {self._fields[name]!r} is not supported, only {served}")

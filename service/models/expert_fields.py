@@ -31,7 +31,7 @@ def parse_experts(architecture: str, fields: ConfigFields, num_layers: int) -> E
             )
         case "OlmoeForCausalLM":
             if (clip := fields.get("clip_qkv")) is not None:
-                raise ModelLoadError(f"{fields.source}: clip_qkv {clip!r} is not served, only null")
+                raise ModelLoadError(f"{fields.source}: clip_qkv {clip!r} is not supported, only null")
             config = ExpertsConfig(
                 layers=(True,) * num_layers,
                 num_experts=fields.size("num_experts", 64),
@@ -46,9 +46,8 @@ def parse_experts(architecture: str, fields: ConfigFields, num_layers: int) -> E
     is_other = config.shared_size is not None or (config.has_bias and not config.is_mxfp4)
     if fields.get("quantization_config") is not None and is_other:
         raise ModelLoadError(
-            f"{fields.source}: quantization_config is set; of {architecture} only "
-            f"{'MXFP4 and plain experts are' if config.has_bias else 'plain weights are'} served, so serve the"
-            " checkpoint that the quantized one was made from"
+            f"{fields.source}: quantization_config is not supported for {architecture}"
+            f"{', except for MXFP4' if config.has_bias else ''}; serve the unquantized checkpoint"
         )
     if config.top_k > config.num_experts:
         raise ModelLoadError(
@@ -63,8 +62,8 @@ def _gpt_oss_experts(fields: ConfigFields, num_layers: int) -> ExpertsConfig:
     is_mxfp4 = isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
     if is_mxfp4 and (size % _MXFP4_GROUP or hidden_size % _MXFP4_GROUP):
         raise ModelLoadError(
-            f"{fields.source}: hidden_size {hidden_size} or intermediate_size {size} is no multiple of {_MXFP4_GROUP},"
-            " the numbers of an MXFP4 group"
+            f"{fields.source}: hidden_size {hidden_size} or intermediate_size {size} is not a multiple of"
+            f" {_MXFP4_GROUP}, the size of an MXFP4 group"
         )
     return ExpertsConfig(
         layers=(True,) * num_layers,
@@ -82,5 +81,5 @@ def _sparse_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
     """Every `decoder_sparse_step`-th layer, except those in `mlp_only_layers`."""
     step, plain = fields.size("decoder_sparse_step", 1), fields.get("mlp_only_layers") or []
     if not isinstance(plain, list) or not all(isinstance(layer, int) for layer in plain):
-        raise ModelLoadError(f"{fields.source}: mlp_only_layers must be a list of numbers of layers")
+        raise ModelLoadError(f"{fields.source}: mlp_only_layers must be a list of layer numbers")
     return tuple((layer + 1) % step == 0 and layer not in plain for layer in range(num_layers))

@@ -12,7 +12,7 @@ from service.models.implementation import WantedImplementation, choose_implement
 from service.models.model_config import read_config
 
 GGUF = "*.gguf"
-NOT_GGUF = "which is llama.cpp's format; serve the folder or hub id, with safetensors, that it was made from"
+NOT_GGUF = "llama.cpp's format, which is not supported; serve the original checkpoint, with safetensors"
 
 
 def check_model_folder(

@@ -43,7 +43,7 @@ def choose_implementation(
     _check_memory(architecture, fields)
     if importlib.util.find_spec("transformers") is None:
         raise ModelLoadError(
-            f"config.json: architecture {architecture!r} is served by transformers' modules, which are not installed:"
+            f"config.json: architecture {architecture!r} needs the transformers library, which is not installed:"
             " pip install 'headrace[transformers]'"
         )
     return "transformers"
@@ -56,12 +56,13 @@ def _check_memory(architecture: str, fields: Mapping[str, object]) -> None:
     kinds = (text if isinstance(text, Mapping) else fields).get("layer_types")
     others = sorted(_WITH_STATES.intersection(map(str, kinds if isinstance(kinds, list) else ())))
     if fields.get("is_encoder_decoder") is True:
-        raise _refused(architecture, "it is an encoder-decoder model; only decoders are served")
+        raise _refused(architecture, "it is an encoder-decoder model; only decoders are supported")
     if others:
-        raise _refused(architecture, f"its layers of kind {', '.join(others)} keep no keys and values of all tokens")
+        kind = ", ".join(others)
+        raise _refused(architecture, f"its layers of kind {kind} do not keep keys and values of all tokens")
     if fields.get("model_type") in _ALWAYS_WITH_STATES:
         raise _refused(architecture, "its layers keep a state besides keys and values")
 
 
 def _refused(architecture: str, why: str) -> ModelLoadError:
-    return ModelLoadError(f"config.json: architecture {architecture!r} is not served: {why}")
+    return ModelLoadError(f"config.json: architecture {architecture!r} is not supported: {why}")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.quantized_weight import QuantizedWeight, chunk_of, pack_int4
+from kernels.quantized_weight import LEAST_CHUNK, QuantizedWeight, chunk_of, pack_int4
 from service.layers.shard import Shard
 from service.layers.weight_storage import Destination, WeightStorage
 from service.models.quantization import A_WORD, Int4Scheme
@@ -45,10 +45,12 @@ class Int4Storage(WeightStorage):
     def why_not(scheme: Int4Scheme, out_features: Sequence[int], in_features: int) -> str | None:
         """Why such a linear cannot be stored; None if it can."""
         group_size = scheme.group_size or in_features
-        if in_features % group_size or not chunk_of(group_size):
-            return f"{in_features} input features are no groups of {group_size}"
+        if in_features % group_size:
+            return f"{in_features} input features are not a whole number of groups of {group_size}"
+        if not chunk_of(group_size):
+            return f"{in_features} input features are not a multiple of {LEAST_CHUNK}"
         if any(features % A_WORD for features in out_features):
-            return f"{list(out_features)} output features are no multiples of {A_WORD}"
+            return f"{list(out_features)} output features are not multiples of {A_WORD}"
         return None
 
     def checkpoint_tensors(self, names: Sequence[str]) -> dict[str, Destination]:

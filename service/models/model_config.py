@@ -146,7 +146,8 @@ def parse_model_config(fields: Mapping[str, object], quantization: str | None = 
     checked = ConfigFields(fields, "config.json")
     architecture = architecture_of(fields)
     if architecture not in _FAMILIES:
-        raise ModelLoadError(f"config.json: architecture {architecture!r} is not served; known: {', '.join(_FAMILIES)}")
+        known = ", ".join(_FAMILIES)
+        raise ModelLoadError(f"config.json: architecture {architecture!r} is not supported; supported: {known}")
     quantized = quantization_of(architecture, fields, quantization)
     return replace(_FAMILIES[architecture](architecture, checked), quantization=quantized)
 
@@ -158,10 +159,10 @@ def _llama_family(architecture: str, fields: ConfigFields) -> ModelConfig:
     num_heads, num_kv_heads, head_dim = _grouped_heads(architecture, fields)
     activation = _activation(fields, "hidden_act", "silu")
     if activation == "relu":
-        raise ModelLoadError("config.json: hidden_act 'relu' is not served in a gated MLP")
+        raise ModelLoadError("config.json: hidden_act 'relu' is not supported in a gated MLP")
     experts = parse_experts(architecture, fields, num_layers)
     if experts is not None and activation != "silu":
-        raise ModelLoadError(f"config.json: hidden_act {activation!r} is not served in a mixture of experts, only silu")
+        raise ModelLoadError(f"config.json: hidden_act {activation!r} is not supported with experts, only silu")
     max_positions = fields.size("max_position_embeddings", 2048)
     # For the other families transformers ignores this field.
     biases = architecture in _ATTENTION_BIASES and fields.flag("attention_bias", _ATTENTION_BIASES[architecture])
@@ -211,7 +212,7 @@ def _gemma(architecture: str, fields: ConfigFields) -> ModelConfig:
     max_positions = gemma_context(architecture, fields)
     if num_heads % num_kv_heads:
         raise ModelLoadError(
-            f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+            f"config.json: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
         )
     # Early config files of Gemma say gelu and mean its tanh approximation.
     named = "hidden_activation" if fields.get("hidden_activation") is not None else "hidden_act"
@@ -252,13 +253,13 @@ def _grouped_heads(architecture: str, fields: ConfigFields) -> tuple[int, int, i
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ModelLoadError(
-            f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+            f"config.json: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
         )
     share = max(1, fields.size("hidden_size") // num_heads)
     default = {"Qwen3ForCausalLM": 128, "GptOssForCausalLM": 64}.get(architecture, share)
     head_dim = fields.size("head_dim", default)
     if head_dim % 2:
-        raise ModelLoadError(f"config.json: head_dim {head_dim} is odd; rotary embedding turns pairs")
+        raise ModelLoadError(f"config.json: head_dim {head_dim} is odd; rotary embedding rotates pairs of dims")
     return num_heads, num_kv_heads, head_dim
 
 
@@ -378,13 +379,13 @@ def _activation(fields: ConfigFields, name: str, default: str) -> Activation:
     written = fields.get(name) or default
     activation = _ACTIVATIONS.get(written) if isinstance(written, str) else None
     if activation is None:
-        raise ModelLoadError(f"config.json: {name} {written!r} is not served; known: {', '.join(_ACTIVATIONS)}")
+        raise ModelLoadError(f"config.json: {name} {written!r} is not supported; supported: {', '.join(_ACTIVATIONS)}")
     return activation
 
 
 def _even_share(whole_name: str, whole: int, parts_name: str, parts: int) -> int:
     if whole % parts:
-        raise ModelLoadError(f"config.json: {whole_name} {whole} is no multiple of {parts_name} {parts}")
+        raise ModelLoadError(f"config.json: {whole_name} {whole} is not a multiple of {parts_name} {parts}")
     return whole // parts
 
 

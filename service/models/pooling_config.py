@@ -35,7 +35,7 @@ def load_embedder_config(folder: Path) -> EmbedderConfig | None:
         return None
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ModelLoadError(
-            f"{MODULES}: {', '.join(kinds)} are not served, only Transformer, Pooling and perhaps Normalize"
+            f"{MODULES}: {', '.join(kinds)} are not supported, only Transformer, Pooling and perhaps Normalize"
         )
     config = ConfigFields(read_json(folder / "config.json"), "config.json")
     config.require("is_causal", True)
@@ -72,7 +72,7 @@ def _pooling(folder: Path, path: str) -> Pooling:
     pooling = _POOLINGS.get(modes[0]) if len(modes) == 1 else None
     if pooling is None:
         raise ModelLoadError(
-            f"{name}: pooling by {' and '.join(modes) or 'nothing'} is not served, only lasttoken or mean"
+            f"{name}: pooling by {' and '.join(modes) or 'nothing'} is not supported, only lasttoken or mean"
         )
     return pooling
 

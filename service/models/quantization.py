@@ -19,7 +19,7 @@ from service.errors import ConfigError, ModelLoadError
 from service.models.text_part import names_in_whole
 
 _SOURCE = "config.json: quantization_config"
-WHAT_TO_DO = "serve the checkpoint that it was made from, with quantization fp8 if it is to be small"
+WHAT_TO_DO = "serve the unquantized checkpoint, with --quantization fp8 to save memory"
 A_WORD = 8
 """Int4 elements per stored word."""
 _CHUNK = 32
@@ -105,8 +105,8 @@ def check_trains(quantization: Quantization | None) -> None:
     """Raises ConfigError if adapters cannot be trained beside weights of this form."""
     if quantization is not None and not quantization.is_dequantized_at_load:
         raise ConfigError(
-            f"fine-tuning: the weights are quantized ({quantization.name}), and training multiplies by plain ones;"
-            " serve the plain checkpoint, without quantization"
+            f"fine-tuning: the weights are quantized ({quantization.name}), but training needs unquantized ones;"
+            " serve the unquantized checkpoint, without --quantization"
         )
 
 
@@ -116,7 +116,7 @@ def parse_quantization(fields: Mapping[str, object], requested: str | None) -> Q
     if written is None:
         for name in ("compression_config", "quantization"):
             if fields.get(name) is not None:
-                raise ModelLoadError(f"config.json: {name} is not served; {WHAT_TO_DO}")
+                raise ModelLoadError(f"config.json: {name} is not supported; {WHAT_TO_DO}")
         return FP8_AT_LOAD if requested == "fp8" else None
     if not isinstance(written, dict):
         raise ModelLoadError(f"{_SOURCE} is not a JSON object")
@@ -124,13 +124,13 @@ def parse_quantization(fields: Mapping[str, object], requested: str | None) -> Q
     parse = _METHODS.get(method) if isinstance(method, str) else None
     if parse is None:
         raise ModelLoadError(
-            f"{_SOURCE}.quant_method {method!r} is not served; known: {', '.join(_METHODS)}; {WHAT_TO_DO}"
+            f"{_SOURCE}.quant_method {method!r} is not supported; supported: {', '.join(_METHODS)}; {WHAT_TO_DO}"
         )
     quantization = parse(written)
     if requested is not None and not quantization.name.endswith(requested):
         raise ModelLoadError(
-            f"quantization: {requested} is for plain weights; those of this checkpoint are {quantization.name} already,"
-            " which is read without the setting"
+            f"quantization: {requested} is for unquantized weights; this checkpoint is {quantization.name} already:"
+            " leave the setting out"
         )
     return quantization
 
@@ -252,7 +252,7 @@ def _gptq(written: Mapping[str, object]) -> Quantization:
     _require(written, "pack_dtype", "int32")
     if written.get("desc_act"):
         raise ModelLoadError(
-            f"{_SOURCE}.desc_act true is not served: a group's features are no neighbours; take a checkpoint with"
+            f"{_SOURCE}.desc_act true is not supported: a group's features are not adjacent; use a checkpoint with"
             " desc_act false"
         )
     version = written.get("checkpoint_format") or written.get("format") or "gptq"
@@ -343,7 +343,7 @@ def _refuse_unknown(
 
 def _refused(name: str, value: object) -> ModelLoadError:
     shown = repr(value)
-    return ModelLoadError(f"config.json: quantization_config.{name} {shown[:120]} is not served; {WHAT_TO_DO}")
+    return ModelLoadError(f"config.json: quantization_config.{name} {shown[:120]} is not supported; {WHAT_TO_DO}")
 
 
 def _require(written: Mapping[str, object], name: str, value: object) -> None:
@@ -362,7 +362,7 @@ def _names(written: Mapping[str, object], name: str, default: tuple[str, ...] = 
         try:
             re.compile(target[3:])
         except re.error as fault:
-            raise ModelLoadError(f"{_SOURCE}.{name}: {target!r} is no pattern: {fault}") from None
+            raise ModelLoadError(f"{_SOURCE}.{name}: {target!r} is not a valid regular expression: {fault}") from None
     return tuple(value)
 
 
@@ -371,7 +371,7 @@ def _group_size(value: object) -> int | None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < _CHUNK or value & (value - 1):
         raise ModelLoadError(
-            f"{_SOURCE}.group_size {value!r} is not served: it is a power of two from {_CHUNK} on, or -1; {WHAT_TO_DO}"
+            f"{_SOURCE}.group_size {value!r} is not supported, only powers of two from {_CHUNK}, or -1; {WHAT_TO_DO}"
         )
     return value
 

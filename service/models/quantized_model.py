@@ -94,8 +94,8 @@ def _store_experts(
         unread |= {f"{name}.{suffix}" for name in names for suffix in (*_UNREAD, "bias")}
     if len(storages) == 1:
         raise ModelLoadError(
-            f"config.json: quantization_config: of {before}{mixture.names.experts} some weights are quantized and some"
-            " are not; take a checkpoint that quantizes them alike"
+            f"config.json: quantization_config: some weights of {before}{mixture.names.experts} are quantized and some"
+            " are not; use a checkpoint that quantizes all of them or none"
         )
     if storages:
         sizes = [(each.out_features[-1], each.in_features) for each in mixture.parts]
@@ -110,7 +110,7 @@ def _check_shares(
     if isinstance(projection, Linear):
         _check_shards(num_ranks, quantization, scheme, names[0], list(filter(None, projection.weight_shards)))
     elif num_ranks > 1:
-        raise _not_shared(num_ranks, quantization, names[0], "of vocabularies only plain ones are divided")
+        raise _not_shared(num_ranks, quantization, names[0], "only an unquantized output head can be divided")
 
 
 def _check_shards(
@@ -144,8 +144,8 @@ def _scheme(quantization: Quantization, names: Sequence[str]) -> Scheme | None:
     for name, scheme in zip(names, schemes, strict=True):
         if scheme != schemes[0]:
             raise ModelLoadError(
-                f"config.json: quantization_config treats {names[0]} and {name} differently, which are one matrix here;"
-                " take a checkpoint that quantizes both alike"
+                f"config.json: quantization_config treats {names[0]} and {name} differently, but they are merged"
+                " into one matrix; use a checkpoint that quantizes both alike"
             )
     return schemes[0]
 
@@ -154,7 +154,8 @@ def _storage(scheme: Scheme, names: Sequence[str], out_features: Sequence[int], 
     if isinstance(scheme, Fp8Scheme):
         if scheme.scales == "block" and in_features % scheme.block[1]:
             raise ModelLoadError(
-                f"config.json: quantization_config: {names[0]}: {in_features} is no multiple of a block"
+                f"config.json: quantization_config: {names[0]}: {in_features} input features are not a multiple of the"
+                f" block size {scheme.block[1]}"
             )
         return Fp8Storage(scheme, out_features, in_features)
     why_not = Int4Storage.why_not(scheme, out_features, in_features)

@@ -54,5 +54,5 @@ def _whole(shard: Shard, by: int, what: str) -> Shard:
     coarser = shard.coarser(by)
     if coarser is None:
         own, features = sum(map(len, shard.ranges)), ("output", "input")[shard.dim]
-        raise ValueError(f"a rank's {own} of {shard.size} {features} features are no whole {what} of {by}")
+        raise ValueError(f"a rank's {own} of {shard.size} {features} features are not a whole number of {what} of {by}")
     return coarser

@@ -16,8 +16,8 @@ def check_stages(config: ModelConfig, num_stages: int) -> None:
     """Raises ConfigError if the layers do not divide into that many equal stages."""
     if config.num_layers % num_stages:
         raise ConfigError(
-            f"pipeline-parallel-size: {num_stages} does not divide the model's {config.num_layers} layers, of which"
-            " each stage has as many as the others"
+            f"pipeline-parallel-size: {num_stages} does not divide the model's {config.num_layers} layers; every stage"
+            " needs the same number of layers"
         )
 
 
@@ -43,9 +43,9 @@ def check_sizes(sizes: Iterable[tuple[str, int]], num_ranks: int, others: Iterab
 
 def _undivided(config: ModelConfig, num_ranks: int) -> Iterator[str]:
     if config.num_kv_heads % num_ranks and num_ranks % config.num_kv_heads:
-        yield f"key-value heads {config.num_kv_heads}, nor the other way round"
+        yield f"key-value heads {config.num_kv_heads} (neither number divides the other)"
     if config.vocab_size <= (num_ranks - 1) * vocab_share_size(config.vocab_size, num_ranks):
-        yield f"vocabulary {config.vocab_size}, at least 16 ids a rank"
+        yield f"vocabulary {config.vocab_size} (too small: each rank takes a multiple of 16 ids)"
 
 
 def _divided(config: ModelConfig) -> Iterator[tuple[str, int]]:

@@ -30,14 +30,16 @@ def parse_rope(
     name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
-        raise ModelLoadError(f"{fields.source}: {name} must be one flat object")
+        raise ModelLoadError(f"{fields.source}: {name} must be a JSON object without nested objects")
     own = ConfigFields(given, f"{fields.source}: {name}")
     share = own.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     if (share != 1.0 and not turns_part) or share > 1.0:
-        raise ModelLoadError(f"{own.source}: partial_rotary_factor {share:g} is not served")
+        raise ModelLoadError(f"{own.source}: partial_rotary_factor {share:g} is not supported")
     rotary_dim = int(head_dim * share)
     if rotary_dim % 2 or not rotary_dim:
-        raise ModelLoadError(f"{own.source}: partial_rotary_factor {share:g} of {head_dim} dims gives no pairs")
+        raise ModelLoadError(
+            f"{own.source}: partial_rotary_factor {share:g} of {head_dim} dims is not a whole number of pairs"
+        )
     theta = own.number("rope_theta", fields.number("rope_theta", usual_theta))
     written = own.size("original_max_position_embeddings", max_positions)
     trained = fields.size("original_max_position_embeddings", written)
@@ -64,7 +66,7 @@ def _scaling(own: ConfigFields, trained: int, max_positions: int, num_pairs: int
             return _longrope(own, trained, max_positions, num_pairs)
         case _:
             raise ModelLoadError(
-                f"{own.source}: rope_type {kind!r} is not served; known: default, linear, dynamic, llama3, yarn,"
+                f"{own.source}: rope_type {kind!r} is not supported; supported: default, linear, dynamic, llama3, yarn,"
                 " longrope"
             )
 

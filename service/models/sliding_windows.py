@@ -42,5 +42,5 @@ def parse_sliding_windows(architecture: str, fields: ConfigFields, num_layers: i
     if known != kinds or len(known) != num_layers:
         raise ModelLoadError(f"{fields.source}: layer_types must name {_FULL!r} or {_SLIDING!r} for each layer")
     if _SLIDING in known and window is None:
-        raise ModelLoadError(f"{fields.source}: layer_types has {_SLIDING!r}, but no sliding_window is in use")
+        raise ModelLoadError(f"{fields.source}: layer_types has {_SLIDING!r}, but no sliding window is configured")
     return tuple(window if kind == _SLIDING else None for kind in known)

@@ -43,5 +43,5 @@ def has_finite_logits(runner: ModelRunner, *, most_prompts: int, block_size: int
         return True
     failed = [token_id for token_id, drew in zip(first_ids, drawn, strict=True) if drew == INVALID_TOKEN_ID]
     if failed and len(failed) < num_prompts:
-        logger.warning("the model gives no finite logits after these tokens: %s", failed)
+        logger.warning("the model's logits are not finite after these tokens: %s", failed)
     return len(failed) < num_prompts

@@ -34,7 +34,7 @@ def in_halves(
             if stop - first == 1 or not may_cut:
                 raise
         # Outside the `except`, which keeps the failed attempt's tensors alive.
-        logger.warning("no memory for %d %s at once: they are computed in parts", stop - first, what)
+        logger.warning("out of memory for %d %s at once: computing them in parts", stop - first, what)
         torch.cuda.empty_cache()
         middle = (first + stop) // 2
         waiting.extendleft(((middle, stop), (first, middle)))

@@ -274,7 +274,7 @@ def _store_quantized(
         return frozenset()
     unread = store_for_device(model, quantization, device, dtype)
     plain = made_plain(model, dtype) if device.type == "cpu" else ""
-    how = f"made plain on the CPU, rounded like them: {plain}" if plain else "as they are"
+    how = f"dequantized on the CPU: {plain}" if plain else "kept quantized"
     if quantization.is_dequantized_at_load:
         how = "dequantized while they are read: memory and speed are those of an unquantized model"
     logger.info("weights: quantized, %s; %s", quantization.name, how)
@@ -357,8 +357,8 @@ def _check_can_answer(
     if has_finite_logits(runner, most_prompts=most_prompts, block_size=layout.block_size, vocab_size=sizes.vocab_size):
         return
     damaged = "" if source.load_format == "dummy" else non_finite_weights(folder)
-    why = f"there is NaN or infinity in {damaged}" if damaged else "its numbers overflow (see dtype)"
-    raise ModelLoadError(f"model: it gives no finite logits, so it could answer nothing: {why}")
+    why = f"NaN or infinity in {damaged}" if damaged else "its values overflow (see dtype)"
+    raise ModelLoadError(f"model: its logits are not finite, so it cannot answer any request: {why}")
 
 
 def _host_blocks(

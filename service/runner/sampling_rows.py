@@ -172,7 +172,7 @@ class SamplingRows:
         try:
             restrictions.add(draw, row, _forbidden_now(row, num_tokens))
         except Exception:
-            logger.exception("the restrictions on draw %d of an iteration are not known", draw)
+            logger.exception("could not work out the allowed tokens of draw %d of an iteration; that draw fails", draw)
             restrictions.allow(draw, self._mask(()))
 
     def _new_row(self, item: ScheduledSequence) -> SamplingRow:
@@ -180,7 +180,7 @@ class SamplingRows:
         try:
             return self._make_row(item)
         except Exception:
-            logger.exception("the sampling parameters of sequence %d cannot be used", item.sequence_id)
+            logger.exception("the sampling parameters of sequence %d cannot be used; its draws fail", item.sequence_id)
             return SamplingRow(
                 item.sampling, 0, -1, None, np.empty(0, np.int32), np.empty(0, np.float32), self._mask(())
             )

@@ -62,7 +62,7 @@ def test_what_is_chosen_is_told_kept_in_the_named_file_and_refused_where_it_does
     again = load_model_parts(Settings(choices=file, **SMALL), new_recorder(), MonotonicClock()).loaded.choices
     assert again == first
     with pytest.raises(
-        ConfigError, match=r"choices: .*choices\.json was made for something else: max_num_seqs is \d+, not 3"
+        ConfigError, match=r"choices: .*choices\.json was made for another setup: max_num_seqs is \d+ in .* 3 here"
     ):
         load_model_parts(Settings(choices=file, **{**SMALL, "max_num_seqs": 3}), new_recorder(), MonotonicClock())
     assert file.read_bytes() == written

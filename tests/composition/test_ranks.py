@@ -93,6 +93,6 @@ def test_where_one_is_lost_all_others_are_ended_at_once():
         threading.Thread(target=processes._processes[0].kill).start()
         pids = [processes.pid(rank) for rank in (1, 2)]
         assert comes_true(lambda: not any(map(is_running, pids)))
-        assert losses == ["rank 1 has ended by SIGKILL"]
+        assert losses == ["rank 1 has ended, killed by SIGKILL"]
     finally:
         ranks.close()

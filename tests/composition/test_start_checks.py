@@ -62,15 +62,15 @@ def test_a_template_that_is_none_is_refused_before_anything_is_loaded(tmp_path: 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("gguf file", "model: '{model}' is GGUF, which is llama.cpp's format"),
+        ("gguf file", "model: '{model}' is GGUF, llama.cpp's format"),
         ("adapter", "model: '{model}' is a LoRA adapter; serve 'some/base' with --lora-modules NAME={model}"),
-        ("quantized otherwise", "config.json: quantization_config.quant_method 'hqq' is not served; known: "),
+        ("quantized otherwise", "config.json: quantization_config.quant_method 'hqq' is not supported; supported: "),
         (
             "no such quantization",
             "quantization: only fp8 can be made of plain weights",
         ),
-        ("hybrid", "config.json: architecture 'Qwen3NextForCausalLM' is not served: its layers of kind linear_att"),
-        ("too long", "max-model-len: 8000 exceeds the model's own context of 2048"),
+        ("hybrid", "config.json: architecture 'Qwen3NextForCausalLM' is not supported: its layers of kind linear_att"),
+        ("too long", "max-model-len: 8000 exceeds the model's context length of 2048"),
     ],
 )
 def test_the_command_says_so_in_one_line_within_a_second_and_without_torch_or_numpy(

@@ -81,11 +81,11 @@ def test_a_sequence_brings_its_parameters_once_until_its_row_is_released():
 def test_a_decoder_that_has_missed_a_message_says_so():
     encoder, decoder = PlanEncoder(), PlanDecoder(Masks)
     encoder.encode(of_decodes(3))
-    with pytest.raises(ValueError, match="not told before"):
+    with pytest.raises(ValueError, match="were never sent"):
         decoder.decode(encoder.encode(of_decodes(3, position=1)))
     sampling = SamplingParams(max_tokens=1)
     encoder.encode(one_sequence(sampling))
-    with pytest.raises(ValueError, match="not told before"):
+    with pytest.raises(ValueError, match="were never sent"):
         decoder.decode(encoder.encode(one_sequence(sampling)))
 
 

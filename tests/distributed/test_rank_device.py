@@ -29,7 +29,7 @@ def test_each_rank_has_the_gpu_of_its_number_and_too_few_are_refused_with_the_nu
     assert chosen == [torch.device("cuda", 0), torch.device("cuda", 1)]
     with pytest.raises(
         ConfigError,
-        match=r"tensor-parallel-size x pipeline-parallel-size: 4 ranks .* 2 can be seen \(see CUDA_VISIBLE_DEVICES",
+        match=r"tensor-parallel-size x pipeline-parallel-size: 4 ranks .* only 2 are visible \(see CUDA_VISIBLE",
     ):
         rank_device("cuda", 0, 4)
 
@@ -104,4 +104,4 @@ def test_devices_are_those_of_the_list_in_its_order_by_number_or_uuid():
     last = list(range(len(uuids)))[:-3:-1]
     for listed in ([names[number] for number in last], [f"GPU-{uuids[number]}" for number in last]):
         assert devices(",".join(listed), len(last)).split() == [uuids[number] for number in last]
-        assert f"{len(last)} can be seen" in devices(",".join(listed), len(last) + 1)
+        assert f"only {len(last)} are visible" in devices(",".join(listed), len(last) + 1)

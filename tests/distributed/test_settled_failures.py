@@ -55,9 +55,9 @@ def test_a_rank_whose_device_is_left_waiting_is_the_end_of_all(monkeypatch: pyte
     monkeypatch.setattr(settled_failures, "SETTLES_WITHIN_S", 0.05)
     with Scene(SettledFailures(Scripted(failing)), Scripted(failing)) as scene:
         scene.executor.launch(EMPTY).wait()
-        with pytest.raises(RankUseless, match="at another place than on the other ranks: MemoryError: none left"):
+        with pytest.raises(RankUseless, match="at a different place than on the other ranks: MemoryError: none left"):
             scene.executor.launch(EMPTY)
-        with pytest.raises(ServerError, match="rank 0: an iteration failed at another place"):
+        with pytest.raises(ServerError, match="rank 0: an iteration failed at a different place"):
             scene.executor.launch(EMPTY)
     assert len(scene.losses) == 1
     with (

@@ -222,7 +222,7 @@ def test_a_model_that_could_answer_nothing_does_not_become_ready(tmp_path: Path)
     shutil.copytree(QUICKSTART_MODEL, tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     save_file({name: torch.full_like(weight, math.nan) for name, weight in load_file(file).items()}, file)
-    reason = "model: it gives no finite logits, so it could answer nothing: there is NaN or infinity in "
+    reason = "model: its logits are not finite, so it cannot answer any request: NaN or infinity in "
     assert_start_fails([str(tmp_path / "model"), "--device", "cpu"], reason)
 
 

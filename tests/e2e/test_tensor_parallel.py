@@ -162,7 +162,7 @@ def check_loss(
             assert [line for line in lines if "error" in line] == [lines[-2]]
             assert lines[-1] == "data: [DONE]"
         assert not is_running(other)
-    told = {"killed": "rank 1 has ended by SIGKILL", "stopped": "rank 1 gives no sign of life"}
+    told = {"killed": "rank 1 has ended, killed by SIGKILL", "stopped": "rank 1 has sent no heartbeat"}
     assert told[how] in "".join(server.log)
 
 

@@ -65,7 +65,7 @@ def test_in_fp8_it_says_what_generate_says_by_rounded_weights(name: str, tmp_pat
 def test_a_mixture_by_transformers_modules_is_not_served_in_fp8_in_part(name: str, tmp_path: Path):
     run = run_family(family(name), tmp_path, quantization="fp8")
     assert run.served_by is None
-    assert "quantization: " in run.refusal and "whose experts are plain; serve the plain checkpoint" in run.refusal
+    assert "quantization: " in run.refusal and "whose experts cannot be quantized; serve the unquantized" in run.refusal
 
 
 @pytest.mark.parametrize("name", [each.name for each in FAMILIES if each.refusal is not None])

@@ -47,7 +47,7 @@ def test_on_a_cpu_its_few_bits_are_held_and_multiplied_by(kind, tmp_path, caplog
     how = {"quantization": "fp8"} if kind == "fp8" else {}
     with caplog.at_level("INFO", "headrace"):
         few, whole = load(folder, dtype="bfloat16", **how), load(plain, dtype="bfloat16")
-    assert "; as they are" in caplog.text
+    assert "; kept quantized" in caplog.text
     assert {choice for name, choice in few.choices.linears.items() if "-" in name} == {WeightForm.LOOPS}
     held, of_plain = (held_bytes(loaded.model) for loaded in (few, whole))
     assert held < of_plain * (0.6 if "fp8" in few.quantization else 0.36)
@@ -71,7 +71,7 @@ def test_so_are_those_of_experts(save, kind, tmp_path, caplog):
     how = {"quantization": "fp8"} if kind == "fp8" else {}
     with caplog.at_level("INFO", "headrace"):
         few = load(folder, dtype="bfloat16", **how)
-    assert "made plain" not in caplog.text
+    assert "dequantized" not in caplog.text
     exact = load(folder, dtype="float32", **how)  # of the same numbers, made plain
     assert few.memory.weights_bytes < exact.memory.weights_bytes / 2
     for (_, got), (_, want) in zip(few.model.mixtures(), exact.model.mixtures(), strict=True):
@@ -153,7 +153,7 @@ def test_fp8_at_load_is_named_and_near_and_no_base_for_training(tmp_path, caplog
     with caplog.at_level("INFO", "headrace"):
         loaded = load(folder, quantization="fp8")
     assert loaded.quantization == "fp8" and load(folder).quantization is None
-    assert "weights: quantized, fp8; made plain on the CPU" in caplog.text
+    assert "weights: quantized, fp8; dequantized on the CPU" in caplog.text
     got = PlanPlayer(loaded.runner, loaded.num_blocks, 16).generate(PROMPTS, greedy(12))
     assert [answer[0] for answer in got] == [answer[0] for answer in tokens(folder)]
     with pytest.raises(ConfigError, match="fine-tuning: the weights are quantized"):

@@ -64,7 +64,7 @@ def test_every_rank_has_the_whole_of_it_and_no_frame_is_larger_than_a_piece(scen
 def test_a_rank_of_any_host_that_cannot_take_one_is_named_and_the_next_is_taken(scene: list[HostScene]):
     head, *others = scene
     adapters = AdaptersOfHosts(head.lines, others)
-    with pytest.raises(ServerError, match="by every rank: rank 1: MemoryError: no room"):
+    with pytest.raises(ServerError, match="could not load the adapter: rank 1: MemoryError: no room"):
         adapters.share(1, lambda file: file.write(b"bad"))
     head.held.take = lambda adapter_id, file: None
     with pytest.raises(ServerError, match="rank 2: MemoryError: no room"):

@@ -98,4 +98,4 @@ def test_another_service_at_the_heads_port_is_told_from_the_head():
         lambda end: introduce(end, "secret", CLAIM), lambda end: end.sendall(b"HTTP/1.1 400 Bad Request" * 3)
     )
     assert isinstance(result, Stranger)
-    assert "no head" in str(result)
+    assert "not a Headrace head" in str(result)

@@ -6,7 +6,8 @@ import signal
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,22 @@ from service.distributed.plan_codec import PlanEncoder
 from service.distributed.rank_status import Fact
 from service.errors import ConfigError, ModelLoadError
 from service.hosts import head as head_module
+from service.hosts.handshake import Claim, Purpose, introduce
 from service.hosts.head import HeadHosts
 from service.hosts.host_line import HostLine, Word
 from service.hosts.member import Member
 from tests.distributed.test_rank_processes import comes_true, is_running, stop
-from tests.hosts.hosts import PARALLEL, TASK, Head, node
+from tests.hosts.hosts import PARALLEL, SECRET, TASK, Head, node
+
+
+@contextmanager
+def introduced(head: Head, rank: int) -> Iterator[HostLine]:
+    """The line of a host with this number."""
+    connection = socket.create_connection(("127.0.0.1", head.port))
+    introduce(connection, SECRET, Claim(Purpose.CONTROL, rank))
+    line = HostLine(connection, "the head")
+    yield line
+    line.close()
 
 
 def test_plans_reach_the_ranks_of_another_host_their_facts_come_back_and_all_end_in_order():
@@ -50,7 +62,7 @@ def test_plans_reach_the_ranks_of_another_host_their_facts_come_back_and_all_end
         ("crashes", None, "host 1 (127.0.0.1): rank 1 has ended with status 3"),
         ("works", signal.SIGKILL, "host 1 (127.0.0.1) has ended"),
         pytest.param(
-            "works", signal.SIGSTOP, "host 1 (127.0.0.1) gives no sign of life for 5 s", marks=pytest.mark.load
+            "works", signal.SIGSTOP, "nothing received from host 1 (127.0.0.1) for 5 s", marks=pytest.mark.load
         ),
     ],
 )
@@ -93,11 +105,11 @@ def test_who_differs_is_refused_by_name_and_another_may_come_in_its_place():
         head.meet()
         replacing.join()
         assert differing.stderr is not None
-        assert "the head refuses this host: block-size is 32, on the head 16" in differing.stderr.read()
+        assert "the head rejected this host: block-size is 32, but 16 on the head" in differing.stderr.read()
 
 
 def test_who_does_not_come_is_named_in_time():
-    with Head() as head, pytest.raises(ModelLoadError, match=r"^host 1 of 2 did not come within 0 s$"):
+    with Head() as head, pytest.raises(ModelLoadError, match=r"^host 1 of 2 did not connect within 0 s$"):
         head.hosts.gather({}, within_s=0.2)
 
 
@@ -105,7 +117,21 @@ def test_who_does_not_know_the_secret_is_told_so_and_not_spoken_to():
     with Head() as head:
         stranger = head.start_other(secret="another of sixteen letters")
         assert stranger.wait(10) == 1
-        assert stranger.stderr is not None and "node-secret is not the head's" in stranger.stderr.read()
+        assert stranger.stderr is not None and "node-secret differs from the head's" in stranger.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("rank", "why"),
+    [
+        (1, "node-rank 1 is already taken by host 1 (127.0.0.1)"),
+        (2, "node-rank 2 must be at least 1 and less than nnodes (2)"),
+    ],
+)
+def test_a_host_with_a_taken_or_invalid_number_is_told_why(rank: int, why: str):
+    with Head() as head, introduced(head, 1):
+        assert comes_true(lambda: 1 in head.hosts._members)
+        with introduced(head, rank) as line:
+            assert line.receive() == (Word.REFUSED, why.encode())
 
 
 def test_strangers_hold_no_place_for_ever_and_no_more_than_a_few(monkeypatch: pytest.MonkeyPatch):
@@ -149,6 +175,6 @@ def test_a_control_frame_without_a_kind_is_a_loss_and_ends_no_thread_in_silence(
     member = Member(node(1, 1), TASK)
     head.send(Word.CONTROL)
     member._hear(line)
-    assert member._loss.reason == "the head says what makes no sense: an empty control message"
+    assert member._loss.reason == "the head sent an invalid message: an empty control message"
     for each in (head, line, member._processes):
         each.close()

@@ -137,7 +137,7 @@ def test_nothing_is_computed_at_once_but_for_the_rows_that_were_chosen():
     "too_many", [{"skinny": 257}, {"add_norm": RowRange(1, 65)}, {"gated": RowRange(1, 129)}], ids=str
 )
 def test_no_kernel_is_asked_for_more_rows_than_it_takes(too_many):
-    with pytest.raises(ValueError, match="rows at most"):
+    with pytest.raises(ValueError, match="rows, above the limit of"):
         KernelRows(**too_many)
 
 

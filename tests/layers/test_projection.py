@@ -89,7 +89,7 @@ def test_weights_of_one_shape_are_multiplied_by_in_one_way():
 
 def test_a_form_that_this_machine_has_not_is_refused_by_name():
     linear = Linear(7, 9)  # no multiples of what the loops take
-    with pytest.raises(ConfigError, match=r"choices: linears\.9x7: this machine has no form loops of such a weight"):
+    with pytest.raises(ConfigError, match=r"choices: linears\.9x7: this machine does not support form loops for"):
         use_choices([linear], {"9x7": WeightForm.LOOPS}, torch.device("cpu"))
 
 

@@ -85,7 +85,7 @@ def without(name):
 
 
 FAULTS_OF_4_BITS = [
-    (without("x.weight"), r"x\.weight: is missing, beside x\.weight\.quant_state\.bitsandbytes__nf4"),
+    (without("x.weight"), r"x\.weight: is missing, although x\.weight\.quant_state\.bitsandbytes__nf4 is there"),
     (without("x.weight.absmax"), r"x\.weight\.absmax: is missing"),
     (without("x.weight.quant_map"), r"x\.weight\.quant_map: is missing"),
     (without("x.weight.nested_absmax"), r"x\.weight\.nested_absmax: is missing"),
@@ -95,16 +95,28 @@ FAULTS_OF_4_BITS = [
     (replaced("x.weight.nested_quant_map", torch.ones(16)), r"nested_quant_map: F32 \(16,\) .* \(256,\)"),
     (replaced("x.weight.quant_map", torch.ones(16)), r"quant_map: is not the table of nf4"),
     (replaced("x.weight.quant_map", torch.full((16,), float("nan"))), r"quant_map: is not the table of nf4"),
-    (replaced("x.weight", torch.ones(1, 480, dtype=torch.uint8)), r"x\.weight: U8 \(1, 480\) is not the 480 bytes"),
-    (replaced("x.weight", torch.ones(479, 1, dtype=torch.uint8)), r"x\.weight: U8 \(479, 1\) is not the 480 bytes"),
-    (replaced("x.weight", torch.ones(480, 1, dtype=torch.int64)), r"x\.weight: I64 \(480, 1\) is not the 480 bytes"),
-    (replaced("x.SCB", torch.ones(24)), r"x\.weight: .* is no matrix of int8|is quantized in two ways"),
-    (replaced("x.weight.quant_state.bitsandbytes__af4", torch.ones(2).byte()), r"in two ways|type af4 are not served"),
-    (changed(shape=[24, 41]), r"x\.weight: U8 \(480, 1\) is not the 492 bytes of 4 bits for each of \[24, 41\]"),
-    (changed(shape=[10**30, 10**30]), r"x\.weight: U8 \(480, 1\) is not the 5000000"),
-    (changed(shape=[-24, -40]), r"bitsandbytes__nf4: shape \[-24, -40\] is not a matrix's"),
-    (changed(shape=[960]), r"bitsandbytes__nf4: shape \[960\] is not a matrix's"),
-    (changed(shape=None), "shape None is not a matrix's"),
+    (
+        replaced("x.weight", torch.ones(1, 480, dtype=torch.uint8)),
+        r"x\.weight: U8 \(1, 480\) does not hold the 480 bytes",
+    ),
+    (
+        replaced("x.weight", torch.ones(479, 1, dtype=torch.uint8)),
+        r"x\.weight: U8 \(479, 1\) does not hold the 480 bytes",
+    ),
+    (
+        replaced("x.weight", torch.ones(480, 1, dtype=torch.int64)),
+        r"x\.weight: I64 \(480, 1\) does not hold the 480 bytes",
+    ),
+    (replaced("x.SCB", torch.ones(24)), r"x\.weight: .* is not an int8 matrix|is quantized in a second way"),
+    (
+        replaced("x.weight.quant_state.bitsandbytes__af4", torch.ones(2).byte()),
+        r"in a second way|type af4 are not supported",
+    ),
+    (changed(shape=[24, 41]), r"x\.weight: U8 \(480, 1\) does not hold the 492 bytes of 4-bit .* \[24, 41\]"),
+    (changed(shape=[10**30, 10**30]), r"x\.weight: U8 \(480, 1\) does not hold the 5000000"),
+    (changed(shape=[-24, -40]), r"bitsandbytes__nf4: shape \[-24, -40\] is not the shape of a matrix"),
+    (changed(shape=[960]), r"bitsandbytes__nf4: shape \[960\] is not the shape of a matrix"),
+    (changed(shape=None), "shape None is not the shape of a matrix"),
     (changed(blocksize=0), "blocksize 0 is not a power of two from 32 to 4096"),
     (changed(blocksize=10**40), "blocksize 1000000.* is not a power of two"),
     (changed(blocksize=64.0), "blocksize 64.0 is not a power of two"),
@@ -121,8 +133,8 @@ FAULTS_OF_4_BITS = [
     (raw(b"\xff\xfe"), "bitsandbytes__nf4: is not JSON"),
     (raw(b"[" * 4096), "bitsandbytes__nf4: is not JSON"),
     (raw(b"[]"), "bitsandbytes__nf4: is not a JSON object"),
-    (raw(b" " * 5000), r"bitsandbytes__nf4: U8 \(5000,\) is no JSON of at most 4096 bytes"),
-    (replaced(STATE, torch.ones(40)), r"bitsandbytes__nf4: F32 \(40,\) is no JSON of at most"),
+    (raw(b" " * 5000), r"bitsandbytes__nf4: U8 \(5000,\) is not JSON of at most 4096 bytes"),
+    (replaced(STATE, torch.ones(40)), r"bitsandbytes__nf4: F32 \(40,\) is not JSON of at most"),
 ]
 
 
@@ -136,11 +148,11 @@ def test_what_does_not_fit_together_is_refused_by_the_tensors_name(change, named
 
 
 FAULTS_OF_8_BITS = [
-    (without("x.weight"), r"x\.weight: is missing, beside x\.SCB"),
-    (replaced("x.weight", torch.ones(24, 40)), r"x\.weight: F32 \(24, 40\) is no matrix of int8, beside x\.SCB"),
-    (replaced("x.weight", torch.ones(24, dtype=torch.int8)), r"x\.weight: I8 \(24,\) is no matrix of int8"),
+    (without("x.weight"), r"x\.weight: is missing, although x\.SCB is there"),
+    (replaced("x.weight", torch.ones(24, 40)), r"x\.weight: F32 \(24, 40\) is not an int8 matrix, which x\.SCB is"),
+    (replaced("x.weight", torch.ones(24, dtype=torch.int8)), r"x\.weight: I8 \(24,\) is not an int8 matrix"),
     (replaced("x.SCB", torch.ones(23)), r"x\.SCB: F32 \(23,\) instead of .* \(24,\)"),
-    (replaced("x.weight_format", torch.tensor(2, dtype=torch.uint8)), r"weight_format: 2 is a layout for one kind"),
+    (replaced("x.weight_format", torch.tensor(2, dtype=torch.uint8)), r"weight_format: layout 2 is not supported"),
     (replaced("x.weight_format", torch.ones(2)), r"x\.weight_format: F32 \(2,\) instead of U8 \(\)"),
 ]
 

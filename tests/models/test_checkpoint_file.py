@@ -102,7 +102,7 @@ def test_what_is_no_checkpoint_is_named_and_never_run(write, named, tmp_path, mo
 @pytest.mark.parametrize("name", ["x.safetensors", "x.bin"])
 def test_a_file_that_git_lfs_has_not_fetched(name, tmp_path):
     (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 10432928\n")
-    with pytest.raises(ModelLoadError, match=rf"{name}: .* points to a file in Git LFS, which `git lfs pull` fetches"):
+    with pytest.raises(ModelLoadError, match=rf"{name}: is a Git LFS pointer, .* run `git lfs pull`"):
         list(read_header(tmp_path / name))
 
 

@@ -41,9 +41,9 @@ def test_missing_shards_are_counted_beyond_a_few(tmp_path: Path):
 
 
 def test_a_folder_without_safetensors(tmp_path: Path):
-    with pytest.raises(ModelLoadError, match=r"no weights .* neither model\.safetensors nor an index"):
+    with pytest.raises(ModelLoadError, match=r"no weights .* nor model\.safetensors\.index\.json\. By default"):
         checkpoint_files(tmp_path)
-    with pytest.raises(ModelLoadError, match=r"no weights .* neither pytorch_model\.bin nor an index of it$"):
+    with pytest.raises(ModelLoadError, match=r"no weights .* nor pytorch_model\.bin\.index\.json$"):
         checkpoint_files(tmp_path, torch_format=True)
 
 

@@ -48,7 +48,7 @@ def test_what_is_of_another_kind_is_refused_by_name(read, name):
 
 def test_a_flag_has_the_value_that_is_served():
     FIELDS.require("flag", False)
-    with pytest.raises(ModelLoadError, match="flag False is not served, only True"):
+    with pytest.raises(ModelLoadError, match="flag False is not supported, only True"):
         FIELDS.require("flag", True)
 
 

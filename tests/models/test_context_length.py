@@ -19,7 +19,7 @@ def test_the_models_own_unless_less_is_wanted():
 
 
 def test_more_than_the_positions_reach_is_refused_with_the_limit():
-    with pytest.raises(ModelLoadError, match=rf"max-model-len: .*own context of {CONFIG.longest_context}"):
+    with pytest.raises(ModelLoadError, match=rf"max-model-len: .*context length of {CONFIG.longest_context}"):
         context_length(CONFIG, CONFIG.longest_context + 1)
-    with pytest.raises(ModelLoadError, match="own context is 1"):
+    with pytest.raises(ModelLoadError, match="context length is 1"):
         context_length(replace(CONFIG, max_position_embeddings=1), None)

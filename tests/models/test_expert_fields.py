@@ -42,8 +42,8 @@ def test_both_names_of_the_number_of_experts(name):
         ("MixtralForCausalLM", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 exceeds the number of experts, 8"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": "1"}, "mlp_only_layers must be a list"),
         ("GptOssForCausalLM", {"hidden_size": 40, "quantization_config": MXFP4}, "hidden_size 40 or intermediate_size"),
-        ("Qwen2MoeForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, "only plain weights are served"),
-        ("GptOssForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "only MXFP4 and plain experts are"),
+        ("Qwen2MoeForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, "is not supported for Qwen2Moe"),
+        ("GptOssForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "except for MXFP4; serve"),
     ],
 )
 def test_what_cannot_be_is_refused(architecture, fields, message):

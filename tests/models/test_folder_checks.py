@@ -37,7 +37,7 @@ def test_a_model_with_its_weights(tmp_path: Path):
     ("files", "reason"),
     [
         ({}, r"model: there is no config\.json in '.*/it'; give the folder that holds config\.json"),
-        ({"a-Q4_K_M.gguf": ""}, "'.*/it' holds GGUF, which is llama.cpp's format; serve the folder or hub id, with"),
+        ({"a-Q4_K_M.gguf": ""}, "'.*/it' holds GGUF, llama.cpp's format, which is not supported; serve the original"),
         ({"config.json": CONFIG, "a.gguf": ""}, "holds GGUF"),
         (
             {"adapter_config.json": {"base_model_name_or_path": "some/base"}},
@@ -45,19 +45,19 @@ def test_a_model_with_its_weights(tmp_path: Path):
         ),
         ({"adapter_config.json": {}}, "is a LoRA adapter; serve its base model with"),
         ({"config.json": CONFIG, "adapter_config.json": {}, "adapter_model.safetensors": ""}, "is a LoRA adapter"),
-        ({"config.json": CONFIG}, "no weights in the model folder: .* load-format is pt"),
-        ({"config.json": CONFIG, "pytorch_model.bin": ""}, "no weights in the model folder: .* load-format is pt"),
+        ({"config.json": CONFIG}, "no weights in the model folder: .* load-format pt"),
+        ({"config.json": CONFIG, "pytorch_model.bin": ""}, "no weights in the model folder: .* load-format pt"),
         (
             {"config.json": CONFIG, "model.safetensors": POINTER},
-            r"model\.safetensors: it only .* `git lfs pull`",
+            r"model\.safetensors: is a Git LFS pointer, .* `git lfs pull`",
         ),
         (
             {"config.json": {**CONFIG, "architectures": ["BertModel"]}},
-            "'BertModel' is not served; known: ",
+            "'BertModel' is not supported; supported: ",
         ),
         (
             {"config.json": {**CONFIG, "quantization_config": {"quant_method": "hqq", "bits": 3}}},
-            "quant_method 'hqq' is not served; known: compressed-tensors, fp8, awq, gptq, auto-round, bitsandbytes;",
+            "'hqq' is not supported; supported: compressed-tensors, fp8, awq, gptq, auto-round, bitsandbytes; serve",
         ),
     ],
 )

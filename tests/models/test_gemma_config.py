@@ -67,7 +67,7 @@ def test_windows_by_the_pattern_or_by_name():
     [
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"layer_types": ["full_attention"]}, "layer_types"),
-        ({"num_key_value_heads": 3}, "num_attention_heads 8 is no multiple of num_key_value_heads 3"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 8 is not a multiple of num_key_value_heads 3"),
         ({"final_logit_softcapping": -1.0}, "final_logit_softcapping"),
         ({"hidden_activation": "mish"}, "hidden_activation 'mish'"),
     ],

@@ -26,11 +26,11 @@ def test_a_file_of_ours_comes_first_unless_transformers_is_asked_for():
 
 
 def test_what_ours_do_not_serve_is_named():
-    with pytest.raises(ModelLoadError, match="architecture 'SomethingForCausalLM' is not served; known: Llama"):
+    with pytest.raises(ModelLoadError, match="architecture 'SomethingForCausalLM' is not supported; supported: Llama"):
         choose_implementation(OTHER, "native")
     with pytest.raises(ModelLoadError, match="hidden_size is missing"):
         choose_implementation({"architectures": ["LlamaForCausalLM"]}, "auto")
-    with pytest.raises(ModelLoadError, match="quant_method 'x' is not served"):
+    with pytest.raises(ModelLoadError, match="quant_method 'x' is not supported"):
         choose_implementation({**OTHER, "quantization_config": {"quant_method": "x"}}, "auto")
 
 
@@ -46,12 +46,12 @@ def test_without_transformers_it_is_said_how_to_get_it(monkeypatch):
     [
         ({"is_encoder_decoder": True}, "it is an encoder-decoder model"),
         ({"model_type": "falcon_h1"}, "its layers keep a state besides keys and values"),
-        ({"layer_types": ["mamba", "attention", "mamba"]}, "its layers of kind mamba keep no keys and values"),
-        ({"text_config": {"layer_types": ["full_attention", "conv"]}}, "its layers of kind conv keep"),
+        ({"layer_types": ["mamba", "attention", "mamba"]}, "its layers of kind mamba do not keep keys and values"),
+        ({"text_config": {"layer_types": ["full_attention", "conv"]}}, "its layers of kind conv do not keep"),
     ],
 )
 def test_what_has_another_memory_is_refused_before_its_weights_are_fetched(fields, why):
-    with pytest.raises(ModelLoadError, match=f"'SomethingForCausalLM' is not served: {why}"):
+    with pytest.raises(ModelLoadError, match=f"'SomethingForCausalLM' is not supported: {why}"):
         choose_implementation({**OTHER, **fields}, "auto")
 
 

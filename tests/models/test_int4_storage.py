@@ -13,10 +13,10 @@ PACKED = Int4Scheme("packed", 32, has_zeros=False)
     ("scheme", "out_features", "in_features", "reason"),
     [
         (PACKED, (8, 16), 96, None),
-        (PACKED, (8, 16), 80, "80 input features are no groups of 32"),
-        (Int4Scheme("packed", None, has_zeros=False), (8,), 80, "80 input features are no groups of 80"),
+        (PACKED, (8, 16), 80, "80 input features are not a whole number of groups of 32"),
+        (Int4Scheme("packed", None, has_zeros=False), (8,), 80, "80 input features are not a multiple of 32"),
         (Int4Scheme("packed", None, has_zeros=False), (8,), 96, None),
-        (PACKED, (8, 12), 96, r"[8, 12] output features are no multiples of 8"),
+        (PACKED, (8, 12), 96, r"[8, 12] output features are not multiples of 8"),
     ],
 )
 def test_why_a_linear_cannot_be_stored(scheme, out_features, in_features, reason):

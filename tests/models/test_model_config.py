@@ -178,8 +178,8 @@ def test_only_dynamic_scaling_reaches_beyond_the_written_context():
         ({"head_dim": 15}, "head_dim 15"),
         ({"architectures": []}, "architectures"),
         ({"architectures": None}, "architectures"),
-        ({"architectures": ["GptBigForCausalLM"]}, "'GptBigForCausalLM' is not served; known: LlamaForCausalLM, Mist"),
-        ({"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu' is not served; known: silu"),
+        ({"architectures": ["GptBigForCausalLM"]}, "'GptBigForCausalLM' is not supported; supported: LlamaForCausalLM"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act 'quick_gelu' is not supported; supported: silu"),
         ({"hidden_act": "relu"}, "hidden_act 'relu'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -195,14 +195,14 @@ def test_faults_name_the_field(changes, named):
 @pytest.mark.parametrize(
     ("fields", "changes", "named"),
     [
-        (OPT_FIELDS, {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine False is not served"),
-        (OPT_FIELDS, {"num_attention_heads": 5}, "hidden_size 64 is no multiple of num_attention_heads 5"),
+        (OPT_FIELDS, {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine False is not supported"),
+        (OPT_FIELDS, {"num_attention_heads": 5}, "hidden_size 64 is not a multiple of num_attention_heads 5"),
         (OPT_FIELDS, {"activation_function": "tanh"}, "activation_function 'tanh'"),
         (OPT_FIELDS, {"ffn_dim": None}, "ffn_dim is missing"),
         (GPT2_FIELDS, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
         (GPT2_FIELDS, {"scale_attn_weights": False}, "scale_attn_weights False"),
         (GPT2_FIELDS, {"add_cross_attention": True}, "add_cross_attention True"),
-        (GPT2_FIELDS, {"n_head": 7}, "n_embd 64 is no multiple of n_head 7"),
+        (GPT2_FIELDS, {"n_head": 7}, "n_embd 64 is not a multiple of n_head 7"),
     ],
     ids=str,
 )

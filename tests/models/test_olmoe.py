@@ -26,5 +26,5 @@ def test_logits_equal_those_of_transformers(changes, tmp_path):
 
 
 def test_clipped_projections_are_refused_by_name():
-    with pytest.raises(ModelLoadError, match=r"clip_qkv 8\.0 is not served"):
+    with pytest.raises(ModelLoadError, match=r"clip_qkv 8\.0 is not supported"):
         parse_model_config({**LEAST_FIELDS["OlmoeForCausalLM"], "clip_qkv": 8.0})

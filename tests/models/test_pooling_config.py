@@ -56,22 +56,22 @@ def test_without_normalize_vectors_stay_as_they_are_and_sizes_may_be_listed(tmp_
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"pooling": {"pooling_mode_cls_token": True}}, r"1_Pooling/config\.json: pooling by cls is not served"),
-        ({"pooling": {}}, "pooling by nothing is not served"),
+        ({"pooling": {"pooling_mode_cls_token": True}}, r"1_Pooling/config\.json: pooling by cls is not supported"),
+        ({"pooling": {}}, "pooling by nothing is not supported"),
         (
             {"pooling": {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}},
-            "pooling by mean and max is not served",
+            "pooling by mean and max is not supported",
         ),
-        ({"pooling": {**LAST, "include_prompt": False}}, "include_prompt False is not served"),
+        ({"pooling": {**LAST, "include_prompt": False}}, "include_prompt False is not supported"),
         (
             {"modules": [*PIPELINE[:2], {"path": "2_Dense", "type": f"{OF}Dense"}, PIPELINE[2]]},
-            r"modules\.json: Transformer, Pooling, Dense, Normalize are not served",
+            r"modules\.json: Transformer, Pooling, Dense, Normalize are not supported",
         ),
         ({"modules": "{"}, r"modules\.json: is not a list"),
         ({"modules": [1]}, r"modules\.json: is not a list"),
         ({"modules": [PIPELINE[0], {"path": "../1_Pooling", "type": "Pooling"}]}, "leads out of the model folder"),
-        ({"config": {"is_causal": False}}, "is_causal False is not served"),
-        ({"config": {"use_bidirectional_attention": True}}, "use_bidirectional_attention True is not served"),
+        ({"config": {"is_causal": False}}, "is_causal False is not supported"),
+        ({"config": {"use_bidirectional_attention": True}}, "use_bidirectional_attention True is not supported"),
         ({"config": {"matryoshka_dimensions": "64"}}, "matryoshka_dimensions must be a list"),
     ],
 )

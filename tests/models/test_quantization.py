@@ -132,30 +132,30 @@ REFUSED = [
         "packing_format 'auto_round:exllamav2' is",
     ),
     ({**FORMATS["auto-round"][0], "extra_config": {"lm_head": {"bits": 8}}}, "extra_config {'lm_head'"),
-    ({**FORMATS["auto-round"][0], "data_type": "mx_fp"}, "data_type 'mx_fp' is not served"),
-    ({**FORMATS["gptq"][0], "data_type": "mx_fp"}, "data_type 'mx_fp' is not served"),
-    ({"quant_method": "hqq", "load_in_4bit": True}, "quant_method 'hqq' is not served; known: comp"),
+    ({**FORMATS["auto-round"][0], "data_type": "mx_fp"}, "data_type 'mx_fp' is not supported"),
+    ({**FORMATS["gptq"][0], "data_type": "mx_fp"}, "data_type 'mx_fp' is not supported"),
+    ({"quant_method": "hqq", "load_in_4bit": True}, "quant_method 'hqq' is not supported; supported: comp"),
     ({"quant_method": "bitsandbytes"}, "one of load_in_4bit and load_in_8bit must be true; serve"),
     ({**BITSANDBYTES["nf4"][0], "load_in_8bit": True}, "one of load_in_4bit and load_in_8bit must be true"),
-    ({**BITSANDBYTES["nf4"][0], "bnb_4bit_quant_type": "af4"}, "bnb_4bit_quant_type 'af4' is not served"),
-    ({**BITSANDBYTES["int8"][0], "llm_int8_has_fp16_weight": True}, "llm_int8_has_fp16_weight True is not served"),
-    ({**BITSANDBYTES["nf4"][0], "bnb_2bit": 1}, "bnb_2bit 1 is not served"),
-    ({"bits": 4}, "quant_method None is not served"),
+    ({**BITSANDBYTES["nf4"][0], "bnb_4bit_quant_type": "af4"}, "bnb_4bit_quant_type 'af4' is not supported"),
+    ({**BITSANDBYTES["int8"][0], "llm_int8_has_fp16_weight": True}, "llm_int8_has_fp16_weight True is not supported"),
+    ({**BITSANDBYTES["nf4"][0], "bnb_2bit": 1}, "bnb_2bit 1 is not supported"),
+    ({"bits": 4}, "quant_method None is not supported"),
     ([], "is not a JSON object"),
-    ({**FORMATS["awq"][0], "bits": 8}, "bits 8 is not served"),
+    ({**FORMATS["awq"][0], "bits": 8}, "bits 8 is not supported"),
     ({**FORMATS["awq"][0], "version": "gemv"}, "version 'gemv'"),
     ({**FORMATS["awq"][0], "zero_point": False}, "zero_point False"),
-    ({**FORMATS["awq"][0], "group_size": 48}, "group_size 48 is not served: it is a power of two from 32"),
-    ({**FORMATS["awq"][0], "rotation": "hadamard"}, r"quantization_config\.rotation 'hadamard' is not served; serve"),
-    ({**FORMATS["gptq"][0], "desc_act": True}, r"desc_act true .* take a checkpoint with desc_act false"),
+    ({**FORMATS["awq"][0], "group_size": 48}, "group_size 48 is not supported, only powers of two from 32"),
+    ({**FORMATS["awq"][0], "rotation": "hadamard"}, r"quantization_config\.rotation 'hadamard' is not supported;"),
+    ({**FORMATS["gptq"][0], "desc_act": True}, r"desc_act true .* use a checkpoint with desc_act false"),
     ({**FORMATS["gptq"][0], "bits": 3}, "bits 3"),
     ({**FORMATS["gptq"][0], "lm_head": True}, "lm_head True"),
     ({**FORMATS["gptq"][0], "dynamic": {"+:.*": {"bits": 8}}}, "dynamic"),
-    ({**FORMATS["gptq"][0], "dynamic": {"-:(": {}}}, r"dynamic: 're:\(' is no pattern"),
+    ({**FORMATS["gptq"][0], "dynamic": {"-:(": {}}}, r"dynamic: 're:\(' is not a valid regular"),
     ({**FORMATS["gptq"][0], "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
     ({**FORMATS["blocks"][0], "weight_block_size": [128]}, r"weight_block_size \[128\]"),
     ({**FORMATS["blocks"][0], "fmt": "e5m2"}, "fmt 'e5m2'"),
-    ({**FORMATS["channels"][0], "ignore": ["re:("]}, r"ignore: 're:\(' is no pattern"),
+    ({**FORMATS["channels"][0], "ignore": ["re:("]}, r"ignore: 're:\(' is not a valid regular"),
     ({**FORMATS["channels"][0], "ignore": "lm_head"}, "ignore is not a list of names"),
     ({**FORMATS["channels"][0], "config_groups": {}}, "config_groups is missing"),
     ({**FORMATS["channels"][0], "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
@@ -176,9 +176,11 @@ def test_what_is_not_understood_is_refused_by_name(fields, named):
 
 
 def test_plain_weights_are_quantized_once():
-    with pytest.raises(ModelLoadError, match=r"quantization: fp8 is for plain weights; .* awq int4 already"):
+    with pytest.raises(ModelLoadError, match=r"quantization: fp8 is for unquantized weights; .* awq int4 already"):
         parse(FORMATS["awq"][0], "fp8")
-    with pytest.raises(ModelLoadError, match=r"quantization: fp8 is for plain weights; .* bitsandbytes nf4 already"):
+    with pytest.raises(
+        ModelLoadError, match=r"quantization: fp8 is for unquantized weights; .* bitsandbytes nf4 already"
+    ):
         parse(BITSANDBYTES["nf4"][0], "fp8")
     assert parse(FORMATS["channels"][0], "fp8").name.endswith("fp8")
 

@@ -128,8 +128,8 @@ def test_parts_of_one_matrix_are_quantized_alike(tmp_path):
 @pytest.mark.parametrize(
     ("scheme", "named"),
     [
-        (Int4Scheme("awq", 128, has_zeros=True), "64 input features are no groups of 128"),
-        (Fp8Scheme("block", (128, 128)), "q_proj: 64 is no multiple of a block"),
+        (Int4Scheme("awq", 128, has_zeros=True), "64 input features are not a whole number of groups of 128"),
+        (Fp8Scheme("block", (128, 128)), "q_proj: 64 input features are not a multiple of the block size 128"),
     ],
     ids=str,
 )

@@ -81,12 +81,20 @@ def test_so_has_it_of_every_expert(tmp_path: Path, kind: str):
         (
             Int4Scheme("awq", 128, has_zeros=True),
             768,
-            r"down_proj.*: a rank's 192 of 768 input .* no whole groups of 128",
+            r"down_proj.*: a rank's 192 of 768 input .* of groups of 128",
         ),
-        (Int4Scheme("packed", 64, has_zeros=False), 224, r"down_proj.*rank's 56 of 224 input .* no whole groups of 64"),
-        (Fp8Scheme("block", (64, 32)), 128, r"gate_proj.*: a rank's 32 of 128 output .* no whole blocks of 64"),
-        (Fp8Scheme("block", (16, 64)), 384, r"down_proj.*: a rank's 96 of 384 input .* no whole blocks of 64"),
-        (Int4Scheme("gptq", 32, has_zeros=True), 144, r"gate_proj.*: a rank's 36 of 144 output .* no whole words of 8"),
+        (
+            Int4Scheme("packed", 64, has_zeros=False),
+            224,
+            r"down_proj.*rank's 56 of 224 input .* of groups of 64",
+        ),
+        (Fp8Scheme("block", (64, 32)), 128, r"gate_proj.*: a rank's 32 of 128 output .* whole number of blocks of 64"),
+        (Fp8Scheme("block", (16, 64)), 384, r"down_proj.*: a rank's 96 of 384 input .* whole number of blocks of 64"),
+        (
+            Int4Scheme("gptq", 32, has_zeros=True),
+            144,
+            r"gate_proj.*: a rank's 36 of 144 output .* whole number of words of 8",
+        ),
     ],
     ids=str,
 )
@@ -104,21 +112,21 @@ def test_experts_that_ranks_would_have_to_cut_are_refused_too(tmp_path: Path):
     folder = mixtral(tmp_path / "it", intermediate_size=96)
     quantization = Quantization("some", ((("experts",), Int4Scheme("packed", 32, has_zeros=False)),))
     model = build_model(load_model_config(folder), Rank(1, 2))
-    with pytest.raises(ConfigError, match=r"experts\.0\.w2.*rank's 48 of 96 input features are no whole groups of 32"):
+    with pytest.raises(ConfigError, match=r"experts\.0\.w2.*rank's 48 of 96 .* whole number of groups of 32"):
         store_quantized(model, quantization, dequantized=False)
 
 
 def test_experts_of_which_some_are_plain_are_refused(tmp_path: Path):
     folder = mixtral(tmp_path / "it")
     quantization = Quantization("some", ((("w1", "w3"), Int4Scheme("packed", 32, has_zeros=False)),))
-    with pytest.raises(ModelLoadError, match=r"of model\.layers\.0\..*experts some weights are quantized"):
+    with pytest.raises(ModelLoadError, match=r"some weights of model\.layers\.0\..*experts are quantized"):
         store_quantized(build_model(load_model_config(folder), ALONE), quantization, dequantized=False)
 
 
 def test_a_quantized_head_is_refused(plain: Path):
     every = Quantization("some", ((("Linear",), Fp8Scheme("channel")),))
     store_quantized(build_model(load_model_config(plain), ALONE), every, dequantized=False)
-    with pytest.raises(ConfigError, match="cannot share lm_head, which is some: of vocabularies only plain ones"):
+    with pytest.raises(ConfigError, match="cannot share lm_head, which is some: only an unquantized output head"):
         store_quantized(build_model(load_model_config(plain), Rank(0, 2)), every, dequantized=False)
 
 

@@ -89,7 +89,7 @@ def test_ranks_hold_equal_parts_and_together_the_whole(name):
         ),
         ({"num_attention_heads": 12, "num_key_value_heads": 3, "head_dim": 4}, 2, "key-value heads 3"),
         ({"intermediate_size": 99}, 2, "MLP inner size 99"),
-        ({"vocab_size": 20}, 4, "vocabulary 20, at least 16 ids a rank"),
+        ({"vocab_size": 20}, 4, r"vocabulary 20 \(too small: each rank takes a multiple of 16 ids"),
     ],
 )
 def test_what_does_not_divide_is_refused_with_the_numbers(changes, size, message):

@@ -82,5 +82,5 @@ def test_longrope_has_factors_of_each_pair_that_turns():
     assert rope.rotary_dim == 12
     assert rope.scaling == LongRopeScaling((1.0,) * 6, (2.0,) * 6, 512, factor)
     assert rope.attention_factor == factor
-    with pytest.raises(ModelLoadError, match=r"partial_rotary_factor 0\.19 of 16 dims gives no pairs"):
+    with pytest.raises(ModelLoadError, match=r"partial_rotary_factor 0\.19 of 16 dims is not a whole number of pairs"):
         parse_rope(ConfigFields({"partial_rotary_factor": 0.19}, "config.json"), 16, 2048, turns_part=True)

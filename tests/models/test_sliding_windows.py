@@ -33,7 +33,7 @@ def test_which_layers_slide(name, changes, want):
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
-        ("LlamaForCausalLM", {"use_sliding_window": True}, "use_sliding_window True is not served"),
+        ("LlamaForCausalLM", {"use_sliding_window": True}, "use_sliding_window True is not supported"),
         (
             "LlamaForCausalLM",
             {"layer_types": ["full_attention", "sliding_attention"]},

@@ -97,13 +97,13 @@ def test_a_pickle_is_not_opened_unless_it_is_asked_for(num_files, tmp_path, monk
     monkeypatch.setattr("torch.load", lambda *_, **__: pytest.fail("opened"))
     folder = opt(tmp_path)
     as_torch_files(folder, num_files)
-    with pytest.raises(ModelLoadError, match=r"safetensors only, unless load-format is pt"):
+    with pytest.raises(ModelLoadError, match=r"only safetensors are read\. With load-format pt"):
         loaded(folder)
     (folder / "pytorch_model.bin.index.json").unlink(missing_ok=True)
     weight_map = {"x": "pytorch_model-0.bin"}
     (folder / "pytorch_model-0.bin").touch()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(ModelLoadError, match=r"not \.safetensors files: pytorch_model-0\.bin"):
+    with pytest.raises(ModelLoadError, match=r"files that are not \.safetensors: pytorch_model-0\.bin"):
         loaded(folder)
 
 

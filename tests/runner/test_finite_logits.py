@@ -29,7 +29,7 @@ def damage(folder: Path, change: Callable[[str, Tensor], object]) -> Path:
 def test_a_model_that_can_answer_nothing_is_refused_and_the_weight_named(tmp_path, number, dtype):
     name = "model.layers.1.self_attn.v_proj.weight"
     folder = damage(llama(tmp_path), lambda each, tensor: tensor.fill_(number) if each == name else None)
-    with pytest.raises(ModelLoadError, match=rf"model: it gives no finite logits, .* NaN or infinity in {name}$"):
+    with pytest.raises(ModelLoadError, match=rf"model: its logits are not finite, .* NaN or infinity in {name}$"):
         load(folder, dtype=dtype)
 
 
@@ -42,7 +42,7 @@ def test_so_is_one_of_nothing_but_nan(tmp_path):
 def test_and_one_whose_finite_weights_overflow(tmp_path):
     ends = {"model.norm.weight", "lm_head.weight"}
     folder = damage(llama(tmp_path), lambda name, tensor: tensor.fill_(1e38) if name in ends else None)
-    with pytest.raises(ModelLoadError, match=r"model: it gives no finite logits, .* its numbers overflow"):
+    with pytest.raises(ModelLoadError, match=r"model: its logits are not finite, .* its values overflow"):
         load(folder)
 
 
@@ -53,7 +53,7 @@ def test_a_model_that_fails_with_one_token_alone_is_served_and_the_log_tells(tmp
 
     with caplog.at_level(logging.WARNING):
         loaded = load(damage(llama(tmp_path), spoil))
-    assert "no finite logits after these tokens: [0]" in caplog.text
+    assert "the model's logits are not finite after these tokens: [0]" in caplog.text
     assert not len(loaded.runner._sampling_rows), "the prompts that were tried are forgotten"
 
 

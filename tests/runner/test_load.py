@@ -84,13 +84,13 @@ def test_max_model_len_may_shrink_but_not_exceed_the_context(tmp_path):
     folder = config_folder(tmp_path, max_position_embeddings=128)
     loaded = load_executor(source(folder, load_format="dummy", max_model_len=100), folder, CACHE, 4, 64)
     assert loaded.max_model_len == 100
-    with pytest.raises(ModelLoadError, match="max-model-len: 129 exceeds the model's own context of 128"):
+    with pytest.raises(ModelLoadError, match="max-model-len: 129 exceeds the model's context length of 128"):
         load_executor(source(folder, load_format="dummy", max_model_len=129), folder, CACHE, 4, 64)
 
 
 def test_a_context_without_room_for_an_answer_is_refused(tmp_path):
     folder = config_folder(tmp_path, max_position_embeddings=1)
-    with pytest.raises(ModelLoadError, match="own context is 1; a prompt and an answer need 2 tokens"):
+    with pytest.raises(ModelLoadError, match="context length is 1; a prompt and an answer need 2 tokens"):
         load_executor(source(folder, load_format="dummy"), folder, CACHE, 4, 64)
 
 

@@ -50,8 +50,8 @@ def _check_head(model: TransformersModel, shape: ModelConfig) -> None:
         model.compute_logits(torch.empty(1, shape.hidden_size))
     except Exception as fault:  # it is others' code: anything may come
         raise ModelLoadError(
-            f"config.json: architecture {shape.architecture!r} is not served: its head is no function of one token's"
-            f" hidden state alone: {first_sentence(fault)}"
+            f"config.json: architecture {shape.architecture!r} is not supported: its head depends on more than one"
+            f" token's hidden state: {first_sentence(fault)}"
         ) from fault
 
 
@@ -61,10 +61,10 @@ def _read(folder: Path) -> PreTrainedConfig:
     except Exception as fault:  # it is others' code: anything may come
         if "auto_map" in read_json(folder / "config.json"):
             raise ModelLoadError(
-                "config.json: auto_map: the model is code of its own folder, which is not run"
+                "config.json: auto_map: the model needs code from its own folder; such code is not run"
             ) from fault
         reason = first_sentence(fault)
-        raise ModelLoadError(f"config.json: transformers does not read it: {reason}") from fault
+        raise ModelLoadError(f"config.json: transformers cannot read it: {reason}") from fault
 
 
 def _meta_model(config: PreTrainedConfig) -> PreTrainedModel:
@@ -78,7 +78,7 @@ def _meta_model(config: PreTrainedConfig) -> PreTrainedModel:
             )
     except Exception as fault:
         reason = first_sentence(fault)
-        raise ModelLoadError(f"config.json: transformers builds no language model of it: {reason}") from fault
+        raise ModelLoadError(f"config.json: transformers cannot build a language model from it: {reason}") from fault
     return model.eval()
 
 

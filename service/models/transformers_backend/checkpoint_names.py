@@ -102,9 +102,9 @@ class CheckpointNames:
                 patterns = [each for each in converter.source_patterns if each in sources]
             case operations:
                 names = ", ".join(type(operation).__name__ for operation in operations)
-                raise ModelLoadError(f"{own}: the checkpoint's form of it would have to be converted ({names})")
+                raise ModelLoadError(f"{own}: stored in a form whose conversion ({names}) is not supported")
         if any(len(names) != num_experts for names in sources.values()):
-            raise ModelLoadError(f"{own}: there are not {num_experts} of each of {', '.join(sources)}")
+            raise ModelLoadError(f"{own}: the checkpoint does not have {num_experts} each of {', '.join(sources)}")
         return [sources[each] for each in patterns]
 
 

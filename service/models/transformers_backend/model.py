@@ -102,7 +102,7 @@ class TransformersModel(CausalLM):
             setting = "quantization" if quantization.is_at_load else "config.json: quantization_config"
             raise ModelLoadError(
                 f"{setting}: {type(self.base).__name__} is a mixture of experts by transformers' modules, whose experts"
-                " are plain; serve the plain checkpoint without quantization"
+                " cannot be quantized; serve the unquantized checkpoint, without --quantization"
             )
 
     @property
@@ -151,7 +151,7 @@ class TransformersModel(CausalLM):
         self._linears = [each for each in self._linears if id(each.linear) in there]
         left = self.checkpoint_tensors().keys()
         self._elsewhere = frozenset(map(_module_of, whole - left)) - frozenset(map(_module_of, left))
-        self._trial()._try("pipeline-parallel-size", "stages of it", self._num_layers // stage.size, self._heads)
+        self._trial()._try("pipeline-parallel-size", "some layers", self._num_layers // stage.size, self._heads)
 
     def shard(self, parallel: TensorParallel) -> None:
         division = Division(self.base, self._text, self._linears, self._heads)
@@ -161,7 +161,7 @@ class TransformersModel(CausalLM):
         heads = self._heads.of_rank(parallel)
         num_layers = self._num_layers // self.stage.size
         some = Heads(len(heads.queries), len(heads.keys))
-        trial._try("tensor-parallel-size", "some of its heads", num_layers, some)
+        trial._try("tensor-parallel-size", "some heads", num_layers, some)
         self._divide(division, parallel)
 
     def _divide(self, division: Division, parallel: TensorParallel) -> None:
@@ -184,12 +184,12 @@ class TransformersModel(CausalLM):
                 hidden = self._hidden(positions, positions, None if is_first(self.stage) else like)
                 shapes = {(call.query.shape[1], call.key.shape[1]) for call in recorder.calls}
                 if hidden.shape != like.shape or len(recorder.calls) != num_layers or shapes != {heads}:
-                    raise ValueError(f"{len(recorder.calls)} layers ask for heads {shapes} and give {hidden.shape}")
+                    raise ValueError(f"{len(recorder.calls)} layers use heads {shapes} and return {hidden.shape}")
                 if is_last(self.stage):
                     self.compute_logits(like)
         except Exception as fault:  # it is others' code: anything may come
             raise ConfigError(
-                f"{setting}: transformers' {type(self.base).__name__} does not compute {what} alone:"
+                f"{setting}: transformers' {type(self.base).__name__} cannot compute only {what}:"
                 f" {first_sentence(fault)}; serve it on one GPU, or try {_OTHERWISE[setting]}"
             ) from fault
 

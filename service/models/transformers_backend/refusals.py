@@ -24,13 +24,13 @@ _HARMLESS_ARGUMENTS = {"dropout", "position_ids", "use_cache", "cache_position",
 def check_config(config: PreTrainedConfig) -> None:
     text = config.get_text_config(decoder=True)
     if config.is_encoder_decoder:
-        raise _refused(config, "it is an encoder-decoder model; only decoders are served")
+        raise _refused(config, "it is an encoder-decoder model; only decoders are supported")
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - _KINDS_OF_LAYERS)
     if kinds:
-        raise _refused(config, f"its layers of kind {', '.join(kinds)} keep no keys and values of all tokens")
+        raise _refused(config, f"its layers of kind {', '.join(kinds)} do not keep keys and values of all tokens")
     for rope in _ropes(text):
         if rope.get("rope_type") in _CHANGING_ROPES:
-            raise _refused(config, f"its rope_type {rope['rope_type']!r} turns one sequence by another's length")
+            raise _refused(config, f"its rope_type {rope['rope_type']!r} makes rotation depend on other sequences")
 
 
 def check_modules(model: PreTrainedModel) -> None:
@@ -38,21 +38,21 @@ def check_modules(model: PreTrainedModel) -> None:
     hybrid class is supported if its checkpoint has no other layers (Granite 4 Micro)."""
     name = type(model).__name__
     if model._is_stateful and not getattr(model.config.get_text_config(), "layer_types", None):
-        raise ModelLoadError(f"config.json: {name} is not served: its layers keep a state besides keys and values")
+        raise ModelLoadError(f"config.json: {name} is not supported: its layers keep a state besides keys and values")
     for path, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.RNNBase):
-            raise ModelLoadError(f"config.json: {name} is not served: {path} keeps a state besides keys and values")
+            raise ModelLoadError(f"config.json: {name} is not supported: {path} keeps a state besides keys and values")
 
 
 def check_calls(text: PreTrainedConfig, calls: Sequence[AttentionCall]) -> None:
     if len(calls) != text.num_hidden_layers:
-        asking = f"{len(calls)} of its {text.num_hidden_layers} layers ask for attention"
-        raise _refused(text, f"{asking} through transformers' interface")
+        calling = f"{len(calls)} of its {text.num_hidden_layers} layers call attention"
+        raise _refused(text, f"{calling} through transformers' interface")
     if len({(call.key.shape[1], call.key.shape[3]) for call in calls}) > 1:
         raise _refused(text, "its layers have keys of different shapes")
     head_dim = calls[0].key.shape[3]
     if head_dim > _MOST_HEAD_DIM:
-        raise _refused(text, f"its heads have {head_dim} dims; attention takes {_MOST_HEAD_DIM} at most")
+        raise _refused(text, f"its head_dim {head_dim} exceeds the limit of {_MOST_HEAD_DIM}")
     for index, call in enumerate(calls):
         _check_call(text, index, call)
 
@@ -60,20 +60,20 @@ def check_calls(text: PreTrainedConfig, calls: Sequence[AttentionCall]) -> None:
 def _check_call(text: PreTrainedConfig, index: int, call: AttentionCall) -> None:
     kinds = getattr(text, "layer_types", None)
     if kinds is not None and (kinds[index] == "sliding_attention") != (call.window is not None):
-        raise _refused(text, f"layer {index} is of kind {kinds[index]}, but asks for a window of {call.window}")
+        raise _refused(text, f"layer {index} is of kind {kinds[index]}, but its attention window is {call.window}")
     if call.query.shape[3] != call.key.shape[3] or call.value.shape[3] > call.key.shape[3]:
         raise _refused(text, "its values are wider than its keys")
     if not getattr(call.module, "is_causal", True):
-        raise _refused(text, "its attention looks ahead")
+        raise _refused(text, "its attention is not causal")
     if call.mask is not None:
-        raise _refused(text, "its attention has a mask of its own")
+        raise _refused(text, "its attention uses a mask of its own")
     unknown = [
         name
         for name, value in call.others.items()
         if name not in _HARMLESS_ARGUMENTS and value is not None and value is not False
     ]
     if unknown:
-        raise _refused(text, f"its attention has arguments that are not known here: {', '.join(unknown)}")
+        raise _refused(text, f"its attention has unsupported arguments: {', '.join(unknown)}")
 
 
 def _ropes(text: PreTrainedConfig) -> list[dict[str, object]]:
@@ -85,4 +85,4 @@ def _ropes(text: PreTrainedConfig) -> list[dict[str, object]]:
 
 def _refused(config: PreTrainedConfig, why: str) -> ModelLoadError:
     names = config.architectures or [config.model_type]
-    return ModelLoadError(f"config.json: architecture {names[0]!r} is not served: {why}")
+    return ModelLoadError(f"config.json: architecture {names[0]!r} is not supported: {why}")

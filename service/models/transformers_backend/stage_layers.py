@@ -59,7 +59,7 @@ class StageLayers:
         paths = {each[1] for each in found if each is not None}
         if numbers != list(range(len(numbers))) or len(paths) != 1:
             raise ConfigError(
-                f"pipeline-parallel-size: the layers of transformers' {type(self._base).__name__} are no plain list;"
+                f"pipeline-parallel-size: the layers of transformers' {type(self._base).__name__} are not a plain list;"
                 " serve it on one GPU, or try tensor-parallel-size"
             )
         return paths.pop()

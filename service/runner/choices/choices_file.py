@@ -13,7 +13,7 @@ from service.runner.choices.made_for import MadeFor
 from service.runner.choices.step_choices import StepChoices
 from service.runner.graph_sizes import GraphSize
 
-_TO_CHOOSE_ANEW = "to have it timed anew, remove the file or name another"
+_TO_CHOOSE_ANEW = "to time again, delete the file or name another one"
 
 
 def choices_of_stage(path: Path, stage: PipelineStage) -> Path:
@@ -40,10 +40,12 @@ class ChoicesFile:
             return None
         difference = self.kept.made_for.difference(made_for)
         if difference is not None:
-            raise ConfigError(f"choices: {self._path} was made for something else: {difference}; {_TO_CHOOSE_ANEW}")
+            raise ConfigError(f"choices: {self._path} was made for another setup: {difference}; {_TO_CHOOSE_ANEW}")
         graphs = self.kept.graphs
         if graphs != tuple(size for size in candidates if size in graphs) or graphs[:1] != tuple(candidates[:1]):
-            raise ConfigError(f"choices: {self._path}: graphs: they are none of this service's; {_TO_CHOOSE_ANEW}")
+            raise ConfigError(
+                f"choices: {self._path}: graphs: these sizes are not among this service's; {_TO_CHOOSE_ANEW}"
+            )
         return self.kept
 
     def keep(self, choices: StepChoices) -> None:
@@ -66,12 +68,12 @@ def _read(path: Path) -> StepChoices | None:
         return StepChoices.from_json(path.read_bytes())
     except FileNotFoundError:
         if not os.access(path.parent, os.W_OK):
-            raise ConfigError(f"choices: {path} is not there, and its folder cannot be written") from None
+            raise ConfigError(f"choices: {path} does not exist, and its folder is not writable") from None
         return None
     except OSError as fault:
         raise ConfigError(f"choices: {path} cannot be read: {fault.strerror}") from None
     except ValueError as fault:
-        raise ConfigError(f"choices: {path} is no file of choices: {fault}; {_TO_CHOOSE_ANEW}") from None
+        raise ConfigError(f"choices: {path} is not a choices file: {fault}; {_TO_CHOOSE_ANEW}") from None
 
 
 def _write_new(path: Path, text: str) -> None:

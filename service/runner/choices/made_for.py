@@ -71,7 +71,7 @@ class MadeFor:
         for field in fields(self):
             mine, others = getattr(self, field.name), getattr(there, field.name)
             if mine != others:
-                return f"{field.name} is {_shown(mine)}, not {_shown(others)}"
+                return f"{field.name} is {_shown(mine)} in the file, but {_shown(others)} here"
         return None
 
 

@@ -35,7 +35,7 @@ class StepChoices:
 
     def __post_init__(self) -> None:
         if self.linears.keys() != self.made_for.weights.keys():
-            raise ValueError("linears and made_for.weights are not of the same shapes")
+            raise ValueError("linears and made_for.weights do not have the same shapes")
 
     def to_json(self) -> str:
         return _ADAPTER.dump_json(self, indent=2).decode() + "\n"
@@ -48,7 +48,7 @@ class StepChoices:
         except ValidationError as faults:
             raise ValueError("; ".join(_told(fault) for fault in faults.errors()[:_MAX_TOLD])) from None
         for unknown in _only_in(json.loads(text), json.loads(choices.to_json())):
-            raise ValueError(f"{unknown}: means nothing here")
+            raise ValueError(f"{unknown}: unknown field")
         return choices
 
     def __str__(self) -> str:

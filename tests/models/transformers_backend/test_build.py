@@ -33,7 +33,7 @@ def test_a_head_that_looks_at_more_than_hidden_states_is_refused(tmp_path: Path,
         return self.model(inputs_embeds=inputs_embeds).hidden_states[-1]
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
-    with pytest.raises(ModelLoadError, match="'LlamaForCausalLM' is not served: its head is no function of"):
+    with pytest.raises(ModelLoadError, match="'LlamaForCausalLM' is not supported: its head depends on more than one"):
         build_with_transformers(llama(tmp_path))
 
 
@@ -45,12 +45,12 @@ def test_it_takes_no_memory(tmp_path: Path):
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"model_type": "nobody_knows"}, "transformers does not read it"),
+        ({"model_type": "nobody_knows"}, "transformers cannot read it"),
         (
             {"model_type": "nobody_knows", "auto_map": {"AutoConfig": "configuration_x.X"}},
-            "auto_map: the model is code of its own folder",
+            "auto_map: the model needs code from its own folder",
         ),
-        ({"model_type": "bert", "architectures": ["BertModel"]}, "is not served|builds no language model"),
+        ({"model_type": "bert", "architectures": ["BertModel"]}, "is not supported|cannot build a language model"),
     ],
 )
 def test_what_transformers_cannot_build_is_refused(fields, why, tmp_path: Path):

@@ -27,7 +27,7 @@ def test_a_matrix_an_expert_goes_to_its_part_of_one_tensor():
         assert torch.equal(places[prefix + "w1.weight"], gate_up[expert, :4])
         assert torch.equal(places[prefix + "w3.weight"], gate_up[expert, 4:])
         assert places[prefix + "w2.weight"].data_ptr() == down[expert].data_ptr()
-    with pytest.raises(ModelLoadError, match="there are not 3 of each"):
+    with pytest.raises(ModelLoadError, match="does not have 3 each of"):
         names.places([name for name in stored if ".2." not in name], own)
 
 

@@ -42,5 +42,5 @@ def test_layers_that_are_no_list_are_refused():
     made = probe(base, CurrentStep(base))
     layers = list(base.layers)
     base.layers = nn.ModuleList(reversed(layers))
-    with pytest.raises(ConfigError, match=r"pipeline-parallel-size: the layers of transformers' LlamaModel are no"):
+    with pytest.raises(ConfigError, match=r"pipeline-parallel-size: the layers of transformers' LlamaModel are not"):
         StageLayers(base, made).keep(range(1))

@@ -41,7 +41,7 @@ def test_the_first_start_writes_it_and_the_next_reads_it(tmp_path):
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_was_made_for_something_else_is_refused_by_name_and_left_alone(name, written):
     before = written.read_bytes()
-    with pytest.raises(ConfigError, match=rf"choices: .*choices\.json was made for something else: {name} is "):
+    with pytest.raises(ConfigError, match=rf"choices: .*choices\.json was made for another setup: {name} is "):
         ChoicesFile(written).fitting(made_for(**{name: CHANGES[name]}), CANDIDATES)
     assert written.read_bytes() == before
 
@@ -58,7 +58,7 @@ def test_graphs_that_are_none_of_the_services_are_refused(candidates, written):
 
 def test_a_damaged_file_is_refused_naming_file_and_place(written):
     written.write_text(written.read_text()[:-10])
-    with pytest.raises(ConfigError, match=r"choices\.json is no file of choices: Invalid JSON: .* at line \d+ column"):
+    with pytest.raises(ConfigError, match=r"choices\.json is not a choices file: Invalid JSON: .* at line \d+ column"):
         ChoicesFile(written)
 
 
@@ -68,7 +68,7 @@ def test_a_file_that_cannot_be_read_ends_the_start(tmp_path):
 
 
 def test_a_folder_that_is_not_there_ends_the_start_before_anything_is_loaded(tmp_path):
-    with pytest.raises(ConfigError, match=r"is not there, and its folder cannot be written"):
+    with pytest.raises(ConfigError, match=r"does not exist, and its folder is not writable"):
         ChoicesFile(tmp_path / "nowhere" / "choices.json")
 
 

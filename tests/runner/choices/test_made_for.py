@@ -35,12 +35,12 @@ def test_equals_do_not_differ():
 def test_what_differs_is_named_with_both_values(name):
     told = made_for().difference(made_for(**{name: CHANGES[name]}))
     assert told is not None and told.startswith(f"{name} is ")
-    assert ", not " in told
+    assert " in the file, but " in told and told.endswith(" here")
 
 
 def test_shapes_and_versions_are_told_readably():
     assert made_for().difference(made_for(libraries=CHANGES["libraries"])) == (
-        "libraries is torch 2.11.0, triton 3.6.0, not torch 2.11.0, triton 3.7.0"
+        "libraries is torch 2.11.0, triton 3.6.0 in the file, but torch 2.11.0, triton 3.7.0 here"
     )
 
 

@@ -24,13 +24,16 @@ CORRUPT = {
     "another format": (lambda text: text.replace('"version": 1', '"version": 2'), "^version: "),
     "a type": (lambda text: text.replace('"max_num_seqs": 8', '"max_num_seqs": "8"'), r"^made_for\.max_num_seqs: "),
     "missing": (lambda text: text.replace('"device": "NVIDIA H200",', ""), r"^made_for\.device: Field required"),
-    "unknown": (lambda text: text.replace('"skinny"', '"skiny"'), r"^linears\.96x64\.skiny: means nothing here"),
+    "unknown": (lambda text: text.replace('"skinny"', '"skiny"'), r"^linears\.96x64\.skiny: unknown field"),
     "no form": (lambda text: text.replace('"both"', '"bth"'), r"linears\.300x64.*'plain', 'onednn', 'loops' or 'both'"),
-    "too many": (lambda text: text.replace('"skinny": 8', '"skinny": 257'), r"^linears\.96x64.* 256 rows at most"),
+    "too many": (
+        lambda text: text.replace('"skinny": 8', '"skinny": 257'),
+        r"^linears\.96x64.* 257 rows, above the limit of 256",
+    ),
     "a size": (lambda text: text.replace("[\n      8,\n      8\n    ]", "[8]"), r"^graphs\.1\.1: Field required"),
     "shapes": (
         lambda text: text.replace('"96x64": 2', '"97x64": 2'),
-        "linears and made_for.weights are not of the same",
+        "linears and made_for.weights do not have the same",
     ),
 }
 

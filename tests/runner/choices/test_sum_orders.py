@@ -55,7 +55,9 @@ def test_where_cublas_sums_otherwise_tiles_multiply_and_the_log_says_so(cublas, 
     wide = OrderedBy.CUBLAS if cublas else OrderedBy.TILES
     assert choices == {"4096x2048": KernelRows(skinny=8, ordered=wide), "64x128": KernelRows(skinny=16)}
     assert [record.message for record in caplog.records] == (
-        [] if cublas else ["deterministic: cuBLAS sums 4096x2048 otherwise than our tiles here: these multiply it"]
+        []
+        if cublas
+        else ["deterministic: cuBLAS sums 4096x2048 in another order than our kernels here, so these compute it"]
     )
 
 
