@@ -54,7 +54,7 @@ class Form:
     the modelled device. request_divisor: the paper's number of requests is divided by it; policy_divisor: the same for
     figures about policies.
     num_probes: requests at once to measure full load. rate_factors: rates as multiples of the full load.
-    sweep_s, sweep_share: the least seconds that a rate lasts, and its least requests / num_probes.
+    sweep_s, sweep_share: the least seconds per rate, and the least ratio of its requests to those at once.
     trials_s: seconds for the trials of repeated measurements.
     """
 

@@ -70,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m loadtest.soak", description=__doc__)
     parser.add_argument("--minutes", type=_up_to(60 * _MAX_HOURS), default=5.0, help="default: 5")
     parser.add_argument("--hours", type=_up_to(_MAX_HOURS), help="duration in hours, instead of --minutes")
-    parser.add_argument("--round-seconds", type=_up_to(600), default=10.0, help="traffic between rests; default: 10")
+    parser.add_argument(
+        "--round-seconds", type=_up_to(600), default=10.0, help="seconds of traffic between rests; default: 10"
+    )
     parser.add_argument("--clients", type=int, default=24, help="concurrent clients; default: 24")
     parser.add_argument("--seed", type=int, default=0, help="seed of what the clients do; default: 0")
     parser.add_argument("--large-rounds", type=int, default=2, help="first rounds, only large requests; default: 2")
