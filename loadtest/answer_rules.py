@@ -1,4 +1,4 @@
-"""What every answer of the service keeps to, whatever was asked."""
+"""Rules that every answer of the service obeys, whatever the request was."""
 
 import json
 from collections.abc import Collection
@@ -7,16 +7,16 @@ from loadtest.strict_http import Answer
 
 
 class BrokenRuleError(Exception):
-    """The answer is HTTP, and not what the service promises."""
+    """The answer is valid HTTP, but not what the service promises."""
 
 
 def check_answer(
     answer: Answer, expected: Collection[int], stream_faults: Collection[str] = (), *, to_head: bool = False
 ) -> None:
-    """Raises BrokenRuleError. to_head: the request was HEAD, so there is no body to look at.
+    """Raises BrokenRuleError if the answer breaks a rule. to_head: the request was HEAD, so there is no body to check.
 
-    An id; a status of `expected`; an error in OpenAI's shape, with Retry-After beside 503; a stream that ends in
-    [DONE], with no error event but of the client's own fault or of the codes `stream_faults`.
+    The rules: a request id; a status among `expected`; an error body in OpenAI's shape; Retry-After with a 503; a
+    stream ends in [DONE]. Error events in a stream must be the client's fault or have a code in `stream_faults`.
     """
     if answer.status not in expected:
         raise BrokenRuleError(f"status {answer.status}: {answer.body[:300]!r}")

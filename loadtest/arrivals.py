@@ -1,7 +1,7 @@
 """Arrival processes: when, in seconds after the start of a run, each request is due.
 
-Open loop: the instants are fixed before the run and do not depend on the server. In a closed loop there are
-none: a request is due when one of `concurrency` clients becomes free, which is the runner's matter.
+Open loop: the times are fixed before the run and do not depend on the server. A closed loop has no arrival process:
+a request is due when one of `concurrency` clients becomes free (runner.py).
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class ArrivalProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GammaArrivals:
-    """Gaps have a gamma law of mean 1 / request_rate and squared coefficient of variation 1 / burstiness.
+    """Gaps follow a gamma distribution with mean 1 / request_rate and squared coefficient of variation 1 / burstiness.
 
-    burstiness: 1 is Poisson, below 1 requests come in bursts.
+    burstiness: 1 is Poisson; below 1, requests come in bursts.
     """
 
     request_rate: float
@@ -42,7 +42,7 @@ class GammaArrivals:
 
 @dataclass(frozen=True, slots=True)
 class PoissonArrivals:
-    """Exponential gaps of mean 1 / request_rate: independent users, the papers' arrival law."""
+    """Exponential gaps with mean 1 / request_rate: independent users, as in the papers."""
 
     request_rate: float
 
@@ -64,7 +64,7 @@ class ConstantArrivals:
         _check_rate(self.request_rate)
 
     def arrival_times(self, num_requests: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """See `ArrivalProcess`; draws nothing."""
+        """See `ArrivalProcess`. Does not use `rng`."""
         return np.arange(num_requests, dtype=np.float64) / self.request_rate
 
 
@@ -73,7 +73,7 @@ class AllAtOnce:
     """Every request at 0: measures throughput with a full queue."""
 
     def arrival_times(self, num_requests: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """See `ArrivalProcess`; draws nothing."""
+        """See `ArrivalProcess`. Does not use `rng`."""
         return np.zeros(num_requests, dtype=np.float64)
 
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 _FALLBACK_VOCAB_SIZE = 1000
 _LATE_MS = 10.0
-_RUN_EPILOG = "A key in OPENAI_API_KEY is sent. The last line is the result as JSON; progress goes to stderr."
+_RUN_EPILOG = "A key in OPENAI_API_KEY is sent. Progress goes to stderr; the last line of stdout is the result as JSON."
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one command; the exit code is 0, 1 for a run in which a request failed, 2 for a wrong call."""
+    """Run one command. Returns the exit code: 0, 1 for a run in which a request failed, 2 for a usage error."""
     args = _parser().parse_args(argv)
     try:
         return int(args.command(args))
@@ -62,7 +62,7 @@ def _run(args: argparse.Namespace) -> int:
     from loadtest.table import text_table
 
     objectives = Objectives.parse(args.goodput)
-    if args.save and not args.save.parent.is_dir():  # not after the run
+    if args.save and not args.save.parent.is_dir():  # say so before the run, not after it
         raise ValueError(f"--save: there is no folder {args.save.parent}")
     plan, labels = _plan(args)
     bar = ProgressBar(len(plan.requests))
@@ -230,7 +230,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _read_result(path: Path) -> Mapping[str, Any]:
-    """Raises ValueError if it is not what `run --save` writes."""
+    """Raises ValueError if the file was not written by `run --save`."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

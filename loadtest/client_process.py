@@ -1,5 +1,5 @@
-"""One client process: waits for the common start, sends its share of the requests when they are due, returns
-records.
+"""One client process: waits for the common start, sends its share of the requests when they are due, and returns
+the records.
 """
 
 import asyncio
@@ -25,12 +25,11 @@ _WARMUP_ID = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClientShare:
-    """What one client process has to do.
+    """The work of one client process.
 
-    Each element of `streams` is a conversation or a lone request; its requests are sent one after another. In
-    an open loop they are this process's own; in a closed loop (`closed_loop_clients` > 0) all processes have
-    all of them and take the next by a common counter. `max_concurrency` limits requests in flight, 0 for no
-    limit.
+    Each element of `streams` is a conversation or a single request; its requests are sent one after another. In an
+    open loop these streams belong to this process alone. In a closed loop (`closed_loop_clients` > 0) every process has
+    all streams, and a shared counter says which is next. `max_concurrency` limits requests in flight; 0: no limit.
     """
 
     base_url: str
@@ -45,7 +44,7 @@ class ClientShare:
 
 
 class WarmupFailedError(Exception):
-    """The server did not answer a warm-up request well."""
+    """A warm-up request failed."""
 
 
 def run_client(
@@ -53,9 +52,9 @@ def run_client(
 ) -> None:
     """Main function of the process.
 
-    Sends `("ready", None)`, receives the start time, sends `("records", list[StreamRecord])`; or `("failed",
-    text)`. `take_next` gives the index of the next stream of a closed loop; `count_finished` is called once a
-    request.
+    Protocol on `pipe`: sends `("ready", None)`, receives the start time, sends `("records", list[StreamRecord])`.
+    Instead of either message it may send `("failed", text)`. `take_next` returns the index of the next stream in a
+    closed loop; `count_finished` is called once per finished request.
     """
     try:
         _raise_open_file_limit()
@@ -140,7 +139,7 @@ class _Client:
             self._count_finished()
 
     async def _send(self, request: TraceRequest, history: list[int], due: float | None = None) -> StreamRecord:
-        """Sends one request; in a conversation lengthens `history` by its prompt and answer."""
+        """Send one request. In a conversation, extend `history` by its prompt and answer."""
         now = time.perf_counter()
         record = StreamRecord(request.request_id, now if due is None else due, requested_tokens=request.output_len)
         body = self._bodies.get(request.request_id) or request_body(request, self._share.options, history)

@@ -1,16 +1,15 @@
-"""Headrace beside transformers on one CPU machine, in one run, the sides taking turns.
+"""Headrace beside transformers on one CPU machine, in one run, the two taking turns.
 
-`python -m loadtest.compare_cpu`. A 135M-shape dummy Llama; prompts of 128 token ids, 64 new tokens (or other
-`--lengths`, several to be measured one after another), greedy.
-Rates are output tokens over the whole time, prompt processing included; for ours and for `transformers serve`
-HTTP and the client are in it, on the same cores. Medians over the rounds.
+`python -m loadtest.compare_cpu`. A dummy Llama of 135M shape, greedy; prompts of 128 token ids and 64 new tokens, or
+other `--lengths` (several are measured one after another).
+Rates are output tokens per second over the whole time, prompt processing included. For our server and for
+`transformers serve`, HTTP and the client run on the same cores and are included. Medians over the rounds.
 
-Measured: one stream of transformers `generate` in bf16 and in fp32, of ours over HTTP; 16 `generate` calls
-one after another (in the dtype that was faster in the first round) against 16 concurrent streams of ours and
-of `transformers serve --continuous-batching`. The last runs from `--transformers-python`, since it needs
-fastapi and accelerate; when it does not start, the reason is in the result. It takes text only, so both
-servers load the folder with a tokenizer whose word `t123` is token 123 (ours gets token ids and turns its
-output to text).
+Measured: one stream, of transformers `generate` in bf16 and in fp32 and of our server over HTTP; then 16 `generate`
+calls one after another (in the dtype that was faster in the first round) against 16 concurrent streams of our server
+and of `transformers serve --continuous-batching`. That server runs with `--transformers-python`, since it needs
+fastapi and accelerate; if it does not start, the result says why. It takes only text, so both servers load the folder
+with a tokenizer whose word `t123` is token 123 (ours still gets token ids, and detokenizes its output).
 """
 
 import argparse
@@ -45,12 +44,12 @@ from loadtest.trace import TraceRequest
 from loadtest.workload import draw, fixed
 
 _PLAIN_BODY = {"ignore_eos": None, "stream_options": None}
-"""Fields that `transformers serve` does not know, removed."""
+"""Removes the fields that `transformers serve` does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much to measure; lengths in tokens."""
+    """How much to measure. Lengths in tokens."""
 
     prompt_len: int = 128
     output_len: int = 64
@@ -60,8 +59,8 @@ class Sizes:
 
     @classmethod
     def parse(cls, lengths: str, num_streams: int, rounds: int, first_seed: int = 0) -> "Sizes":
-        """`lengths` such as 128x64: of prompt and output. Raises ValueError. The rounds' prompts are drawn with
-        `first_seed` and those after it."""
+        """lengths: prompt and output tokens, such as 128x64. Raises ValueError. Round i draws its prompts with seed
+        first_seed + i."""
         prompt_len, output_len = map(int, lengths.split("x"))
         if prompt_len < 1 or output_len < 1:
             raise ValueError(f"lengths must be at least 1, not {lengths}")
@@ -69,13 +68,13 @@ class Sizes:
 
     @property
     def lengths(self) -> str:
-        """As `parse` takes them."""
+        """In the form that `parse` takes."""
         return f"{self.prompt_len}x{self.output_len}"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server to measure over HTTP; `as_text` sends prompts in the words of the word tokenizer."""
+    """A server to measure over HTTP. as_text: send prompts as text, in the word tokenizer's words."""
 
     name: str
     base_url: str
@@ -84,7 +83,7 @@ class HttpServer:
 
 
 def compare(folder: Path, servers: Sequence[HttpServer], sizes: Sizes, vocab_size: int, measured: Measurements) -> None:
-    """Fills `measured`, every side once a round, by the names of the table's rows."""
+    """Fill `measured` with one rate per side and round. Its keys are the rows of the table."""
     options = _options(vocab_size)
     generators = {dtype: _Generate(folder, dtype, sizes.output_len) for dtype in ("bfloat16", "float32")}
     for number in range(sizes.rounds):
@@ -103,7 +102,7 @@ def compare(folder: Path, servers: Sequence[HttpServer], sizes: Sizes, vocab_siz
 
 
 def compare_streams(servers: Sequence[HttpServer], sizes: Sizes, vocab_size: int, measured: Measurements) -> None:
-    """Fills `measured` by the servers' many streams alone."""
+    """Fill `measured` with the rates of the servers' concurrent streams only."""
     for number in range(sizes.rounds):
         _, many = _drawn(sizes, number)
         for server in servers:
@@ -116,9 +115,9 @@ def _options(vocab_size: int) -> BodyOptions:
 
 
 def _drawn(sizes: Sizes, number: int) -> tuple[list[TraceRequest], list[TraceRequest]]:
-    """One request and many, of a round.
+    """The single request and the concurrent requests of a round.
 
-    Their prompts are new each time: a server may keep what it computed for those that it has seen.
+    The prompts are new in every round, since a server may have cached those that it has seen.
     """
     lengths, seed = fixed(sizes.prompt_len, sizes.output_len), sizes.first_seed + number
     drawn = draw(lengths, 1 + sizes.num_streams, seed=seed)
@@ -126,7 +125,7 @@ def _drawn(sizes: Sizes, number: int) -> tuple[list[TraceRequest], list[TraceReq
 
 
 class _Generate:
-    """transformers `generate`, greedy, one prompt a call, end of sequence not heeded."""
+    """transformers `generate`: greedy, one prompt per call, ignoring the end of sequence."""
 
     def __init__(self, folder: Path, dtype: str, output_len: int) -> None:
         import torch
@@ -195,7 +194,7 @@ def _first_model(base_url: str) -> str:
 
 
 def summary(rates: dict[str, float], num_streams: int) -> dict[str, Any]:
-    """The two claims as ratios: None where a side was not measured."""
+    """The two ratios that are claimed; None where a side was not measured."""
     single = [rate for name, rate in rates.items() if name.startswith("generate") and name.endswith("1 stream")]
     in_turn = next((rate for name, rate in rates.items() if name.endswith(" in turn")), None)
     served = rates.get(f"transformers serve, {num_streams} streams")
@@ -221,19 +220,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument(
-        "--lengths", nargs="+", default=["128x64"], metavar="INxOUT", help="tokens of each prompt and of each output"
+        "--lengths", nargs="+", default=["128x64"], metavar="INxOUT", help="prompt and output tokens; default: 128x64"
     )
-    parser.add_argument("--streams-only", action="store_true", help="leave out generate, and one stream")
+    parser.add_argument("--streams-only", action="store_true", help="measure only the servers' concurrent streams")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait for other work to end")
-    parser.add_argument("--base-url", help="measure this server, already running, in place of starting ours")
+    parser.add_argument("--base-url", help="measure this running server instead of starting one")
     parser.add_argument("--without-headrace", action="store_true")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for our server, last")
-    parser.add_argument("--transformers-python", default=sys.executable, help="has fastapi and accelerate too")
+    parser.add_argument("--transformers-python", default=sys.executable, help="interpreter with fastapi and accelerate")
     return parser
 
 
 def main() -> None:
-    """Measures, prints the table, and as the last line one JSON object."""
+    """Measure, print the table, and print one JSON object as the last line."""
     args = _parser().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     workloads = [

@@ -1,13 +1,13 @@
-"""guidellm as a referee from outside: it and our generator against one server, taking turns, and what they say.
+"""Checks our load generator against guidellm: both measure the same server, taking turns.
 
-`python -m loadtest.compare_guidellm --guidellm PATH` (a program of an environment of its own: pip install guidellm).
-Chat completions, the same prompts for both, fixed answers: so many clients in a closed loop for the throughput, then
-requests at a constant rate for the latencies. (In a closed loop TTFT is the client's as well: who sends its next
-request later waits less for the iteration that runs already.) Throughput and TTFT should agree within 5 %, in medians
-over the rounds, in which they take turns to be first: a shared machine changes under both.
-The server is `headrace serve` with the model that comes with it. `--step-ms` takes the model's noise out of it: the
-same service over a device that only takes time (`host_server.py`). `--stub` takes the service out of it too: a server
-with known timings, against which both can be held.
+`python -m loadtest.compare_guidellm --guidellm PATH` (PATH: the program in an environment of its own, made by
+`pip install guidellm`). Chat completions, the same prompts for both, answers of fixed length. Throughput is measured
+with a closed loop of clients, latency with requests at a constant rate. (In a closed loop, TTFT depends on the client
+too: one that sends its next request later waits less for the iteration in flight.) Throughput and TTFT should agree
+within 5 %, in medians over the rounds. They alternate in going first, since a shared machine changes under both.
+The server is `headrace serve` with the quickstart model. `--step-ms` removes the model's noise: the same service over a
+device that only takes time (`host_server.py`). `--stub` removes the service too: a server with known timings, against
+which both generators can be judged.
 """
 
 import argparse
@@ -39,18 +39,18 @@ AGREEMENT = 0.05
 THROUGHPUTS, LATENCIES = ("requests/s", "output tokens/s"), ("TTFT, ms: median", "ITL, ms: median")
 FIGURES = THROUGHPUTS + LATENCIES
 _COMPLETE = 0.95
-"""It may end with a few requests on their way."""
+"""guidellm may end while a few requests are in flight, so this share of the requests is enough."""
 
 _STUB_TTFT_MS, _STUB_ITL_MS = 200, 20
 _TOKENIZER = Path(__file__).parents[1] / "service" / "quickstart" / "model"
 
 Figures = Mapping[str, float]
-"""By the names of `FIGURES`."""
+"""Value of each of `FIGURES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A closed loop of `num_clients`, or requests at a constant rate; lengths in tokens."""
+    """A closed loop of `num_clients`, or requests at a constant rate. Lengths in tokens."""
 
     num_clients: int = 4
     request_rate: float | None = None
@@ -59,7 +59,7 @@ class Load:
     output_len: int = 64
 
     def requests(self) -> tuple[TraceRequest, ...]:
-        """What both send."""
+        """The requests that both generators send."""
         drawn = draw(fixed(self.prompt_len, self.output_len), self.num_requests, seed=0)
         if self.request_rate is None:
             return tuple(drawn)
@@ -68,7 +68,7 @@ class Load:
 
 
 def ours(base_url: str, load: Load) -> Figures:
-    """By our generator, one process. Raises RuntimeError if a request failed."""
+    """Measured by our generator, with one process. Raises RuntimeError if a request failed."""
     options = BodyOptions(fetch_server_facts(base_url, {}).model_id, endpoint_type="openai-chat")
     closed = load.request_rate is None
     plan = LoadPlan(
@@ -82,7 +82,7 @@ def ours(base_url: str, load: Load) -> Figures:
 
 
 def guidellms(program: str, base_url: str, load: Load) -> Figures:
-    """By guidellm. Raises RuntimeError if it fails or a request did."""
+    """Measured by guidellm. Raises RuntimeError if the program or a request failed."""
     with tempfile.TemporaryDirectory() as folder:
         report, prompts = Path(folder) / "report.json", Path(folder) / "prompts.jsonl"
         prompts.write_text("".join(f"{json.dumps(row)}\n" for row in prompt_rows(load)), encoding="utf-8")
@@ -100,7 +100,7 @@ def guidellms(program: str, base_url: str, load: Load) -> Figures:
             f"--output=kind=json,path={report}",
             "--disable-console",
         ]
-        environment = {**os.environ, "HF_HOME": folder}  # where it keeps a copy of the prompts
+        environment = {**os.environ, "HF_HOME": folder}  # guidellm keeps a copy of the prompts there
         finished = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if finished.returncode or not report.exists():
             raise RuntimeError(f"guidellm ended with code {finished.returncode}: {finished.stderr[-500:]}")
@@ -108,14 +108,14 @@ def guidellms(program: str, base_url: str, load: Load) -> Figures:
 
 
 def prompt_rows(load: Load) -> list[dict[str, Any]]:
-    """Our prompts, in columns that guidellm knows by their names."""
+    """Our prompts as rows, with the column names that guidellm expects."""
     options = BodyOptions("any", endpoint_type="openai-chat")
     bodies = [json.loads(request_body(request, options)) for request in load.requests()]
     return [{"prompt": body["messages"][0]["content"], "output_tokens_count": body["max_tokens"]} for body in bodies]
 
 
 def read_report(report: Mapping[str, Any], load: Load) -> Figures:
-    """The figures of its JSON report, first benchmark."""
+    """The figures of guidellm's JSON report (its first benchmark). Raises RuntimeError if requests are missing."""
     benchmark = report["benchmarks"][0]
     metrics = benchmark["metrics"]
     totals = metrics["request_totals"]
@@ -136,12 +136,12 @@ def read_report(report: Mapping[str, Any], load: Load) -> Figures:
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Of each figure over the rounds."""
+    """The median of each figure over the rounds."""
     return {name: median(one[name] for one in rounds) for name in FIGURES}
 
 
 def differences(our_figures: Figures, their_figures: Figures) -> dict[str, float]:
-    """(ours - theirs) / theirs of each figure."""
+    """(ours - theirs) / theirs, for each figure."""
     return {name: (our_figures[name] - their_figures[name]) / their_figures[name] for name in FIGURES}
 
 
@@ -183,15 +183,15 @@ def _round_line(number: int, num_rounds: int, our_figures: Figures, their_figure
 
 
 def main() -> int:
-    """Prints the table and one line of JSON; the exit code is 1 if throughput or TTFT disagree."""
+    """Print the table and one line of JSON. The exit code is 1 if throughput or TTFT disagree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--guidellm", default="guidellm", help="the program")
-    parser.add_argument("--base-url", help="a server that runs already, in place of starting ours")
+    parser.add_argument("--base-url", help="use this running server instead of starting one")
     parser.add_argument("--stub", action="store_true", help=f"a stub: TTFT {_STUB_TTFT_MS} ms, ITL {_STUB_ITL_MS} ms")
-    parser.add_argument("--step-ms", type=float, help="the service over a device whose iterations take so long")
+    parser.add_argument("--step-ms", type=float, help="the service over a simulated device; milliseconds per iteration")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=2.0, help="requests/s for the latencies")
+    parser.add_argument("--rate", type=float, default=2.0, help="requests/s of the latency measurement; default: 2")
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--output-len", type=int, default=64)
     args = parser.parse_args()

@@ -1,13 +1,13 @@
-"""Fine-tuning here beside PEFT, on one machine, in one call: tokens a second, time of a step, memory.
+"""Our fine-tuning beside PEFT's on one machine, in one run: tokens per second, time per step, memory.
 
-`python -m loadtest.compare_peft`: on a GPU, the shape of Llama-3-8B with dummy weights in bf16, every token trained:
+`python -m loadtest.compare_peft`: on a GPU, dummy weights of Llama-3-8B's shape in bf16, every token trained:
 
     4 x 2048   rank 16, all linears, four micro-batches a step; PEFT has them in one batch, without checkpointing
     1 x 256    rank 64, q and v: FineInfer's setting
 
-PEFT computes through transformers with torch's SDPA, its step is torch's fused AdamW. Each side runs in a process of
-its own, one after the other. About three minutes. `--tiny`: a model of 100 KB, in this process, on a CPU in fp32, to
-see that it works.
+PEFT computes through transformers with torch's SDPA and torch's fused AdamW. The two run one after the other, each in
+its own process. Takes about three minutes. `--tiny`: a smoke test with a model of 100 KB, in this process, also on a
+CPU (fp32).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ TINY_SHAPE: Mapping[str, Any] = {
 }
 
 Figures = dict[str, float]
-"""tokens_per_s, step_ms, peak_gib, loss; of ours also ms of a layer step of each kind."""
+"""tokens_per_s, step_ms, peak_gib, loss; ours also has the ms of each kind of layer step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """targets: empty: all linears. num_sequences: in an optimizer step; each is a micro-batch of ours."""
+    """targets: linears with an adapter; empty: all. num_sequences: per optimizer step; ours has one per micro-batch."""
 
     num_sequences: int
     num_tokens: int
@@ -63,7 +63,7 @@ class Case:
         return f"{self.num_sequences} x {self.num_tokens}, rank {self.rank}, {', '.join(self.targets) or 'all linears'}"
 
     def token_ids(self, vocab_size: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """[steps * sequences, tokens], of all steps, those before the timed ones included."""
+        """Token ids of all steps, untimed ones included, int32 [steps * sequences, tokens]."""
         shape = ((WARM_STEPS + self.num_steps) * self.num_sequences, self.num_tokens)
         return np.random.default_rng(0).integers(3, vocab_size, shape, dtype=np.int32)
 
@@ -74,7 +74,7 @@ TINY_CASES = (Case(2, 64, 4, (), 2), Case(1, 16, 8, ("q_proj", "v_proj"), 2))
 
 
 def ours(case: Case, folder: Path) -> Figures:
-    """By the trainer of this service, over weights as they are served."""
+    """Measured with this service's trainer, over weights as they are served."""
     from loadtest.bench.dummy_training import dummy_model, new_training
     from service.models.model_config import load_model_config
 
@@ -96,7 +96,7 @@ def ours(case: Case, folder: Path) -> Figures:
 
 
 def pefts(case: Case, folder: Path) -> Figures:
-    """By PEFT and transformers."""
+    """Measured with PEFT and transformers."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -131,7 +131,7 @@ SIDES: Mapping[str, Callable[[Case, Path], Figures]] = {"headrace": ours, "peft"
 
 
 def _timed(case: Case, step: Callable[[], object], last_loss: Callable[[], float], device: torch.device) -> Figures:
-    """step: runs an optimizer step, or launches it. last_loss: waits for all of them."""
+    """step: runs or launches one optimizer step. last_loss: waits for all steps and returns the last loss."""
     _synchronize(device)
     began_s = time.perf_counter()
     for _ in range(case.num_steps):
@@ -153,7 +153,8 @@ def _last_loss(training: Any) -> float:
 
 
 def _layer_step_ms(training: Any, num_layers: int, num_micro_batches: int, device: torch.device) -> Figures:
-    """Mean ms of a layer step forward, of a part of the loss, of one backward, of a micro-batch's end, each awaited."""
+    """Mean ms of each kind of layer step: one forward, one part of the loss, one backward, the end of a micro-batch.
+    Waits for each one."""
     num_loss_steps = training.layer_steps_per_iteration - 2 * num_layers - 1
     kinds = ["forward"] * num_layers + ["loss"] * num_loss_steps + ["backward"] * num_layers + ["end"]
     seconds = dict.fromkeys(kinds, 0.0)
@@ -180,7 +181,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """Of the device's memory, weights included; on a CPU, of the process."""
+    """Peak memory of the device, weights included. On a CPU: of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -213,10 +214,10 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtest.compare_peft", description=__doc__)
-    parser.add_argument("--tiny", action="store_true", help="a model of 100 KB, also without a GPU")
+    parser.add_argument("--tiny", action="store_true", help="a model of 100 KB; needs no GPU")
     chosen = parser.parse_args(arguments)
     if not chosen.tiny and not torch.cuda.is_available():
-        parser.error("there is no GPU; --tiny runs on a CPU")
+        parser.error("no GPU found; --tiny runs on a CPU")
     if chosen.tiny:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(TINY_SHAPE), encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Which router finds the prefixes: HAProxy's leastconn beside vllm-router, in front of two replicas.
+"""How well routers use the replicas' prefix caches: HAProxy's leastconn beside vllm-router, in front of two replicas.
 
 `python -m loadtest.compare_routers` (HAProxy is Debian's; vllm-router is installed by `pip install vllm-router`, in any
-environment on PATH). Chats begin with one of so many system prompts, which together are more than a replica's KV cache
-holds and less than both hold. The routers take turns, each round with prompts of its own. The hit rate is by the
-replicas' own counters, prompt tokens found over prompt tokens sought; TTFT is the clients'. A router that is not
-installed is left out, and named.
+environment on PATH). Each chat begins with one of several system prompts. All of them together do not fit in one
+replica's KV cache, but do fit in two. The routers take turns, with new prompts in every round. Hit rate: prompt tokens
+found / prompt tokens looked up, by the replicas' own counters. TTFT is measured at the client. A router that is not
+installed is skipped, and the output says so.
 """
 
 import argparse
@@ -44,7 +44,7 @@ Router = Callable[[], AbstractContextManager[str]]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A round's requests, per second, in `num_groups` of one system prompt of about `prefix_len` tokens."""
+    """The requests of a round, in `num_groups` groups with a system prompt of about `prefix_len` tokens each."""
 
     num_requests: int = 160
     request_rate: float = 4.0
@@ -52,7 +52,7 @@ class Load:
     prefix_len: int = 512
 
     def requests(self, round_number: int) -> tuple[TraceRequest, ...]:
-        """Lengths, groups and times are the same in each round, the words are not."""
+        """Lengths, groups and arrival times are the same in every round; the words differ."""
         shared = SharedPrefix(self.prefix_len, self.num_groups)
         drawn = draw(dataclasses.replace(shared_prefix(), shared_prefix=shared), self.num_requests, seed=0)
         texts = [_prompt(request, round_number) for request in drawn]
@@ -66,7 +66,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of a round. hit_rate: of prompt tokens; shares: of the prompt tokens, one for each replica."""
+    """Figures of one round. hit_rate: of prompt tokens. shares: each replica's share of all prompt tokens."""
 
     hit_rate: float
     median_ttft_ms: float
@@ -76,7 +76,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """kv_endpoints: where its events are published and replayed; None without the extra `kv-events`."""
+    """kv_endpoints: where the replica publishes and replays KV events; None without the extra `kv-events`."""
 
     url: str
     kv_endpoints: tuple[str, str] | None
@@ -84,7 +84,7 @@ class Replica:
 
 @contextlib.contextmanager
 def replicas(count: int, flags: Sequence[str]) -> Iterator[list[Replica]]:
-    """Servers of ours with these flags, ready. Raises ServerDidNotStartError."""
+    """`count` ready Headrace servers with these flags. Raises ServerDidNotStartError."""
     with contextlib.ExitStack() as stack:
         started = []
         for _ in range(count):
@@ -97,7 +97,7 @@ def replicas(count: int, flags: Sequence[str]) -> Iterator[list[Replica]]:
 
 
 def routers(behind: Sequence[Replica]) -> tuple[dict[str, Router], dict[str, str]]:
-    """Those that can run here, by name; and why the others cannot."""
+    """The routers that can run here, by name; and for each of the others, by name, why it cannot."""
     urls = [replica.url for replica in behind]
     found: dict[str, Router] = {}
     left_out: dict[str, str] = {}
@@ -117,7 +117,7 @@ def routers(behind: Sequence[Replica]) -> tuple[dict[str, Router], dict[str, str
 
 
 def measured(router: Router, behind: Sequence[Replica], requests: tuple[TraceRequest, ...]) -> Figures:
-    """One round. Raises RuntimeError if a request failed."""
+    """Measure one round. Raises RuntimeError if a request failed."""
     options = BodyOptions(_MODEL, endpoint_type="openai-chat")
     before = [read_metrics(replica.url) for replica in behind]
     with router() as base_url:
@@ -133,7 +133,7 @@ def measured(router: Router, behind: Sequence[Replica], requests: tuple[TraceReq
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Of each figure over the rounds; shares are sorted first, since which replica gets more is chance."""
+    """The median of each figure over the rounds. Shares are sorted first: which replica gets more is chance."""
     shares = zip(*(sorted(figures.shares) for figures in rounds), strict=True)
     return Figures(
         median(figures.hit_rate for figures in rounds),
@@ -144,20 +144,20 @@ def medians(rounds: Sequence[Figures]) -> Figures:
 
 
 def table(figures: Mapping[str, Figures]) -> str:
-    """A line for each router."""
+    """The result as text, one line per router."""
     head = ("router", "prefix hit rate", "TTFT median, ms", "p90", "prompt tokens by replica")
     return aligned([head, *(_row(name, one) for name, one in figures.items())])
 
 
 def main() -> int:
-    """Prints the table and one line of JSON; the exit code is 1 if no router finds more prefixes than leastconn."""
+    """Print the table and one line of JSON. The exit code is 1 if no router has a higher hit rate than leastconn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=Load().num_requests, help="of a round")
+    parser.add_argument("--requests", type=int, default=Load().num_requests, help="requests per round")
     parser.add_argument("--rate", type=float, default=Load().request_rate, help="requests/s")
     parser.add_argument("--groups", type=int, default=Load().num_groups, help="system prompts")
-    parser.add_argument("--prefix-len", type=int, default=Load().prefix_len, help="tokens of a system prompt, about")
-    parser.add_argument("--kv-cache-memory", default="12MiB", help="of a replica")
+    parser.add_argument("--prefix-len", type=int, default=Load().prefix_len, help="tokens per system prompt, about")
+    parser.add_argument("--kv-cache-memory", default="12MiB", help="size of each replica's KV cache; default: 12MiB")
     args = parser.parse_args()
     load = Load(args.requests, args.rate, args.groups, args.prefix_len)
     with replicas(2, ["--device", "cpu", "--kv-cache-memory", args.kv_cache_memory]) as behind:

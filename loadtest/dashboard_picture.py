@@ -1,7 +1,7 @@
-"""`python -m loadtest.dashboard_picture`: a Grafana dashboard's panels as an SVG or PNG, from a Prometheus's real data.
+"""`python -m loadtest.dashboard_picture`: a Grafana dashboard's panels as an SVG or PNG, with data from Prometheus.
 
-For a page that shows what the dashboard shows where there is no Grafana to photograph: the panels, their order, their
-queries and their legends are those of the dashboard's file; the drawing is `svg_plot`'s.
+Makes pictures for documentation on a machine without Grafana. Panels, order, queries and legends come from the
+dashboard's JSON file; `svg_plot` draws.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from loadtest.svg_plot import Axes, Curve, picture_style, svg_plot
 
 DASHBOARD = Path(__file__).parents[1] / "deploy" / "grafana" / "dashboards" / "headrace.json"
 NUM_STEPS = 60
-"""Points of a curve, less one."""
+"""Query steps over the window: a curve has one point more."""
 
 _WIDTH, _COLUMNS, _MARGIN = 1200, 24, 6
 _STAT_HEIGHT, _HEADING_HEIGHT = 92, 34
 _PLOT_WIDTH, _PLOT_HEIGHT = 560, 320
 _LEGEND_ROW = 18
 _CHARACTER = 7.2
-"""Pixels of a legend's letter, more or less."""
+"""Approximate width of a legend's character, in pixels."""
 
 _STYLE = """
 .paper { fill: var(--paper) } .panel { fill: none; stroke: var(--grid) }
@@ -44,7 +44,7 @@ svg text.value { fill: var(--ink); font-size: 30px; text-anchor: middle } svg te
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One answer of a query: its legend, seconds from the window's start, values."""
+    """One series of a query's answer: its legend, times in seconds from the window's start, values."""
 
     name: str
     xs: tuple[float, ...]
@@ -52,12 +52,12 @@ class Series:
 
 
 Ask = Callable[[str, str], list[Series]]
-"""An expression and its legend's format -> its series."""
+"""(expression, legend format) -> its series."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Of time, in seconds since the epoch."""
+    """A time window, in seconds since the epoch."""
 
     start_s: float
     end_s: float
@@ -68,7 +68,7 @@ class Window:
 
 
 def ask_prometheus(url: str, window: Window, rate_interval: str) -> Ask:
-    """Range queries over the window, with what Grafana puts in the place of the dashboard's variables."""
+    """Runs range queries over the window. The dashboard's variables are replaced as Grafana would do it."""
 
     def ask(expression: str, legend: str) -> list[Series]:
         query = expression.replace("$__rate_interval", rate_interval).replace("$instance", ".*")
@@ -81,7 +81,7 @@ def ask_prometheus(url: str, window: Window, rate_interval: str) -> Ask:
 
 
 def draw(dashboard: dict[str, Any], sections: Sequence[str], ask: Ask) -> str:
-    """The panels below these headings, all if none is named, as the text of one SVG file."""
+    """The panels below the headings `sections` (empty: all), as one SVG file's text."""
     parts, y = [], _MARGIN
     for heading, panels in _sections(dashboard):
         if sections and heading not in sections:
@@ -117,7 +117,7 @@ def _rows(panels: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _panel(panel: dict[str, Any], ask: Ask) -> tuple[str, int]:
-    """Its drawing, in a box as wide as its place, and the height of that."""
+    """The panel's SVG, as wide as its place in the dashboard, and its height in pixels."""
     width = _width(panel)
     series = [s for target in panel["targets"] for s in ask(target["expr"], target["legendFormat"])]
     factor, unit = _unit(panel, series)
@@ -144,12 +144,12 @@ def _width(panel: dict[str, Any]) -> float:
 
 
 def _sized(plot: str) -> str:
-    """A plot inside another SVG needs a size of its own."""
+    """Gives the plot a width and height: inside another SVG it needs them."""
     return plot.replace("<svg ", f'<svg width="{_PLOT_WIDTH}" height="{_PLOT_HEIGHT}" ', 1)
 
 
 def _unit(panel: dict[str, Any], series: Sequence[Series]) -> tuple[float, str]:
-    """What values are multiplied by, and what they are then."""
+    """The factor by which the panel's values are multiplied, and the unit after that."""
     unit = panel.get("fieldConfig", {}).get("defaults", {}).get("unit", "short")
     largest = max((y for s in series for y in s.ys if math.isfinite(y)), default=0.0)
     if unit == "s" and largest < 1:
@@ -162,7 +162,7 @@ def _unit(panel: dict[str, Any], series: Sequence[Series]) -> tuple[float, str]:
 
 
 def _stat(title: str, series: Sequence[Series], factor: float, unit: str, width: float) -> str:
-    """The window's mean: its last moment, which Grafana shows, says little of a run that has ended."""
+    """Shows the mean over the window. Grafana shows the last value, but after a run has ended that says little."""
     values = [y for s in series for y in s.ys if math.isfinite(y)]
     shown = f"{factor * sum(values) / len(values):.3g} {unit}".strip() if values else "no data"
     return (
@@ -173,7 +173,7 @@ def _stat(title: str, series: Sequence[Series], factor: float, unit: str, width:
 
 
 def _heatmap(title: str, series: Sequence[Series]) -> str:
-    """How many observations fell into each bucket, darker where more; the buckets are cumulative, as a scrape has
+    """Observations per bucket and interval, darker for more. The series' buckets are cumulative, as Prometheus has
     them."""
     buckets = sorted((float(s.name), s) for s in series)
     counts: dict[tuple[int, float], float] = {}
@@ -205,7 +205,7 @@ def _heatmap(title: str, series: Sequence[Series]) -> str:
 
 
 def _legend(names: Sequence[str]) -> tuple[str, int]:
-    """Below a plot; and where it ends."""
+    """The legend's SVG, to go below a plot, and the y at which it ends."""
     parts, x, y = [], 64.0, _PLOT_HEIGHT + 8
     for i, name in enumerate(names):
         width = 26 + _CHARACTER * len(name)
@@ -220,13 +220,13 @@ def _legend(names: Sequence[str]) -> tuple[str, int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.dashboard_picture", description=__doc__)
-    parser.add_argument("url", help="of a Prometheus that has scraped the service")
-    parser.add_argument("--start", type=float, required=True, help="of the window, seconds since the epoch")
+    parser.add_argument("url", help="URL of a Prometheus that has scraped the service")
+    parser.add_argument("--start", type=float, required=True, help="start of the window, seconds since the epoch")
     parser.add_argument("--end", type=float, required=True)
-    parser.add_argument("--rate-interval", default="20s", help="$__rate_interval; four scrapes are Grafana's default")
+    parser.add_argument("--rate-interval", default="20s", help="$__rate_interval; Grafana's default is four scrapes")
     parser.add_argument("--dashboard", type=Path, default=DASHBOARD)
     parser.add_argument("--sections", nargs="*", default=[], help="headings of the dashboard; default: all")
-    parser.add_argument("--out", type=Path, required=True, help="x.svg, or x.png")
+    parser.add_argument("--out", type=Path, required=True, help="picture to write: x.svg or x.png")
     options = parser.parse_args(arguments)
     ask = ask_prometheus(options.url, Window(options.start, options.end), options.rate_interval)
     picture = draw(json.loads(options.dashboard.read_text()), options.sections, ask)

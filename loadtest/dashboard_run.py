@@ -1,9 +1,9 @@
-"""`python -m loadtest.dashboard_run --out docs/images`: the dashboards' pictures, of a run that fills every panel.
+"""`python -m loadtest.dashboard_run --out docs/images`: pictures of the dashboards during a run that fills every panel.
 
-Two servers of the quickstart model, a real Prometheus (Debian's) that scrapes both each second, and traffic: clients
-come and go, some with the adapter, some leave, some ask for a model that is not there; a batch runs, and a job trains
-in the pauses. The first server swaps, for its KV cache is small; the second has two stages of two ranks each. Beside
-each SVG a PNG is written, by `loadtest.png_picture`.
+Starts two servers with the quickstart model, a real Prometheus (Debian's) that scrapes both every second, and traffic:
+clients come and go, some use the adapter, some disconnect, some ask for an unknown model; a batch runs, and a
+fine-tuning job trains in the pauses. The first server has a small KV cache, so it swaps. The second has two pipeline
+stages of two ranks each. `loadtest.png_picture` writes a PNG beside each SVG.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _STAGES = ("--pipeline-parallel-size", "2", "--tensor-parallel-size", "2", "--kv
 _CLIENTS, _BUSY_S, _PAUSE_S = 28, 20.0, 25.0
 _STEADY_CLIENTS = 2
 _VISIT_EVERY_S = 1.0
-"""In the pauses, too: somebody comes while the job trains, and is deferred."""
+"""One client also calls during the pauses, so that the training is deferred."""
 _RATE_INTERVAL = "10s"
 _PICTURES = {"headrace": "dashboard", "headrace-engine": "dashboard-engine", "headrace-capacity": "dashboard-capacity"}
 
 
 @contextlib.contextmanager
 def _prometheus(ports: list[int], folder: Path) -> Iterator[str]:
-    """Its URL; it scrapes these ports of this machine."""
+    """Yields the URL of a Prometheus that scrapes these ports of this machine."""
     config = yaml.safe_load((_DEPLOY / "prometheus" / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s"}
     config.pop("rule_files", None)
@@ -75,7 +75,7 @@ def _post(url: str, body: dict[str, Any] | bytes, content_type: str = "applicati
 
 
 def _upload(url: str, purpose: str, content: bytes) -> str:
-    """The file's id."""
+    """Returns the file's id."""
     parts = f'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n'
     parts += '--x\r\nContent-Disposition: form-data; name="file"; filename="lines.jsonl"\r\n\r\n'
     body = parts.encode() + content + b"\r\n--x--\r\n"
@@ -102,7 +102,7 @@ def _start_job(url: str) -> None:
 
 
 def _call(url: str, chance: random.Random) -> None:
-    """One of those that come: long or short, some of the adapter, of no model, or of a client that leaves."""
+    """One random call: long or short, some with the adapter, some for an unknown model, some disconnecting early."""
     model = chance.choices([_MODEL, _ADAPTER, "not-there"], [16, 3, 1])[0]
     prompt = f"{chance.randrange(6)} is the number of this beginning, which some have. " * chance.randrange(1, 7)
     body = {"model": model, "prompt": prompt, "max_tokens": chance.randrange(20, 160), "ignore_eos": True}
@@ -119,7 +119,7 @@ def _call(url: str, chance: random.Random) -> None:
 def _clients(
     url: str, count: int, over: threading.Event, is_now: Callable[[], bool] = lambda: True, pause_s: float = 0.1
 ) -> list[threading.Thread]:
-    """Started. Whenever it `is_now` each calls, and calls again `pause_s` after its answer."""
+    """Starts `count` client threads. While `is_now()` each calls, waits `pause_s` after its answer, and calls again."""
 
     def call_on(number: int) -> None:
         chance = random.Random(number)
@@ -135,7 +135,7 @@ def _clients(
 
 
 def _run(seconds: float, out: Path) -> list[str]:
-    """Draws the pictures; the panels that have no data."""
+    """Draws the pictures. Returns the queries that have no data."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         log = stack.enter_context((folder / "servers.log").open("wb"))
@@ -178,7 +178,7 @@ def _run(seconds: float, out: Path) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.dashboard_run", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the pictures")
     parser.add_argument("--seconds", type=float, default=150.0)
     options = parser.parse_args()
     silent = _run(options.seconds, options.out)

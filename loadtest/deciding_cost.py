@@ -1,11 +1,11 @@
-"""What an iteration costs on the host besides the model: deciding it, and applying its result.
+"""CPU time per iteration on the host, without the model: deciding the iteration and applying its result.
 
     python -m loadtest.deciding_cost [--seqs 256,1024] [--context 2048] [--block-sizes 1,16]
     python -m loadtest.deciding_cost --traffic [--seqs 256,1024]
 
-The engine's own scheduler and block manager, and an executor that answers at once. Times are of the thread on its core,
-so that others who use the machine do not count; the least of many iterations is told, and the median. First with
-sequences that only decode; with --traffic where requests end, and others start in their seats, while more wait.
+Uses the engine's own scheduler and block manager, and an executor that answers at once. Times are CPU times of the
+thread, so other users of the machine do not count; the minimum and the median over many iterations are printed. By
+default all sequences only decode. With --traffic requests end, others start in their place, and more wait.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from service.scheduler.token_shares import TokenShares
 MAX_TOKENS = 65_536
 NUM_OUTPUT_TOKENS = 400
 NUM_WAITING = 1000
-"""With --traffic; about as many as the service lets wait."""
+"""Waiting requests with --traffic: about as many as the service lets wait."""
 
 
 MakePolicy = Callable[[History, SwapSpace], SchedulingPolicy]
@@ -79,7 +79,7 @@ class Answer:
 
 
 class AnsweringExecutor:
-    """Draws the same token always, at once."""
+    """Always draws the same token, at once."""
 
     def launch(self, plan: IterationPlan) -> Answer:
         return Answer(plan)
@@ -113,7 +113,8 @@ def make_engine(
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds: of an iteration that only decodes, the least and the median of many, and of all prompts."""
+    """Milliseconds. decide_ms, decide_median_ms: deciding a decode-only iteration, minimum and median of many.
+    apply_ms: applying one, minimum. prefill_ms: all prompts together."""
 
     decide_ms: float
     decide_median_ms: float
@@ -122,7 +123,7 @@ class Cost:
 
 
 def measure(num_seqs: int, context: int, block_size: int, *, caching: bool) -> Cost:
-    """`num_seqs` running sequences that have grown to `context` tokens, none of which begins like another."""
+    """With `num_seqs` running sequences that have grown to `context` tokens and share no prefix."""
     num_blocks = num_seqs * (-(-(context + NUM_OUTPUT_TOKENS) // block_size) + 1)
     sink = IterationLog()
     engine = make_engine(num_seqs, num_blocks, block_size, caching=caching, sink=sink)
@@ -147,12 +148,12 @@ def measure(num_seqs: int, context: int, block_size: int, *, caching: bool) -> C
 
 
 def measure_traffic(num_seqs: int, make_policy: MakePolicy, num_iterations: int) -> tuple[float, float]:
-    """Median ms of deciding and of applying, with all seats taken and others waiting. Prompts and answers of 16 to 300
-    tokens, of seven clients."""
+    """Median ms of deciding and of applying, while `num_seqs` requests run and others wait. Prompts and answers have
+    16 to 300 tokens and come from seven clients."""
     chance, sink = random.Random(0), IterationLog()
     engine = make_engine(num_seqs, 40 * num_seqs, 16, caching=True, sink=sink, make_policy=make_policy)
     num_added = 0
-    for number in range(num_iterations + 300):  # the first ones fill the seats
+    for number in range(num_iterations + 300):  # the first 300 fill the batch
         num_to_add = num_seqs + NUM_WAITING - len(engine.requests.request_ids()) if number % 16 == 0 else 0
         for _ in range(num_to_add):
             prompt = tuple(range(num_added, num_added + chance.randint(16, 300)))
@@ -168,7 +169,7 @@ def measure_traffic(num_seqs: int, make_policy: MakePolicy, num_iterations: int)
 
 
 def print_decodes(all_num_seqs: Sequence[int], block_sizes: Sequence[int], context: int, rounds: int) -> None:
-    """A row for each size, with and without a prefix cache."""
+    """One row per size, with and without a prefix cache."""
     print("| sequences | block size | prefix cache | decide, least ms | median | apply, least ms | all prompts ms |")
     print("|---|---|---|---|---|---|---|")
     for num_seqs in all_num_seqs:
@@ -186,7 +187,7 @@ def print_decodes(all_num_seqs: Sequence[int], block_sizes: Sequence[int], conte
 
 
 def print_traffic(all_num_seqs: Sequence[int], num_iterations: int) -> None:
-    """A row for each scheduling policy."""
+    """One row per scheduling policy."""
     print("| sequences | policy | decide, median ms | apply, median ms |\n|---|---|---|---|")
     for num_seqs in all_num_seqs:
         for name, make_policy in POLICIES.items():
@@ -201,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--block-sizes", default="1,16")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
-        "--traffic", action="store_true", help="with ends and starts, and a queue, by scheduling policy"
+        "--traffic", action="store_true", help="requests end, start and wait; one row per scheduling policy"
     )
     parser.add_argument("--iterations", type=int, default=1000, help="with --traffic")
     options = parser.parse_args(arguments)
@@ -211,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"--context {options.context}: more than {NUM_OUTPUT_TOKENS // 2}, which are generated to get there"
         )
     was = gc.get_threshold()
-    gc.set_threshold(*GC_THRESHOLDS)  # as it is where the service runs
+    gc.set_threshold(*GC_THRESHOLDS)  # as in the service
     try:
         if options.traffic:
             print_traffic(all_num_seqs, options.iterations)

@@ -1,13 +1,15 @@
-"""Do requests that ask for it have the bits that they have alone? `python -m loadtest.determinism URL --requests 10000`
+"""Do deterministic requests give the same bits in a batch as alone?
 
-Random completions at once, some of which their clients leave early, then each of those that were answered alone. Ids
-and log probabilities are compared as they are in the answers. A server with few KV blocks (`--kv-cache-memory`)
-preempts meanwhile. `--seconds` bounds both halves together: what is not asked by then is not compared, and the last
-line says how many were. Exits with 1 if one differs, or none was compared.
+    `python -m loadtest.determinism URL --requests 10000`
 
-Alone means one after the other, which takes the most of the time. With `--servers N [--server-args FLAG ...]` in place
-of URL so many servers of this machine share the requests, each with a client of its own: on one GPU they compute beside
-each other. The quickstart model, unless the flags name another.
+Sends random completions concurrently, some of which their clients abort, then resends those that were answered, one
+after another. Token ids and log probabilities of the two answers must be equal. A server with few KV blocks
+(`--kv-cache-memory`) preempts meanwhile. `--seconds` limits both halves together: what was not resent by then is not
+compared, and the last line says how many were. Exits with 1 if any answer differs, or if none was compared.
+
+Resending one after another takes most of the time. With `--servers N [--server-args FLAG ...]` instead of URL, N
+servers on this machine share the requests, each with a client of its own: on one GPU they compute side by side. They
+serve the quickstart model, unless the flags name another.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _LATEST_LEAVE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of random requests: ids of prompts are below vocab_size, prompts longer than what they share."""
+    """Sizes of random requests. vocab_size: prompt ids are below it. most_prompt_tokens: more than _SHARED_TOKENS."""
 
     vocab_size: int = 1000
     most_prompt_tokens: int = 200
@@ -48,8 +50,8 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """left: of those that were asked, by their clients. compared: answered, and asked again alone. preemptions: that
-    servers tell of, meanwhile."""
+    """Numbers of requests. left: aborted by their clients. compared: answered and sent again alone. preemptions: as
+    the servers count them, meanwhile."""
 
     asked: int
     left: int
@@ -59,7 +61,7 @@ class Comparison:
 
 
 def random_body(number: int, sizes: Sizes) -> dict[str, Any]:
-    """Greedy or seeded, with several choices or one; every second begins as others do."""
+    """Request `number`: greedy or sampled, one choice or two. Every second request shares a prefix with others."""
     chance = random.Random(number)
     shared = random.Random(number % 7)
     beginning = [shared.randrange(3, sizes.vocab_size) for _ in range(_SHARED_TOKENS)] if number % 2 else []
@@ -79,7 +81,7 @@ def random_body(number: int, sizes: Sizes) -> dict[str, Any]:
 
 
 async def bits(client: httpx.AsyncClient, body: dict[str, Any], timeout_s: float = _TIMEOUT_S) -> str | None:
-    """Of all choices; None if the client has left before the answer."""
+    """Token ids and log probabilities of all choices, as JSON; None if the client left before the answer."""
     try:
         answer = await client.post("/v1/completions", json=body, timeout=timeout_s)
     except httpx.TimeoutException:
@@ -92,7 +94,8 @@ async def bits(client: httpx.AsyncClient, body: dict[str, Any], timeout_s: float
 async def compare(
     url: str, requests: Iterable[int], at_once: int, sizes: Sizes, seconds: float = float("inf")
 ) -> Comparison:
-    """requests: their numbers. Half of the seconds at once, the other half alone. What differs is printed."""
+    """requests: their numbers. seconds: one half for the concurrent requests, the other for those alone. Prints every
+    request whose answers differ."""
     begin_s, before = time.monotonic(), _num_preemptions(url)
     limits = httpx.Limits(max_connections=at_once)
     async with httpx.AsyncClient(base_url=url, limits=limits) as client:
@@ -125,10 +128,10 @@ async def compare(
 def compare_on_servers(
     num_servers: int, flags: Sequence[str], requests: range, at_once: int, sizes: Sizes, seconds: float = float("inf")
 ) -> Comparison:
-    """Of all servers together, which are started with these flags; at_once and seconds: of each."""
+    """The sum over `num_servers` servers, started with these flags. at_once and seconds are per server."""
     if num_servers > 1:
         with tempfile.TemporaryFile() as log, headrace_server(flags, log):
-            pass  # what has to be compiled is found by all others then
+            pass  # compiles all kernels once, so that the others find them in the cache
     shares = [requests[first::num_servers] for first in range(num_servers)]
     compare_share = partial(_compare_on_own_server, flags=flags, at_once=at_once, sizes=sizes, seconds=seconds)
     with ProcessPoolExecutor(num_servers, multiprocessing.get_context("spawn")) as clients:
@@ -151,18 +154,18 @@ def _num_preemptions(url: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", nargs="?")
-    parser.add_argument("--servers", type=int, default=0, metavar="N", help="in place of a URL: start so many")
+    parser.add_argument("--servers", type=int, default=0, metavar="N", help="start N servers, instead of a URL")
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0, help="number of the first: each number is another request")
+    parser.add_argument("--first", type=int, default=0, help="number of the first request; default: 0")
     parser.add_argument("--at-once", type=int, default=64)
-    parser.add_argument("--vocab-size", type=int, default=1000, help="prompts are of ids below it")
+    parser.add_argument("--vocab-size", type=int, default=1000, help="prompt ids are below this; default: 1000")
     parser.add_argument("--most-prompt-tokens", type=int, default=200, help=f"more than {_SHARED_TOKENS}")
     parser.add_argument("--most-tokens", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for the servers, last")
     options = parser.parse_args()
     if (options.url is None) is not (options.servers > 0):
-        parser.error("either a URL or --servers")
+        parser.error("give either a URL or --servers")
     sizes = Sizes(options.vocab_size, options.most_prompt_tokens, options.most_tokens)
     requests = range(options.first, options.first + options.requests)
     how = options.at_once, sizes, options.seconds

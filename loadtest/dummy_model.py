@@ -1,5 +1,5 @@
-"""Model folders with seeded random weights in real shapes, for speed comparisons: no download, and every
-server loads the same file. Made with transformers, so that it and ours read one format.
+"""Model folders with seeded random weights in real shapes, for speed comparisons: nothing is downloaded, and every
+server loads the same file. transformers writes them, so the format is the one that other servers read.
 """
 
 import json
@@ -36,9 +36,7 @@ def default_cache() -> Path:
 
 
 def dummy_llama(shape: LlamaShape, cache: Path, seed: int = 0) -> Path:
-    """The model folder (bf16 weights, no tokenizer), made at the first call; the same seed gives the same
-    weights.
-    """
+    """The model folder (bf16 weights, no tokenizer), made on the first call. The same seed gives the same weights."""
     folder = cache / f"{shape.name}-seed{seed}"
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
@@ -49,9 +47,9 @@ def dummy_llama(shape: LlamaShape, cache: Path, seed: int = 0) -> Path:
 
 
 def with_word_tokenizer(folder: Path) -> Path:
-    """A sibling of the folder with the same weights and a tokenizer whose word `t123` is token 123.
+    """A folder beside `folder` with the same weights and a tokenizer whose word `t123` is token 123.
 
-    Servers that take text only get token-exact prompts by it; `word_prompt` makes them. The first
+    With it, servers that take only text can get token-exact prompts, made by `word_prompt`. The first
     `NUM_SPECIAL_TOKENS` ids are special and have no word.
     """
     sibling = folder.with_name(f"{folder.name}-words")
@@ -67,7 +65,7 @@ def with_word_tokenizer(folder: Path) -> Path:
 
 
 def word_prompt(token_ids: list[int]) -> str:
-    """The text that the word tokenizer turns into these ids, none of which may be special."""
+    """The text that the word tokenizer turns into these ids. None of them may be special."""
     return " ".join(f"t{token}" for token in token_ids)
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The papers' figures in their full forms, the Llama-8B shape on one CUDA device. A scenario takes 10 to 130 seconds and
-# is written as it ends; those of one call share the loaded model where their block size is the same.
-#   PYTHON     the interpreter (python3)      OUT      the folder to write to (figures)
-#   SCENARIOS  which ones (all)               LIMIT_S  seconds after which a scenario is given up (600)
+# The papers' figures in their full form: the Llama-8B shape on one CUDA device. A scenario takes 10 to 130 seconds; its
+# figure is written when it ends. Within a call, scenarios with the same block size share the loaded model.
+#   PYTHON     the interpreter (python3)      OUT      folder for the figures (figures)
+#   SCENARIOS  scenarios to run (all)         LIMIT_S  limit per scenario in seconds (600)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}

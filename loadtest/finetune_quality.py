@@ -1,8 +1,8 @@
-"""What fine-tuning here learns beside what PEFT learns, from the same text in the same order, from the same A and B.
+"""Quality of our fine-tuning beside PEFT's: the same text in the same order, from the same initial A and B.
 
-`python -m loadtest.finetune_quality MODEL_FOLDER TEXT_FILE...`: the texts in pieces of equal length, every fourth held
-back. Both adapters are then asked by transformers for their loss on what was held back. In bf16, rank 16 on all
-linears, AdamW in fp32; a CPU takes minutes for a model of 135 million parameters.
+`python -m loadtest.finetune_quality MODEL_FOLDER TEXT_FILE...` cuts the texts into pieces of equal length and holds
+back every fourth. transformers then computes both adapters' loss on the held-back pieces. bf16, rank 16 on all linears,
+AdamW in fp32. A CPU takes minutes for a model of 135 million parameters.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from service.models.weight_loader import load_weights
 from service.text.tokenizer import Tokenizer
 
 HELD_BACK = 4
-"""One piece of so many."""
+"""One piece in this many is held back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Pieces:
 
 
 def pieces_of(folder: Path, texts: Sequence[str], length: int, most: int) -> Pieces:
-    """Of `length` tokens each, `most` in all; every token but the first is learned."""
+    """At most `most` pieces of `length` tokens each. Every token but a piece's first has a loss."""
     tokenizer = Tokenizer.from_folder(folder)
     ids = [token_id for text in texts for token_id in tokenizer.encode(text, add_special_tokens=False)]
     starts = range(0, min(len(ids) - length + 1, most * length), length)
@@ -59,7 +59,7 @@ def pieces_of(folder: Path, texts: Sequence[str], length: int, most: int) -> Pie
 def train_here(
     folder: Path, pieces: Pieces, chosen: Hyperparameters, dtype: torch.dtype, begin: Path, out: Path
 ) -> None:
-    """begin: gets the adapter that it begins with; out: what was trained."""
+    """begin: folder for the adapter before training. out: folder for the trained one."""
     model = _served_model(folder, dtype, chosen.max_length)
     state = first_state(parameter_layout(model, chosen.targets, chosen.rank), chosen.seed)
     export_adapter(begin, state, chosen.alpha, str(folder))
@@ -100,7 +100,7 @@ def train_with_peft(
 
 @torch.no_grad()
 def loss_of(folder: Path, adapter: Path, pieces: Pieces, dtype: torch.dtype) -> float:
-    """Mean loss of a token that was held back."""
+    """Mean loss per token over the held-back pieces."""
     model = _peft_model(folder, adapter, dtype, is_trainable=False)
     return float(np.mean([float(_mean_loss(model, [example])) for example in pieces.held_back]))
 
@@ -124,7 +124,7 @@ def _peft_model(folder: Path, adapter: Path, dtype: torch.dtype, *, is_trainable
 
 
 def _mean_loss(model: Any, examples: Sequence[Example]) -> torch.Tensor:
-    """Over all tokens of the examples, which are of one length."""
+    """Mean loss over all tokens. All examples have the same length."""
     ids = torch.from_numpy(np.stack([example.token_ids for example in examples])).long()
     logits = model(input_ids=ids).logits[:, :-1]
     return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
@@ -152,8 +152,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("texts", type=Path, nargs="+")
-    parser.add_argument("--length", type=int, default=128, help="tokens of a piece")
-    parser.add_argument("--most", type=int, default=64, help="pieces in all")
+    parser.add_argument("--length", type=int, default=128, help="tokens per piece; default: 128")
+    parser.add_argument("--most", type=int, default=64, help="the most pieces; default: 64")
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")

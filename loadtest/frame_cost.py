@@ -1,10 +1,11 @@
-"""What a frame of an event stream costs by whose response carries it: us, without sockets and without an engine.
+"""CPU microseconds per frame of an event stream, by response class, without sockets and without an engine.
 
     python -m loadtest.frame_cost [--frames 20000] [--rounds 9]
 
-Frames of 200 bytes, already made, into a sink that costs nothing. `ready`: they are all there; `awaited`: each comes in
-a turn of the event loop of its own, as tokens do, and the turn is counted, too. Times are of the thread on its core,
-the least of the rounds. The sink takes frames without being waited for from whoever asks that, as our HTTP server does.
+Ready-made frames of 200 bytes go into a sink that costs nothing. `ready`: all frames are there at the start. `awaited`:
+each frame comes in its own turn of the event loop, as tokens do, and that turn counts too. Times are CPU times of the
+thread, the minimum over the rounds. The sink also accepts frames without an await (`write_now`), as our HTTP server
+does.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FRAME = b"data: " + b"x" * 192 + b"\n\n"
 
 
 class Frames(Protocol):
-    """Where frames are put for a response; `is_empty` once it has taken them all."""
+    """Where frames are put for a response. `is_empty` is true once the response has taken them all."""
 
     is_empty: bool
 
@@ -38,7 +39,7 @@ class Frames(Protocol):
 
 
 class Pushed:
-    """A `FrameSource`: whoever puts a frame calls the reader."""
+    """A `FrameSource`: putting a frame calls its reader directly."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -66,7 +67,7 @@ class Pushed:
 
 
 class Awaited:
-    """What a response that takes an async iterator reads: it waits for each frame."""
+    """A source for responses that take an async iterator: the response awaits each frame."""
 
     def __init__(self) -> None:
         self.is_empty = True
@@ -89,7 +90,7 @@ class Awaited:
 
 
 class Sink:
-    """The client's side: takes everything at once, and never leaves."""
+    """The client's side: accepts everything at once and never disconnects."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -132,12 +133,12 @@ RESPONSES: dict[str, Callable[[], Made]] = {
 
 
 async def seconds_of(name: str, num_frames: int, *, awaited: bool) -> float:
-    """Of the thread, for the whole stream."""
+    """CPU seconds of the thread for the whole stream."""
     frames, response = RESPONSES[name]()
     sink = Sink()
     scope: Scope = {"type": "http", "method": "GET", "state": {WRITE_NOW: sink.write_now}}
     answering = asyncio.ensure_future(response(scope, sink.receive, sink.send))
-    await asyncio.sleep(0.01)  # it has begun, and waits
+    await asyncio.sleep(0.01)  # let the response start and wait for its first frame
     began_s = time.thread_time()
     for number in range(1, num_frames + 1):
         frames.put(FRAME, is_last=number == num_frames)
@@ -152,7 +153,7 @@ async def seconds_of(name: str, num_frames: int, *, awaited: bool) -> float:
 
 
 async def least(name: str, num_frames: int, num_rounds: int, *, awaited: bool) -> float:
-    """Microseconds a frame."""
+    """Minimum over the rounds, in microseconds per frame."""
     rounds = [await seconds_of(name, num_frames, awaited=awaited) for _ in range(num_rounds)]
     return min(rounds) / num_frames * 1e6
 

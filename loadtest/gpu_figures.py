@@ -1,8 +1,8 @@
-"""The figures that Headrace is to reach on one H200, out of what `python -m loadtest.bench` printed.
+"""The target figures on one H200, read from the output of `python -m loadtest.bench`.
 
-`python -m loadtest.gpu_figures FILE ...` reads every line of JSON in the files. vLLM's column is vLLM 0.24.0 at its
+`python -m loadtest.gpu_figures FILE ...` reads every line of JSON in the files. vLLM's column is vLLM 0.24.0 with its
 defaults on the same machine, over HTTP; ours is without HTTP. The limit is computed from the model's bytes and
-operations and from what the device was measured to reach.
+operations and the device's measured rates.
 """
 
 import argparse
@@ -17,15 +17,15 @@ from loadtest.model_shapes import QWEN3_06B as QWEN3
 from loadtest.table import aligned
 
 Result = Mapping[str, Any]
-"""One line of JSON of a benchmark."""
+"""One line of a benchmark's JSON output."""
 
 Reading = tuple[float, float | None]
-"""(ours, limit), the limit None where none is known."""
+"""(ours, limit); the limit is None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row. read: what the results say of it, or None if they do not."""
+    """One row. read: finds the figure in the results; None if they do not have it."""
 
     title: str
     read: Callable[[Sequence[Result]], Reading | None]
@@ -60,7 +60,7 @@ def decode_step_ms(model: str, batch_size: int, input_len: int = 128) -> Callabl
 
 
 def slope_ns(model: str) -> Callable[[Sequence[Result]], Reading | None]:
-    """Nanoseconds that a token of context adds to a step of one sequence."""
+    """Nanoseconds that one more token of context adds to a decode step of one sequence."""
 
     def read(results: Sequence[Result]) -> Reading | None:
         row = _latency_row(results, model, 1, 128)
@@ -70,7 +70,7 @@ def slope_ns(model: str) -> Callable[[Sequence[Result]], Reading | None]:
 
 
 def throughput(model: str, workload: str, key: str) -> Callable[[Sequence[Result]], Reading | None]:
-    """A rate of a workload; key: requests_per_s or tokens_per_s."""
+    """A workload's rate. key: requests_per_s or tokens_per_s."""
 
     def read(results: Sequence[Result]) -> Reading | None:
         for result in results:
@@ -82,7 +82,7 @@ def throughput(model: str, workload: str, key: str) -> Callable[[Sequence[Result
 
 
 def kernel_ms(name: str, rows: int) -> Callable[[Sequence[Result]], Reading | None]:
-    """Beside the time that moving its bytes alone would take."""
+    """Milliseconds of a kernel. The limit is the time for moving its bytes."""
 
     def read(results: Sequence[Result]) -> Reading | None:
         for kernel in _of_kernels(results, "kernels"):
@@ -94,7 +94,7 @@ def kernel_ms(name: str, rows: int) -> Callable[[Sequence[Result]], Reading | No
 
 
 def least_decode_share(min_tokens: int) -> Callable[[Sequence[Result]], Reading | None]:
-    """Percent of a copy's rate, the least over equal contexts of at least so many tokens together."""
+    """The lowest rate in percent of a copy's, over batches of equal contexts with at least `min_tokens` in all."""
 
     def read(results: Sequence[Result]) -> Reading | None:
         shares = []
@@ -108,7 +108,7 @@ def least_decode_share(min_tokens: int) -> Callable[[Sequence[Result]], Reading 
 
 
 def prefill_attention_tflops(key: str) -> Callable[[Sequence[Result]], Reading | None]:
-    """At 8k causal, of the Llama-8B shape; key: rate or dense_rate."""
+    """TFLOP/s at 8k tokens, causal, Llama-8B's shape. key: rate or dense_rate."""
 
     def read(results: Sequence[Result]) -> Reading | None:
         for point in _of_kernels(results, "paged_attention_prefill"):
@@ -142,7 +142,7 @@ FIGURES = (
 
 
 def figures_table(results: Sequence[Result]) -> str:
-    """One line a figure that the results have."""
+    """One line per figure that the results have."""
     lines = [["one H200", "ours", "vLLM", "goal", "limit", ""]]
     for figure in FIGURES:
         reading = figure.read(results)
@@ -152,7 +152,7 @@ def figures_table(results: Sequence[Result]) -> str:
 
 
 def read_results(files: Sequence[Path]) -> list[Result]:
-    """Every line that is a JSON object with a `bench` in it; the latest first."""
+    """Every line that is a JSON object with the key `bench`, latest first."""
     results = []
     for file in files:
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -162,9 +162,9 @@ def read_results(files: Sequence[Path]) -> list[Result]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, help="what `python -m loadtest.bench` printed")
+    parser.add_argument("files", nargs="+", type=Path, help="output of `python -m loadtest.bench`")
     print(figures_table(read_results(parser.parse_args().files)))
 
 

@@ -1,4 +1,4 @@
-"""`headrace serve`, as the README starts it, on a free port of 127.0.0.1."""
+"""Starts `headrace serve`, as in the README, on a free port of 127.0.0.1."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from loadtest.server_process import RunningServer, free_port, running_server
 
 
 class HeadraceServer(NamedTuple):
-    """port: where it listens."""
+    """port: the port that it listens on."""
 
     running: RunningServer
     port: int
@@ -18,9 +18,9 @@ class HeadraceServer(NamedTuple):
 
 @contextlib.contextmanager
 def headrace_server(flags: Sequence[str], log: BinaryIO) -> Iterator[HeadraceServer]:
-    """With the quickstart model, unless the flags name another; settings of the environment do not reach it.
+    """Serves the quickstart model, unless the flags name another. Settings in the environment are not passed on.
 
-    log: a file for what it prints. Raises ServerDidNotStartError.
+    log: a file for the server's output. Raises ServerDidNotStartError.
     """
     port = free_port()
     command = [sys.executable, "-m", "service", "serve", "--port", str(port), *flags]

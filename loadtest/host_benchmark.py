@@ -1,12 +1,11 @@
-"""What the host costs: tokens/s and CPU microseconds a streamed token, over real HTTP, by streams.
+"""Cost of the host: tokens/s and CPU microseconds per streamed token, over real HTTP, by number of streams.
 
     python -m loadtest.host_benchmark --streams 64 256 --step-ms 10 [--idle-connections 5000] [flags of headrace serve]
     python -m loadtest.host_benchmark --streams 1000 --workload orca --step-ms 3 --overlap
 
-The server is `host_server.py`, so no device is needed; the client is the load generator, in a process of its own.
-CPU time is the kernel's count for the server's threads while the run's requests are sent and answered, without a
-warm-up, for the engine's thread and for the rest apart. It depends less on what else the machine does than tokens a
-second do.
+The server is `host_server.py`, so no device is needed; the client is the load generator, in its own process.
+CPU time is the kernel's count for the server's threads while the run's requests are in flight, warm-up excluded; the
+engine's thread is counted apart from the others. It depends less on other work on the machine than tokens/s do.
 """
 
 import argparse
@@ -52,7 +51,7 @@ _CONFIG = {
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """requests_per_s, tokens_per_s: of the whole run. engine_us, rest_us: CPU microseconds a token. tpot_ms: median."""
+    """requests_per_s, tokens_per_s: whole run. engine_us, rest_us: CPU microseconds per token. tpot_ms: median."""
 
     streams: int
     requests_per_s: float
@@ -67,7 +66,7 @@ class HostCost:
 
 
 def measure(url: str, pid: int, num_streams: int, workload: str, prompt_seed: int) -> HostCost:
-    """One run: so many streams at once, behind a warm-up that is not counted."""
+    """One run: `num_streams` requests at once, after a warm-up that is not counted."""
     requests = draw(named(workload), num_streams, seed=0, prompt_seed=prompt_seed)
     options = BodyOptions(fetch_server_facts(url, {}).model_id, vocab_size=VOCAB_SIZE - 1)
     use = CpuUse(pid)
@@ -88,7 +87,7 @@ def measure(url: str, pid: int, num_streams: int, workload: str, prompt_seed: in
 
 @contextlib.contextmanager
 def idle_connections(url: str, count: int) -> Iterator[None]:
-    """So many connections that have had an answer and stay open."""
+    """Holds `count` connections open that are idle after one answer."""
     address = urlsplit(url)
     with contextlib.ExitStack() as stack:
         for _ in range(count):
@@ -101,9 +100,9 @@ def idle_connections(url: str, count: int) -> Iterator[None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--workload", default="fixed-32x512", help="of each stream; `orca` for a burst of short ones")
+    parser.add_argument("--workload", default="fixed-32x512", help="workload; `orca` is a burst of short requests")
     parser.add_argument("--step-ms", type=float, default=10.0)
-    parser.add_argument("--launch-ms", type=float, default=0.0, help="of the processor, for each launch")
+    parser.add_argument("--launch-ms", type=float, default=0.0, help="CPU milliseconds per launch; default: 0")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--idle-connections", type=int, default=0)
     args, flags = parser.parse_known_args(arguments)

@@ -1,11 +1,11 @@
-"""The whole service, but its device only takes time: what the host costs, without a model worth the name.
+"""The whole service over a simulated device: shows what the host costs, without a real model.
 
     python -m loadtest.host_server --step-ms 10 -- MODEL --load-format dummy [other flags of `headrace serve`]
 
-Each iteration takes `--step-ms` from the end of the one before it, as on a device, and every draw gives some id.
-`--launch-ms` of the processor go before it, as a runner spends them: on Python, and on short calls without the
-interpreter's lock.
-The engine's thread calls itself `engine`, so that its share of the CPU can be told (`host_benchmark.py` does).
+Each iteration takes `--step-ms`, starting when the one before it ends, as on a device. Every draw gives an arbitrary
+id. Before each iteration the launch takes `--launch-ms` of CPU time, as a model runner's does: partly in Python, partly
+in short calls that release the interpreter's lock.
+The engine's thread is named `engine`, so that its share of the CPU can be told (`host_benchmark.py` does that).
 """
 
 import argparse
@@ -23,7 +23,7 @@ ENGINE_THREAD = "engine"
 _SET_THREAD_NAME = 15  # PR_SET_NAME of prctl(2)
 _FIRST_ID, _NUM_IDS = 300, 1000
 _HASHED_WITHOUT_LOCK = bytes(16_384)
-"""Some 10 us; hashlib lets other threads run while it hashes more than 2 KiB."""
+"""Hashing it takes about 10 us. hashlib releases the interpreter's lock for more than 2 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class TimedIteration:
 
 
 class TimedExecutor:
-    """The engine's Executor: one iteration after the other, each of the same time."""
+    """The engine's Executor: runs iterations one after another, all of the same duration."""
 
     def __init__(self, step_s: float, launch_s: float = 0.0) -> None:
         self._step_s = step_s

@@ -1,6 +1,6 @@
-"""A minimal HTTP/1.1 client on asyncio's transports: one streaming request -> its record.
+"""A minimal HTTP/1.1 client on asyncio's transports: sends one streaming request and fills its record.
 
-Made so that the client is not what limits the measurement: no task, queue or coroutine per chunk, one clock
+Designed so that the client does not limit the measurement: no task, queue or coroutine per chunk, and one clock
 reading per received segment. All of it runs in one event loop.
 """
 
@@ -21,10 +21,11 @@ _MAX_ERROR_BODY_BYTES = 4096
 
 
 class HttpClient:
-    """Sends requests to one server over kept-alive connections, as many as are needed at a time."""
+    """Sends requests to one server over kept-alive connections; opens as many as are needed at a time."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str] | None = None) -> None:
-        """`base_url` such as `http://127.0.0.1:8000`; a path in it goes before the path of each request."""
+        """base_url: such as `http://127.0.0.1:8000`; a path in it is put before each request's path. Raises
+        ValueError."""
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise ValueError(f"base URL must be http://host:port or https://host:port, not {base_url!r}")
@@ -38,13 +39,13 @@ class HttpClient:
         self._idle: list[_Connection] = []
 
     async def connect_ahead(self, count: int) -> None:
-        """Opens `count` connections for later use. Raises OSError."""
+        """Open `count` connections for later use. Raises OSError."""
         self._idle.extend(await asyncio.gather(*(self._connect() for _ in range(count))))
 
     async def stream(self, path: str, body: bytes, record: StreamRecord, timeout_s: float) -> None:
-        """Posts `body` and fills `record`; every fault of the world ends in `record.error`, none is raised.
+        """Post `body` and fill `record`. Network and protocol failures go to `record.error`; none is raised.
 
-        A kept-alive connection that turns out closed before any byte of the answer is replaced by another.
+        If a kept-alive connection turns out to be closed before any byte of the answer, another one is tried.
         """
         request = self._request_bytes(path, body)
         exchange = _Exchange(record)
@@ -58,7 +59,7 @@ class HttpClient:
         exchange.reader.finish()
 
     def close(self) -> None:
-        """Closes the idle connections."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().close()
 
@@ -97,7 +98,7 @@ class HttpClient:
 
 
 class _Exchange:
-    """One request and its answer, from the connection's bytes to the record."""
+    """One request and its answer: turns the connection's bytes into the record."""
 
     __slots__ = ("_error_body", "_events", "_record", "_response", "closed_before_answer", "ended", "reader")
 
@@ -107,7 +108,7 @@ class _Exchange:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets a first try of which no answer came."""
+        """Forget a first try that got no answer."""
         self._response = ResponseParser()
         self._events = EventParser()
         self._error_body = b""
@@ -117,15 +118,15 @@ class _Exchange:
 
     @property
     def reusable(self) -> bool:
-        """Whether the connection is clean for another request."""
+        """Whether the connection can be used for another request."""
         return self._response.complete and self._response.keep_alive
 
     def mark_sent(self) -> None:
-        """The request has been handed to the socket."""
+        """Call when the request has been handed to the socket."""
         self._record.sent_s = time.perf_counter()
 
     def received(self, data: bytes) -> None:
-        """Bytes of the answer."""
+        """Call with received bytes of the answer."""
         now = time.perf_counter()
         try:
             self._body(self._response.feed(data), now)
@@ -135,7 +136,7 @@ class _Exchange:
             self._complete(now)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection has ended; a response without length or chunks is complete by that."""
+        """Call when the connection has ended. A response without length or chunks is complete then."""
         if self.ended:
             return
         self._response.feed_eof()
@@ -148,7 +149,7 @@ class _Exchange:
             self.fail("disconnected_before_answer", str(error or "closed"))
 
     def fail(self, kind: str, detail: str) -> None:
-        """Ends the request badly, unless it has already ended so."""
+        """End the request with an error, unless it already has one."""
         self.ended = True
         self._record.end_s = time.perf_counter()
         self._record.error = self._record.error or f"{kind}: {detail}"
@@ -187,7 +188,7 @@ class _Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def perform(self, request: bytes, exchange: _Exchange) -> None:
-        """Sends the request and returns when the exchange has ended, well or badly."""
+        """Send the request; returns when the exchange has ended, whether it succeeded or failed."""
         assert self._transport is not None
         self._exchange = exchange
         self._ended = asyncio.get_running_loop().create_future()

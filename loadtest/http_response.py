@@ -1,7 +1,7 @@
-"""Parsing of one HTTP/1.1 response from the bytes of its connection: head, then body by chunks, by length or
-to the end.
+"""Parses one HTTP/1.1 response from the bytes of its connection: the head, then a body that is chunked, has a
+length, or ends with the connection.
 
-Only what a client of JSON and event streams needs: no trailers (skipped), no compression (never asked for),
+Only what a client of JSON and event streams needs: trailers are skipped, compression is never asked for, and there is
 no upgrade.
 """
 
@@ -9,7 +9,7 @@ import enum
 
 
 class BadResponseError(Exception):
-    """The bytes are not the HTTP that this client understands."""
+    """The bytes are not HTTP that this parser understands."""
 
 
 class _State(enum.Enum):
@@ -22,7 +22,7 @@ class _State(enum.Enum):
 
 
 class ResponseParser:
-    """Feed it what the connection receives; it gives back the decoded body as far as it has come."""
+    """Feed it received bytes; it returns the decoded body as it arrives."""
 
     __slots__ = ("_buffer", "_remaining", "_state", "headers", "status")
 
@@ -40,7 +40,7 @@ class ResponseParser:
 
     @property
     def complete(self) -> bool:
-        """Whether the body has ended as its framing says."""
+        """Whether the body is complete according to its framing."""
         return self._state is _State.COMPLETE
 
     @property
@@ -54,7 +54,7 @@ class ResponseParser:
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
     def feed(self, data: bytes) -> bytes:
-        """Takes received bytes, returns the body bytes that they complete. Raises BadResponseError."""
+        """Take received bytes; returns the body bytes decoded from them. Raises BadResponseError."""
         if self._state is _State.CHUNKED:
             return self._feed_chunked(data)
         if self._state is _State.HEAD:
@@ -69,7 +69,7 @@ class ResponseParser:
         raise BadResponseError("bytes after the end of the response")
 
     def feed_eof(self) -> None:
-        """The connection has ended; `complete` then says whether the response was whole."""
+        """Call when the connection has ended; `complete` then says whether the response was whole."""
         if self._state is _State.TO_END:
             self._state = _State.COMPLETE
 

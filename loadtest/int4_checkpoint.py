@@ -1,11 +1,11 @@
-"""A plain checkpoint as one of int4, in the format of compressed-tensors (pack-quantized, with zeros), without data:
+"""Converts a plain checkpoint to int4 in compressed-tensors' format (pack-quantized, with zero points), without data:
 
     python -m loadtest.int4_checkpoint MODEL_FOLDER NEW_FOLDER [--group-size 32]
 
-Each group's scale and zero are those, of some, that round it with the smallest squared error (a search of ranges, as in
-OmniQuant's and AWQ's clipping, Shao et al. 2023, Lin et al. 2023; wider ones too, since zeros are whole). Tools that
-look at activations make better ones (docs/quantization.md), so does loadtest.int4_with_data; this one needs nothing but
-torch.
+Tries several ranges for each group and keeps the scale and zero point with the smallest squared error. Such a search is
+the clipping of OmniQuant and AWQ (Shao et al. 2023, Lin et al. 2023); here ranges may also be wider than the group's,
+since zero points are whole numbers. Tools that use activations do better (docs/quantization.md), as does
+loadtest.int4_with_data; this one needs only torch.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 _RANGES = [1.1 - step / 40 for step in range(20)]
-"""Times a group's own."""
+"""The ranges that are tried, as multiples of the group's own range."""
 
 Rounded = tuple[Tensor, Tensor, Tensor]
-"""elements [N, K] int64 from 0 to 15, zeros [N, G] likewise, scales [N, G] fp32, which bf16 holds exactly: a weight is
-about (element - zero) * scale."""
+"""elements [N, K] int64 in 0..15, zeros [N, G] int64 in 0..15, scales [N, G] fp32 (exactly representable in bf16). A
+weight is about (element - zero) * scale."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="make an int4 checkpoint of a plain one")
+    parser = argparse.ArgumentParser(description="convert a plain checkpoint to int4")
     parser.add_argument("model", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--group-size", type=int, default=32)
@@ -42,13 +42,13 @@ def make_int4(model: Path, new: Path, group_size: int) -> None:
 
 
 def is_linear(name: str) -> bool:
-    """Whether a tensor is a weight to round. Of models whose linears are called ..._proj."""
+    """Whether this tensor is quantized. For models whose linears are named ..._proj."""
     return name.endswith("_proj.weight")
 
 
 def write_int4(model: Path, new: Path, group_size: int, rounded: Mapping[str, Rounded]) -> None:
-    """Writes the folder `new`: the model's small files as they are, its config with a quantization_config, its weights
-    in one file. rounded: linears by their weights' names; the others are rounded here."""
+    """Write the folder `new`: the model's small files unchanged, its config with a quantization_config added, all
+    weights in one file. rounded: linears that are rounded already, by weight name; the others are rounded here."""
     new.mkdir(parents=True)
     for file in model.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
@@ -85,7 +85,7 @@ def _packed(name: str, weight: Tensor, rounded: Rounded) -> dict[str, Tensor]:
 
 
 def round_groups(weight: Tensor, group_size: int) -> Rounded:
-    """weight [N, K] fp32."""
+    """Quantize a weight, fp32 [N, K]."""
     num_features, size = weight.shape
     groups = weight.view(num_features, size // group_size, group_size)
     lowest, highest = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
@@ -105,7 +105,7 @@ def round_groups(weight: Tensor, group_size: int) -> Rounded:
 
 
 def pack_words(values: Tensor) -> Tensor:
-    """[R, C] from 0 to 15 -> [R, C / 8] int32, the first of 8 neighbours in the lowest bits."""
+    """[R, C] in 0..15 -> [R, C / 8] int32; of 8 neighbours the first is in the lowest bits."""
     shifts = torch.arange(0, 32, 4)
     words = (values.reshape(values.shape[0], -1, 8) << shifts).sum(2)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)

@@ -1,11 +1,11 @@
-"""A plain checkpoint as one of int4, as loadtest.int4_checkpoint makes it, with rounding and scales learned from text:
+"""Converts a plain checkpoint to int4, as loadtest.int4_checkpoint does, with rounding and scales learned from text:
 
     python -m loadtest.int4_with_data MODEL_FOLDER NEW_FOLDER TEXT... [--steps 500] [--device cuda]
 
-The rounded model learns the plain one's distribution of the next token (Hinton et al. 2015), all layers at once: each
-element's place between two levels, and each group's scale, by gradients that pass the rounding as if it were not there
-(Esser et al. 2020). Texts should be of the kind that the model is for, and not those by which it is measured. Needs
-transformers, and a GPU in practice.
+Distillation: the quantized model learns the plain one's next-token distribution (Hinton et al. 2015), all layers at
+once. Learned are each element's position between two levels and each group's scale; gradients pass straight through the
+rounding (Esser et al. 2020). Use texts of the kind that the model is for, but not those that it is evaluated on. Needs
+transformers, and in practice a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WINDOW = 512
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="make an int4 checkpoint of a plain one, with data")
+    parser = argparse.ArgumentParser(description="convert a plain checkpoint to int4, with data")
     parser.add_argument("model", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("texts", type=Path, nargs="+")
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def learn(
     model: Any, windows: Tensor, group_size: int, steps: int, batch_size: int, learning_rate: float
 ) -> Mapping[str, Rounded]:
-    """The linears of a transformers' model, by their weights' names. windows [W, T]: token ids."""
+    """Returns the quantized linears of a transformers model, by weight name. windows [W, T]: token ids."""
     model.requires_grad_(False)
     weights = {name: weight for name, weight in model.named_parameters() if is_linear(name)}
     groups = LearnedGroups(weights, group_size)
@@ -75,9 +75,9 @@ def learn(
 
 
 class LearnedGroups:
-    """Groups of all weights one below the other, so that rounding a model is a handful of operations.
+    """The groups of all weights concatenated, so that rounding the whole model takes few operations.
 
-    places: of elements, in levels of the first scale from zero; factors: of the first scales.
+    places: the elements' positions, in units of the initial scale, from the zero point. factors: scale / initial scale.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], group_size: int) -> None:
@@ -91,7 +91,7 @@ class LearnedGroups:
         self.factors = torch.ones_like(self._scales, requires_grad=True)
 
     def weights(self) -> dict[str, Tensor]:
-        """By name, rounded, bf16; gradients pass the rounding."""
+        """The dequantized weights by name, bf16. Gradients pass through the rounding."""
         scales = self._stored_scales()
         elements = _rounded(self.places / self.factors) + self._zeros
         values = ((elements.clamp(0, 15) - self._zeros) * scales).bfloat16()

@@ -1,4 +1,4 @@
-"""What must hold of a server after a run against it, and the table of what was found."""
+"""Conditions that a server must meet after a run against it, and a table of the results."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from loadtest.table import aligned
 
 
 class Law(NamedTuple):
-    """found: None if the run ended before it could be known, which is as bad as beyond `allowed`."""
+    """found: the value; None if the run ended before it was known, which counts as broken."""
 
     words: str
     found: float | None

@@ -23,7 +23,7 @@ class Fixed:
     tokens: int
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """See `LengthDistribution`; draws nothing."""
+        """See `LengthDistribution`. Does not use `rng`."""
         return np.full(count, self.tokens, dtype=np.int64)
 
 
@@ -43,7 +43,7 @@ class Uniform:
 class Lognormal:
     """Lognormal with this mean and coefficient of variation, rounded, then clipped to `low`..`high`.
 
-    `mean` is that of the law before clipping.
+    `mean` is the mean before clipping.
     """
 
     mean: float

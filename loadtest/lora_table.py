@@ -1,8 +1,8 @@
-"""What LoRA adapters cost on one H200, over HTTP: each row beside the same server's base, and beside the goal.
+"""The cost of LoRA adapters on one H200, over HTTP: each row beside the same server's base model and the goal.
 
 `python -m loadtest.lora_table [--model llama-8b] [--adapters 64] [--rank 16]` makes random adapters of all linears and
-starts three servers one after the other: without adapters, with all of them on the device, and with room for a quarter
-of them. About five minutes.
+starts three servers, one after the other: without adapters, with all of them on the device, and with room for a quarter
+of them. Takes about five minutes.
 """
 
 import argparse
@@ -35,8 +35,8 @@ TPOT, TTFT, RATE = "median_tpot_ms", "median_ttft_ms", "request_throughput"
 
 @dataclass(frozen=True, slots=True)
 class LoraRow:
-    """num_adapters: requests take turns at so many; 0: all are the base's. goal: the most that `key` may be of its,
-    or for RATE the least. beyond: the goal is so many ms more than the base's instead."""
+    """num_adapters: requests take turns at this many adapters; 0: all use the base model. goal: the most that `key` may
+    be, as a multiple of the base's (for RATE the least). beyond: goal is in ms instead, to be added to the base's."""
 
     workload: str
     num_requests: int
@@ -54,7 +54,7 @@ class LoraRow:
         return replace(self, num_adapters=0)
 
     def row(self, label: str) -> Row:
-        """label: makes its prompts its own."""
+        """label: distinguishes this row's prompts from other rows'."""
         seed = ANSWERS_LIKE_VLLMS.get(self.workload, SEED)
         name = f"{self.name}, {self.num_adapters} adapters, {label}"
         return Row(name, self.workload, self.num_requests, (), request_rate=self.request_rate, seed=seed)
@@ -66,7 +66,7 @@ class LoraRow:
 
 
 def resident_rows(most: int) -> tuple[LoraRow, ...]:
-    """Where all adapters that are asked for are on the device, `most` at most."""
+    """Rows where all adapters asked for, at most `most`, are on the device."""
     rows = (
         LoraRow("decode-1", 1, 0, TPOT, 1.005),
         LoraRow("decode-1", 1, 1, TPOT, 1.08),
@@ -84,7 +84,7 @@ def resident_rows(most: int) -> tuple[LoraRow, ...]:
 
 
 def evicting_rows(num_adapters: int) -> tuple[LoraRow, ...]:
-    """Where a quarter of the adapters is on the device, the others in the host's memory."""
+    """Rows where a quarter of the adapters is on the device and the others are in host memory."""
     return (
         LoraRow("fixed-128x2", num_adapters, num_adapters, TTFT, 5.0, beyond=True, request_rate=5.0),
         LoraRow("orca", 400, num_adapters, TTFT, 2.0, request_rate=20.0),
@@ -92,7 +92,7 @@ def evicting_rows(num_adapters: int) -> tuple[LoraRow, ...]:
 
 
 def cells(row: LoraRow, ours: float, base: float) -> list[str]:
-    """Of the table: row, adapters, figure, the base's, ours, their ratio, the goal, verdict."""
+    """Cells of a table line: row, adapters, figure, base, ours, ratio, goal, verdict."""
     goal = f"+{row.goal:g} ms" if row.beyond else f"{row.goal:g}"
     figures = [format_figure(value) for value in (base, ours, ours / base)]
     return [row.name, str(row.num_adapters), row.key, *figures, goal, row.verdict(ours, base)]
@@ -113,7 +113,7 @@ def _measured(
 
 
 def _make_all(model: str, folder: Path, num: int, rank: int) -> None:
-    """Side by side: each takes seconds."""
+    """Make the adapters in parallel, since each takes seconds."""
     make = partial(_make_one, read_shape(model), folder, rank)
     with ProcessPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         list(pool.map(make, range(num)))
@@ -126,15 +126,17 @@ def _make_one(shape: Any, folder: Path, rank: int, number: int) -> None:
 
 
 def main() -> None:
-    """Prints each figure as it comes, then the table; saves all results, one line of JSON each."""
+    """Print each figure as it comes, then the table. Save all results, one line of JSON each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=LLAMA_8B, help="one of loadtest/shapes")
+    parser.add_argument("--model", default=LLAMA_8B, help="a shape of loadtest/shapes")
     parser.add_argument("--adapters", type=int, default=64)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rows", nargs="+", help="workloads; default: all")
-    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=SERVERS, help="beside that without adapters")
+    parser.add_argument(
+        "--servers", nargs="+", choices=SERVERS, default=SERVERS, help="servers to measure besides the one without"
+    )
     parser.add_argument("--processes", type=int, default=default_num_processes(), help="client processes")
-    parser.add_argument("--python", default=sys.executable, help="the server's interpreter")
+    parser.add_argument("--python", default=sys.executable, help="Python interpreter of the server")
     parser.add_argument("--out", type=Path, default=Path("lora_table.jsonl"))
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for the server, last")
     args = parser.parse_args()
@@ -150,12 +152,12 @@ def main() -> None:
 
 
 def _compared(args: argparse.Namespace, folder: Path) -> Iterator[tuple[LoraRow, dict[str, Any], dict[str, Any]]]:
-    """Each row with the base's result and ours."""
+    """Yields each row with the base model's result and the adapters'."""
     vocab_size = plain_ids_end(read_shape(args.model))
 
     def measured(rows: Sequence[LoraRow], label: str, options: Sequence[str]) -> list[dict[str, Any]]:
         with served(args.model, args.python, [*options, *args.server_args]) as (base_url, _):
-            if label != "without":  # each is read from its folder once
+            if label != "without":  # read each adapter from its folder once, before the measurement
                 warm = LoraRow("fixed-128x2", args.adapters, args.adapters, TTFT, 0.0)
                 _measured(base_url, [warm], f"{label}, first", vocab_size, 1)
             return _measured(base_url, rows, label, vocab_size, args.processes)

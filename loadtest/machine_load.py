@@ -1,5 +1,5 @@
-"""What else the machine is doing: the first question to a surprising figure. Linux only; elsewhere all is
-unknown.
+"""How busy other processes keep the machine: the first thing to check when a figure surprises. Linux only; unknown
+elsewhere.
 """
 
 import os
@@ -15,7 +15,7 @@ _PAUSE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class CpuTicks:
-    """Ticks since the machine started: of all cores, of these idle, and used by this process and its
+    """Clock ticks since the machine started: of all cores; of these, idle ones; and those used by this process and its
     descendants.
     """
 
@@ -24,13 +24,13 @@ class CpuTicks:
     own: int
 
     def share_of_others(self, later: "CpuTicks") -> float:
-        """Share of all cores' time between here and `later` that other processes (or other guests) used."""
+        """Share of all cores' time, between `self` and `later`, that other processes (or other guests) used."""
         busy = (later.all - self.all) - (later.idle - self.idle)
         return max(0, busy - (later.own - self.own)) / max(1, later.all - self.all)
 
 
 def read_cpu_ticks() -> CpuTicks | None:
-    """The counters now; None where there are none. Descendants that have ended count once they were waited
+    """The counters now; None if the system has none. A descendant that has ended counts only after it was waited
     for.
     """
     try:
@@ -42,7 +42,7 @@ def read_cpu_ticks() -> CpuTicks | None:
 
 
 def share_of_others_during(work: Callable[[], float]) -> tuple[float, float | None]:
-    """Does the work; gives its answer and the share of all cores' time that others used meanwhile."""
+    """Do the work. Returns its result and the share of all cores' time that others used meanwhile; None: unknown."""
     before = read_cpu_ticks()
     answer = work()
     after = read_cpu_ticks()
@@ -50,8 +50,8 @@ def share_of_others_during(work: Callable[[], float]) -> tuple[float, float | No
 
 
 def wait_until_free(share_of_others: float, timeout_s: float) -> None:
-    """Returns once others use at most this share of the cores' time, or after `timeout_s`, or if it is
-    unknown.
+    """Returns as soon as others use at most this share of the cores' time, or the share is unknown, or after
+    `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -67,7 +67,7 @@ def _sample() -> float:
 
 
 def _own_ticks() -> int:
-    """User and system ticks of this process's tree, children that were waited for included."""
+    """User and system ticks of this process and its descendants, including children that were waited for."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for folder in _PROC.iterdir():

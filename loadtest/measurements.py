@@ -1,4 +1,4 @@
-"""Rates of several sides on a machine that others use too: taken when it is free, and again if it was not."""
+"""Rates of several systems on a shared machine: measured when it is idle, and again if it was not."""
 
 import statistics
 import sys
@@ -10,12 +10,12 @@ _FREE_SHARE = 0.05
 
 
 class Measurements:
-    """Rates of each side, one for each round, taken while the machine did little else."""
+    """Rates by side, one per round, measured while the machine did little else."""
 
     def __init__(self, patience_s: float = 0.0, max_tries: int = 1) -> None:
-        """Waits up to `patience_s` seconds before each measurement for other work to end, and repeats one
-        during which others used too much of the machine, up to `max_tries` tries; the least disturbed one
-        counts.
+        """patience_s: how long to wait before each measurement for other work to end. max_tries: a measurement
+        during which others used too much of the machine is repeated, up to this many tries; the least disturbed
+        one counts.
         """
         self._patience_s = patience_s
         self._max_tries = max_tries
@@ -24,20 +24,20 @@ class Measurements:
 
     @property
     def medians(self) -> dict[str, float]:
-        """Output tokens per second by side."""
+        """Median output tokens per second, by side."""
         return {name: statistics.median(rates) for name, rates in self._rates.items()}
 
     @property
     def greatest_share_of_others(self) -> float | None:
-        """The greatest share of the cores' time that other processes had during a measurement that counts."""
+        """The greatest share of the cores' time that other processes used during a measurement that counts."""
         return max(self._others, default=None)
 
     def first_rate(self, name: str) -> float:
-        """The rate of that side in the first round."""
+        """The side's rate in the first round."""
         return self._rates[name][0]
 
     def take(self, name: str, side: Callable[[], float]) -> None:
-        """Measures one side once."""
+        """Measure one side once."""
         tries: list[tuple[float, float | None]] = []
         for _ in range(self._max_tries):
             wait_until_free(_FREE_SHARE, self._patience_s)

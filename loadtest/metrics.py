@@ -1,10 +1,10 @@
-"""The arithmetic of a result: records in, one JSON-ready dict out, with the keys of vLLM's serving benchmark.
+"""Turns records into a result: one JSON-ready dict with the keys of vLLM's serving benchmark.
 
-Where ours means something else than vLLM's: latencies count from when a request was due, not from when it was
-sent (in a closed loop the two are the same); token counts are the server's usage; `max_concurrent_requests`
-is exact, not by whole seconds; `start_times` are seconds after the start of the run; a figure without data is
-null, not 0. Units: `*_ms` milliseconds, `duration`, `ttfts`, `itls`, `start_times` seconds, throughputs per
-second. Percentiles interpolate linearly, as numpy does; `std` is that of a population.
+Differences from vLLM's: latencies count from when a request was due, not from when it was sent (in a closed loop these
+are the same); token counts are the server's usage; `max_concurrent_requests` is exact, not per whole second;
+`start_times` are seconds after the start of the run; a figure without data is null, not 0. Units: `*_ms` milliseconds;
+`duration`, `ttfts`, `itls`, `start_times` seconds; throughputs per second. Percentiles are interpolated linearly, as
+numpy does; `std` is the population's.
 """
 
 import collections
@@ -26,7 +26,7 @@ DEFAULT_PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Service-level objectives in milliseconds; None leaves a figure free."""
+    """Service-level objectives in milliseconds. None: no objective for this figure."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -34,7 +34,7 @@ class Objectives:
 
     @classmethod
     def parse(cls, pairs: Iterable[str]) -> "Objectives":
-        """From `ttft:200 tpot:50 e2el:5000`. Raises ValueError naming the pair."""
+        """Parses strings such as `ttft:200`, `tpot:50`, `e2el:5000`. Raises ValueError that names the bad one."""
         limits: dict[str, float] = {}
         for pair in pairs:
             name, _, value = pair.partition(":")
@@ -45,13 +45,11 @@ class Objectives:
 
     @property
     def any_set(self) -> bool:
-        """Whether there is an objective at all."""
+        """Whether any objective is set."""
         return any(limit is not None for limit in (self.ttft_ms, self.tpot_ms, self.e2el_ms))
 
     def met_by(self, record: StreamRecord) -> bool:
-        """Whether a request that ended well kept every objective; a figure that it does not have counts as
-        kept.
-        """
+        """Whether a successful request met every objective. A figure that the request does not have counts as met."""
         figures = (
             (record.time_to_first_token_s, self.ttft_ms),
             (record.time_per_output_token_s, self.tpot_ms),
@@ -64,7 +62,7 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class RunLabels:
-    """What a result says about the run besides its figures."""
+    """Facts about the run that its result repeats."""
 
     endpoint_type: str
     backend: str
@@ -86,7 +84,7 @@ def summarize(
     objectives: Objectives = Objectives(),
     percentiles: Sequence[float] = DEFAULT_PERCENTILES,
 ) -> dict[str, Any]:
-    """The whole result; `without_long_arrays` makes its short form."""
+    """The whole result. `without_long_arrays` gives the short form."""
     good = [record for record in outcome.records if record.succeeded]
     return {
         **_labels(labels, len(outcome.records)),
@@ -104,8 +102,8 @@ def without_long_arrays(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def max_concurrent(intervals: Iterable[tuple[float, float]]) -> int:
-    """The most (start, end) intervals that cover one instant; one that ends as another starts does not
-    overlap it.
+    """The most (start, end) intervals that overlap at any time. One that ends when another starts does not overlap
+    it.
     """
     steps = sorted(step for start, end in intervals for step in ((start, 1), (end, -1)))
     running = most = 0
@@ -116,8 +114,8 @@ def max_concurrent(intervals: Iterable[tuple[float, float]]) -> int:
 
 
 def tokens_by_second(records: Iterable[StreamRecord], start_s: float, duration_s: float) -> NDArray[np.float64]:
-    """Output tokens that came in each whole second after `start_s`; a chunk's share of a request's tokens is
-    as the ids it carried, or equal to the other chunks'.
+    """Output tokens in each whole second after `start_s`. A request's tokens are spread over its chunks by the ids
+    that each carried, or else equally.
     """
     counts = np.zeros(int(duration_s) + 1)
     for record in records:
@@ -205,7 +203,7 @@ def _normalized(good: Sequence[StreamRecord]) -> dict[str, Any]:
 
 
 def _client_health(records: Sequence[StreamRecord]) -> dict[str, Any]:
-    """How late requests were sent, and how far the counts can be trusted."""
+    """How late requests were sent, and how reliable the counts are."""
     lags = np.asarray([record.sent_s - record.scheduled_s for record in records if record.sent_s]) * 1e3
     good = [record for record in records if record.succeeded]
     num_chunks = sum(len(record.chunk_times) for record in good)

@@ -1,6 +1,6 @@
-"""`python -m loadtest.metrics_reference`: docs/metrics.md, written from the metrics that the service registers.
+"""`python -m loadtest.metrics_reference` writes docs/metrics.md from the metrics that the service registers.
 
-A test compares the file with this; after a change of a metric, run it again.
+A test compares the file with the code: run this again after changing a metric.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _SECTIONS = {
     "process_virtual_memory_bytes": ("The process", _PROCESS),
     "vllm:num_requests_running": ("vLLM's names", _VLLM),
 }
-"""Each begins with this metric, in the order of registration, and says this first."""
+"""Sections of the page, in the order of registration: the metric that begins each, its heading, and its first text."""
 
 _OPEN = {
     "route": "the route's template",
@@ -94,7 +94,7 @@ _OPEN = {
     "headrace_policies": "one per policy: `scheduling`, `admission`, `preemption`, `chunks`, `prefix_cache`,"
     " `training`, `speculation`",
 }
-"""Labels whose values come with the traffic, or metrics whose labels do: what is said of them instead."""
+"""Labels whose values depend on traffic, and metrics whose labels do: the text shown instead of values."""
 
 
 def write_reference() -> str:
@@ -110,7 +110,7 @@ def write_reference() -> str:
 
 
 def _metrics() -> Iterator[Metric]:
-    """What a server registers, with every label seen once."""
+    """What a server registers, with every label value seen once."""
     registry = CollectorRegistry()
     serves_adapters = EngineSnapshot(adapters=AdapterUse(1, 1, 1, {"": 1}, {"": 1}))
     registry.register(LiveGauges(lambda: serves_adapters))

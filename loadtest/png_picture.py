@@ -1,7 +1,7 @@
-"""`python -m loadtest.png_picture a.svg ...`: a.png beside each, in its light colours, for where no SVG is shown.
+"""`python -m loadtest.png_picture a.svg ...` writes a.png beside each SVG, in its light colours, for pages without SVG.
 
-By librsvg's `rsvg-convert` (Debian: librsvg2-bin), which knows no variables of CSS: they are filled in before. With
-`pngquant`, if it is there, to a third of the size.
+Uses librsvg's `rsvg-convert` (Debian: librsvg2-bin). It does not know CSS variables, so they are replaced first. If
+`pngquant` is installed, it reduces the file to about a third.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 CONVERTER = "rsvg-convert"
 _NUM_COLORS = 32
-"""Of a few curves and letters."""
+"""Enough for a picture of a few curves and letters."""
 
 
 def without_variables(svg: str) -> str:
-    """The same picture, each `var(--x)` replaced by the first value that the style gives to `--x`. Raises KeyError for
-    one that it gives none."""
+    """The same picture, with each `var(--x)` replaced by the first value that the style gives to `--x`. Raises KeyError
+    if there is none."""
     values: dict[str, str] = {}
     for name, value in re.findall(r"--([\w-]+):\s*([^;}]+)", svg):
         values.setdefault(name, value.strip())
@@ -28,7 +28,7 @@ def without_variables(svg: str) -> str:
 
 
 def write_png(svg: str, file: Path) -> None:
-    """Raises FileNotFoundError without the converter, CalledProcessError where it takes no such SVG."""
+    """Raises FileNotFoundError if the converter is not installed, CalledProcessError if it rejects the SVG."""
     if shutil.which(CONVERTER) is None:
         raise FileNotFoundError(f"{CONVERTER} is not installed (Debian: librsvg2-bin)")
     drawn = subprocess.run([CONVERTER, "--format", "png"], input=without_variables(svg).encode(), capture_output=True)

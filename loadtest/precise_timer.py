@@ -1,9 +1,9 @@
-"""Wakes an asyncio loop at an instant, to a few hundredths of a millisecond where the machine is not
+"""Wakes an asyncio loop at a given time, to within a few hundredths of a millisecond unless the machine is
 overloaded.
 
-Event loops round their timeouts to whole milliseconds, and an idle core takes some 0.2 ms to wake: a few per
-cent of a 15 ms time to first token. On Linux a timerfd on the monotonic clock wakes the loop a little early
-and the rest is waited out; elsewhere the loop's own timer does.
+Event loops round timeouts to whole milliseconds, and an idle core takes about 0.2 ms to wake: a few per cent of a
+time to first token of 15 ms. On Linux a timerfd on the monotonic clock wakes the loop a little early and the timer
+busy-waits for the rest; elsewhere the loop's own timer is used.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class PreciseTimer:
-    """Calls back at instants of `time.perf_counter`. Owned by one running loop; close it before the loop
+    """Calls back at given times of `time.perf_counter`. Owned by one running loop; close it before the loop
     ends.
     """
 
@@ -42,15 +42,13 @@ class PreciseTimer:
         self._fd = self._open_timerfd()
 
     def call_at(self, when: float, callback: Callable[[], None]) -> None:
-        """Runs `callback` in the loop at `when` (at once, in the next turn of the loop, when that has
-        passed).
-        """
+        """Run `callback` in the loop at `when`; if that has passed, in the next turn of the loop."""
         heapq.heappush(self._due, (when, next(self._order), callback))
         if self._due[0][0] == when:
             self._arm(when)
 
     async def sleep_until(self, when: float) -> None:
-        """Returns at `when`; without suspending when that has passed."""
+        """Returns at `when`; does not suspend if that has passed."""
         if time.perf_counter() >= when:
             return
         reached: asyncio.Future[None] = self._loop.create_future()
@@ -58,7 +56,7 @@ class PreciseTimer:
         await reached
 
     def close(self) -> None:
-        """Forgets what was due and gives the timer back."""
+        """Drop pending callbacks and release the timer."""
         self._due.clear()
         if self._fd is not None:
             self._loop.remove_reader(self._fd)
@@ -102,6 +100,6 @@ class PreciseTimer:
 
 
 def _wait_out(when: float) -> None:
-    """Holds the thread until `when`, at most `_EARLY_S` away."""
+    """Busy-wait until `when`, which is at most `_EARLY_S` away."""
     while time.perf_counter() < when:
         pass

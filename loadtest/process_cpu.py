@@ -8,7 +8,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds_by_thread(pid: int) -> dict[str, float]:
-    """Seconds of user and system time of a process's threads, those of one name together."""
+    """User plus system seconds of a process by thread name; threads with the same name are added up."""
     seconds: dict[str, float] = {}
     for folder in Path(f"/proc/{pid}/task").iterdir():
         name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
@@ -18,9 +18,9 @@ def cpu_seconds_by_thread(pid: int) -> dict[str, float]:
 
 
 class CpuUse:
-    """What a process uses while this context is entered.
+    """CPU time that a process uses while this context is entered.
 
-    by_thread: seconds, once it is left; those of threads of one name together.
+    by_thread: seconds by thread name, set on exit; threads with the same name are added up.
     """
 
     def __init__(self, pid: int) -> None:
@@ -30,7 +30,7 @@ class CpuUse:
 
     @property
     def seconds(self) -> float:
-        """Of all threads that live."""
+        """Seconds of all threads that are alive."""
         return sum(self.by_thread.values())
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a process and its descendants hold: memory, open files, threads, as the kernel counts it. Linux only."""
+"""Memory, open files and threads of a process and its descendants, as the kernel counts them. Linux only."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ _PROC = Path("/proc")
 
 
 class Holdings(NamedTuple):
-    """Of a process and its descendants together."""
+    """Sums over a process and its descendants."""
 
     resident_mb: float
     open_files: int
@@ -17,9 +17,8 @@ class Holdings(NamedTuple):
 
 
 def holdings_of(process_id: int) -> Holdings:
-    """Now. Memory that two of them share counts for each. Raises ProcessLookupError if the process has ended.
-
-    A descendant that ends meanwhile is left out.
+    """The holdings now. Memory shared by two processes counts twice. Raises ProcessLookupError if the process has
+    ended; a descendant that ends meanwhile is left out.
     """
     totals = [0.0, 0, 0, 0]
     for each in [process_id, *_descendants(process_id)]:
@@ -36,7 +35,7 @@ def holdings_of(process_id: int) -> Holdings:
 def _holdings_of_one(process_id: int) -> Holdings:
     folder = _PROC / str(process_id)
     fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
-    if "VmRSS" not in fields:  # it has ended, and its parent has not asked how
+    if "VmRSS" not in fields:  # a zombie: it has ended, but its parent has not waited for it
         raise ProcessLookupError(process_id)
     open_files = sum(1 for _ in (folder / "fd").iterdir())
     return Holdings(int(fields["VmRSS"].split()[0]) / 1024, open_files, int(fields["Threads"]), 1)

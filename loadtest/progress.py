@@ -8,7 +8,7 @@ _WIDTH = 30
 
 
 class ProgressBar:
-    """Call it with the number of finished requests; it draws on `stream` when that is a terminal."""
+    """Call it with the number of finished requests. Draws on `stream` if that is a terminal."""
 
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
         self._total = total
@@ -17,7 +17,7 @@ class ProgressBar:
         self._began = time.perf_counter()
 
     def __call__(self, finished: int) -> None:
-        """Redraws the bar."""
+        """Redraw the bar."""
         if not self._shown:
             return
         filled = _WIDTH * finished // self._total
@@ -27,7 +27,7 @@ class ProgressBar:
         self._stream.flush()
 
     def close(self) -> None:
-        """Ends the line of the bar."""
+        """End the bar's line."""
         if self._shown:
             self._stream.write("\n")
             self._stream.flush()

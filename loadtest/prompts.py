@@ -1,8 +1,8 @@
-"""From a traced request to the bytes of its HTTP body.
+"""Turns a request of a trace into the bytes of its HTTP body.
 
-Prompts are token-exact: random ids sent as `prompt: [int]` to /v1/completions, so that every server gets the
-same number of tokens whatever its tokenizer. The chat endpoint takes text only: there the prompt is one short
-random word a token, which is exact to a few per cent.
+Prompts are token-exact: random ids sent as `prompt: [int]` to /v1/completions, so that every server gets the same
+number of tokens whatever its tokenizer. The chat endpoint takes only text: there a prompt has one short random word per
+token, which is exact to a few per cent.
 """
 
 import math
@@ -59,9 +59,9 @@ _WEATHER_TOOL = {
 class BodyOptions:
     """What all request bodies of a run have in common.
 
-    Token ids are drawn from `min_token_id` (included) to `vocab_size` (excluded). `extra_body` is laid over
-    each body last, over its temperature of 0 too; a value of None there removes the field. more_models: requests take
-    turns at `model` and these. deterministic_share: of the requests, evenly spread, that ask to be deterministic.
+    Token ids are drawn from `min_token_id` (included) to `vocab_size` (excluded). `extra_body` is merged into each body
+    last, so it overrides even the temperature of 0; a value of None removes the field. more_models: requests take turns
+    at `model` and these. deterministic_share: share of the requests, evenly spread, that ask to be deterministic.
     """
 
     model: str
@@ -81,12 +81,12 @@ class BodyOptions:
             raise ValueError(f"min_token_id {self.min_token_id} must lie in 0..{self.vocab_size - 1}")
 
     def model_of(self, request: TraceRequest) -> str:
-        """The name that the request asks for."""
+        """The model name in the request's body."""
         names = (self.model, *self.more_models)
         return names[request.request_id % len(names)]
 
     def is_deterministic(self, request: TraceRequest) -> bool:
-        """Whether the request asks to be."""
+        """Whether the request asks to be deterministic."""
         so_far, with_it = (
             request.request_id * self.deterministic_share,
             (request.request_id + 1) * self.deterministic_share,
@@ -95,7 +95,7 @@ class BodyOptions:
 
 
 def prompt_token_ids(request: TraceRequest, options: BodyOptions) -> list[int]:
-    """Ids of the request's own turn, shared prefix first; the same for the same request and vocabulary."""
+    """Ids of the request's own turn, shared prefix first. Depends only on the request and the vocabulary."""
     if request.prompt_token_ids is not None:
         return list(request.prompt_token_ids)
     prefix = _random_ids(request.prompt_seed, "prefix ids", request.prefix_group, request.prefix_len, options)
@@ -103,12 +103,13 @@ def prompt_token_ids(request: TraceRequest, options: BodyOptions) -> list[int]:
 
 
 def stand_in_output_ids(request: TraceRequest, options: BodyOptions) -> list[int]:
-    """Ids in place of an answer whose real ids the server did not send, for the history of a conversation."""
+    """Ids for a conversation's history, in place of an answer whose ids the server did not send."""
     return _random_ids(request.prompt_seed, "output ids", request.request_id, request.output_len, options)
 
 
 def request_body(request: TraceRequest, options: BodyOptions, history: Sequence[int] = ()) -> bytes:
-    """The JSON body. `history` holds the ids of the conversation so far (completions only)."""
+    """The JSON body. history: ids of the conversation so far (completions only). Raises ValueError if the endpoint
+    cannot carry the request."""
     body: dict[str, Any] = {
         "model": options.model_of(request),
         "stream": True,

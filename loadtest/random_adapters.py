@@ -1,8 +1,8 @@
-"""Random LoRA adapters in PEFT's format, made in a second from a model's config.json alone: for benchmarks of many.
+"""Random LoRA adapters in PEFT's format, made within a second from a model's config.json, for benchmarks with many.
 
     python -m loadtest.random_adapters MODEL OUT --count 64 --rank 16
 
-MODEL is a folder with a config.json, or one of loadtest/shapes by its name.
+MODEL is a folder with a config.json, or the name of a shape in loadtest/shapes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from loadtest.model_shapes import read_shape
 ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 _SHARE = 0.1
-"""Of the size of a weight's product that an adapter's has at about: it changes answers and breaks nothing."""
+"""Size of an adapter's output relative to its linear's, about: enough to change answers without breaking them."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,8 +47,9 @@ def make_adapters(
     dtype: str = "bfloat16",
     seed: int = 0,
 ) -> list[Path]:
-    """The folders, adapter-0 and so on, made or overwritten in `out`. shape: a model's config.json. The same seed and
-    number give the same weights. Raises ValueError for a target that the model's linears do not have."""
+    """Makes or overwrites the folders adapter-0, adapter-1 ... in `out`, and returns them. shape: a model's
+    config.json. The same seed and number give the same weights. Raises ValueError for a target that the model's
+    linears do not have, and for a bad rank or count."""
     sizes = linear_sizes(shape)
     unknown = sorted(set(targets) - set(sizes))
     if unknown or not targets:
@@ -64,7 +65,7 @@ def make_adapters(
                 block = "mlp" if target in ("gate_proj", "up_proj", "down_proj") else "self_attn"
                 name = f"base_model.model.model.layers.{layer}.{block}.{target}"
                 num_outputs, num_inputs = sizes[target]
-                # Both sides of about the size that makes the product's share `_SHARE` of a weight's of variance 1 / in.
+                # A linear's weights have variance 1 / num_inputs. With these scales B @ A is `_SHARE` times as large.
                 a = torch.randn(rank, num_inputs, generator=random) * num_inputs**-0.5
                 b = torch.randn(num_outputs, rank, generator=random) * (_SHARE * rank**-0.5)
                 tensors[f"{name}.lora_A.weight"] = a.to(getattr(torch, dtype))
@@ -76,7 +77,7 @@ def make_adapters(
 
 
 def linear_sizes(shape: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of a layer's linears by name."""
+    """A layer's linears: name -> (outputs, inputs)."""
     hidden, intermediate = int(shape["hidden_size"]), int(shape["intermediate_size"])
     num_heads = int(shape["num_attention_heads"])
     head_dim = int(shape.get("head_dim") or hidden // num_heads)
@@ -116,8 +117,8 @@ def _config(model: str) -> Mapping[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest.random_adapters", description="Make random adapters.")
-    parser.add_argument("model", help="a model's folder, or a shape of loadtest/shapes by its name")
-    parser.add_argument("out", type=Path, help="where adapter-0, adapter-1 ... are made")
+    parser.add_argument("model", help="a model folder, or the name of a shape in loadtest/shapes")
+    parser.add_argument("out", type=Path, help="folder in which adapter-0, adapter-1 ... are made")
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--target-modules", nargs="+", default=ALL_LINEARS, metavar="NAME", help="default: all linears")

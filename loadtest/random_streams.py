@@ -1,6 +1,4 @@
-"""Independent random streams of one seed, so that changing one draw of an experiment leaves the others as
-they were.
-"""
+"""Independent random streams from one seed: changing one draw of an experiment does not change the others."""
 
 import zlib
 
@@ -8,7 +6,7 @@ import numpy as np
 
 
 def random_stream(seed: int, purpose: str, *ids: int) -> np.random.Generator:
-    """The generator for `purpose` (say "arrivals"), further split by `ids`; the same arguments give the same
+    """The generator for `purpose` (such as "arrivals"), further split by `ids`. The same arguments give the same
     stream.
 
     `seed` and `ids` must not be negative.

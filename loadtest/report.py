@@ -1,8 +1,7 @@
-"""Saved results -> one self-contained HTML page: a table side by side, and plots in which each result has a
-colour.
+"""Saved results -> one self-contained HTML page: a side-by-side table, and plots with one colour per result.
 
-Results that share a label and differ in request rate are points of one line in the plot of normalized latency
-against request rate, the figure in which ORCA and PagedAttention compare servers.
+Results that share a label and differ in request rate form one line in the plot of normalized latency against request
+rate, the figure in which ORCA and PagedAttention compare servers.
 """
 
 import html
@@ -20,7 +19,8 @@ _MAX_POINTS = 400
 
 
 def html_report(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """The page. `results` are saved with their long arrays; those without them get a table but no plots."""
+    """The page. Results saved without their long arrays are in the table only. Raises ValueError unless there are as
+    many names as results."""
     if len(results) != len(names) or not results:
         raise ValueError("want as many names as results, and at least one")
     titles = _titles(results, names)
@@ -40,7 +40,7 @@ def html_report(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> s
 
 
 def _titles(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """The names, those that occur more than once told apart by their request rate."""
+    """The names; equal ones are distinguished by their request rate."""
     return [
         f"{name}, {format_figure(result['request_rate'])}/s" if names.count(name) > 1 else name
         for result, name in zip(results, names, strict=True)
@@ -157,7 +157,7 @@ def _cumulative(name: str, values_ms: Sequence[float], color_index: int) -> Curv
 
 
 def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list[float]]:
-    """At most `_MAX_POINTS` points, evenly chosen, the first and the last among them."""
+    """At most `_MAX_POINTS` points, evenly chosen, including the first and the last."""
     if len(xs) <= _MAX_POINTS:
         return list(xs), list(ys)
     chosen = np.linspace(0, len(xs) - 1, _MAX_POINTS).astype(int)

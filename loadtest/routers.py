@@ -1,6 +1,6 @@
-"""Routers of others in front of several replicas of ours, each a subprocess of the measuring script.
+"""Third-party routers in front of several of our replicas, each a subprocess of the measuring script.
 
-HAProxy runs with the file that is shipped. vllm-router may be installed in an environment of its own.
+HAProxy runs with the configuration file that we ship. vllm-router may be installed in its own environment.
 """
 
 import contextlib
@@ -21,21 +21,21 @@ SEES_A_DRAIN = (
     "--health-failure-threshold=1",
     "--health-success-threshold=1",
 )
-"""vllm-router's flags, as docker-compose.yml has them: it hears of a replica's end as soon as HAProxy does."""
+"""vllm-router's flags, as in docker-compose.yml. With them it notices a dead replica as soon as HAProxy does."""
 
 CACHE_AWARE = ("--policy=cache_aware",)
-"""By what it has sent where."""
+"""Routes by its own record of which prompts it sent to which replica."""
 
 
 def program(name: str) -> str | None:
-    """Where a router's program is: beside this Python, or on PATH; None if nowhere."""
+    """Path of a router's program, beside this Python or on PATH; None if it is not installed."""
     return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
 
 
 def kv_aware(model: str, endpoints: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
-    """vllm-router's flags: by what the replicas tell of their prefix caches.
+    """vllm-router's flags for routing by the KV events of the replicas' prefix caches.
 
-    endpoints: where a replica, by its URL, publishes its events and replays them.
+    endpoints: replica URL -> its addresses for publishing and for replaying events.
     """
     sources = [
         flag
@@ -46,7 +46,7 @@ def kv_aware(model: str, endpoints: Mapping[str, tuple[str, str]]) -> tuple[str,
 
 
 def kv_event_flags(events: str, replays: str) -> tuple[str, ...]:
-    """A replica's own, for endpoints of `kv_aware`: it listens where the router connects to."""
+    """A replica's flags for the endpoints of `kv_aware`: it listens on the addresses that the router connects to."""
     listened = (endpoint.replace("127.0.0.1", "*") for endpoint in (events, replays))
     return tuple(
         word
@@ -56,7 +56,7 @@ def kv_event_flags(events: str, replays: str) -> tuple[str, ...]:
 
 
 def haproxy_configuration(shipped: str, urls: Sequence[str], port: int) -> str:
-    """The shipped file, but for where it listens and how it finds the replicas: Docker's names are not there."""
+    """The shipped file with other addresses: its own are Docker's names, which do not exist here."""
     addresses = [url.removeprefix("http://") for url in urls]
     template = re.compile(
         r"^    server-template replica \d+ headrace:8000 (.*?) resolvers docker init-addr none$", re.M
@@ -69,7 +69,7 @@ def haproxy_configuration(shipped: str, urls: Sequence[str], port: int) -> str:
 
 @contextlib.contextmanager
 def running_haproxy(urls: Sequence[str]) -> Iterator[str]:
-    """Its base URL, once it passes calls on. Raises ServerDidNotStartError."""
+    """Yields its base URL once it forwards requests. Raises ServerDidNotStartError."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "haproxy.cfg"
@@ -81,7 +81,7 @@ def running_haproxy(urls: Sequence[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def running_vllm_router(urls: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
-    """Its base URL, once it passes calls on. Raises ServerDidNotStartError."""
+    """Yields its base URL once it forwards requests. Raises ServerDidNotStartError."""
     port = free_port()
     command = [
         program("vllm-router") or "vllm-router",

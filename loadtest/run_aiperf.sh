@@ -1,7 +1,7 @@
 #!/bin/sh
-# NVIDIA's aiperf against a running server: streamed chats of fixed lengths, so many at a time.
+# Runs NVIDIA's aiperf against a running server: streamed chats of fixed lengths from several concurrent clients.
 #
-#   pip install aiperf           # in an environment of its own: it is no dependency of Headrace
+#   pip install aiperf           # in a separate environment: Headrace does not depend on it
 #   headrace serve &
 #   loadtest/run_aiperf.sh http://127.0.0.1:8000 headrace-quickstart service/quickstart/model 60
 set -eu

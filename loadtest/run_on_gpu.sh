@@ -2,8 +2,8 @@
 # Benchmarks on a machine with a CUDA device, with dummy weights: every kernel, the engine without HTTP, and a few
 # workloads over HTTP. Ends with a short table: ours, vLLM's figure, the goal, the limit.
 #   PYTHON   the interpreter (python3)        PORT   the server's port (8009)
-#   PARTS    which parts, of: kernels latency throughput http (all)
-#   OUT      folder for what each benchmark prints (a temporary one)
+#   PARTS    parts to run, of: kernels latency throughput http (all)
+#   OUT      folder for each benchmark's output (a temporary one)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}

@@ -1,8 +1,9 @@
 #!/bin/sh
-# schemathesis against a running server and its own description: no 5xx, no answer off the description. First in all modes, where
-# most calls are refused; then with calls that a server honours (sensible_calls.py), of which half at least must be answered.
+# Runs schemathesis against a running server and its own OpenAPI description: there must be no 5xx and no answer that
+# contradicts the description. First in all modes, where most calls are refused; then only with calls that a server
+# can serve (sensible_calls.py), of which at least half must succeed.
 #
-#   pip install schemathesis          # in an environment of its own: it is no dependency of Headrace
+#   pip install schemathesis          # in a separate environment: Headrace does not depend on it
 #   headrace serve --max-model-len 512 --api-key KEY &      # short answers, many requests
 #   loadtest/run_schemathesis.sh http://127.0.0.1:8000 KEY 240
 set -eu

@@ -1,4 +1,4 @@
-"""Runs a load plan with several client processes and gathers their records."""
+"""Runs a load plan with several client processes and collects their records."""
 
 import itertools
 import multiprocessing
@@ -23,17 +23,16 @@ _POLL_S = 0.1
 
 
 class LoadError(Exception):
-    """The run could not be made: a client process failed or the server did not answer the warm-up."""
+    """The run failed: a client process failed, or the server did not answer the warm-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     """What to send where.
 
-    Open loop: each request is sent at its `arrival_s`, and `max_concurrency` (0: none) holds back requests
-    that are due while so many are in flight; their waiting counts as latency. Closed loop (`closed_loop`):
-    `max_concurrency` clients, each sending its next request when its last has ended; a request is due when it
-    is sent.
+    Open loop: each request is sent at its `arrival_s`. `max_concurrency` (0: no limit) delays due requests while that
+    many are in flight; the delay counts as latency. Closed loop (`closed_loop`): `max_concurrency` clients, each
+    sending its next request when its last one has ended; a request is due when it is sent.
     """
 
     base_url: str
@@ -57,7 +56,7 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """Records by request id; the run began at `start_s` and took `duration_s` to the last end."""
+    """records: by request id. The run started at `start_s`; the last request ended `duration_s` later."""
 
     records: list[StreamRecord]
     start_s: float
@@ -74,11 +73,11 @@ def run_load(
     on_progress: Callable[[int], None] = lambda finished: None,
     around: AbstractContextManager[object] | None = None,
 ) -> LoadOutcome:
-    """Runs the plan to its end. `on_progress` gets the number of finished requests about ten times a second.
+    """Run the plan to its end. on_progress: called about ten times per second with the number of finished requests.
 
-    around: entered when every client is ready, its warm-up done, and left when the last answer is there.
-    Client processes are spawned: a script that calls this needs the `if __name__ == "__main__"` guard.
-    Raises LoadError; the processes are ended whatever happens.
+    around: entered when every client is ready and warmed up, left when the last answer is there.
+    Client processes are spawned, so a script that calls this needs the `if __name__ == "__main__"` guard.
+    Raises LoadError. The client processes are ended in any case.
     """
     context = multiprocessing.get_context("spawn")
     shares = split(plan)
@@ -108,7 +107,7 @@ def run_load(
 
 
 def split(plan: LoadPlan) -> list[ClientShare]:
-    """One share for each client process; conversations stay whole, a limit on concurrency is divided."""
+    """One share per client process. Conversations stay whole; a concurrency limit is divided among the processes."""
     streams = _streams(plan.requests)
     wanted = plan.num_processes if not plan.max_concurrency else min(plan.num_processes, plan.max_concurrency)
     num = min(wanted, len(streams))

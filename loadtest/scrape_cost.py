@@ -1,11 +1,11 @@
-"""What a scrape of /metrics costs the event loop under load: ms of its thread on a core, and ms that pass.
+"""Cost of a scrape of /metrics to the event loop under load: CPU ms of its thread, and elapsed ms.
 
     python -m loadtest.scrape_cost [--streams 24] [--scrapes 100] [-- flags of `headrace serve`]
 
-A server of its own under streams, and a scrape each 0.2 s. Both times are taken in the server, from where the app is
-called to where it has answered. The thread's time on its core does not grow where the machine does other things, too,
-and is the longest that the interpreter can be kept from the engine's thread by a scrape; what passes besides is the
-wait for the interpreter and for a core. The first scrapes, which name each series, count too.
+Starts a server, keeps streams running on it, and scrapes it every 0.2 s. Both times are taken in the server, from the
+call of the app to its return. CPU time does not grow when the machine is busy; it is also the longest that a scrape can
+keep the interpreter from the engine's thread. Elapsed time adds the wait for the interpreter and for a core. The first
+scrapes, which name each series, count too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TIMEOUT_S = 120.0
 
 
 class TimedScrapes:
-    """An ASGI app around the service's: a line of JSON in the file for each scrape, `[on the core, passed]` in ms."""
+    """An ASGI app around the service's. Appends a line of JSON to the file per scrape: [CPU ms, elapsed ms]."""
 
     def __init__(self, app: ASGIApp, file: Path) -> None:
         self._app = app
@@ -53,7 +53,7 @@ class TimedScrapes:
 
 
 def serve_timed(file: Path, flags: list[str]) -> int:
-    """The service, whose scrapes are timed."""
+    """Run the service with timed scrapes."""
 
     def create_timed(*args: Any, **named: Any) -> ASGIApp:
         return TimedScrapes(create_app(*args, **named), file)
@@ -75,7 +75,7 @@ def _stream_on(url: str, over: threading.Event) -> None:
 
 
 def _measure(num_streams: int, num_scrapes: int, flags: Sequence[str]) -> tuple[list[list[float]], int]:
-    """Milliseconds on the core and passed, of each scrape; the bytes of the last."""
+    """CPU and elapsed milliseconds of each scrape, and the bytes of the last one."""
     url, over = f"http://127.0.0.1:{(port := free_port())}", threading.Event()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "scrapes"
@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=24)
     parser.add_argument("--scrapes", type=int, default=100)
     parser.add_argument("--server", type=Path, help=argparse.SUPPRESS)  # the measuring script starts this one
-    parser.add_argument("flags", nargs="*", help="of `headrace serve`; default: none, the quickstart model")
+    parser.add_argument("flags", nargs="*", help="options for `headrace serve`; default: the quickstart model")
     args = parser.parse_args()
     if args.server is not None:
         return serve_timed(args.server, args.flags)

@@ -1,14 +1,13 @@
-"""Our own description, narrowed to calls that a server honours: nearly all that are drawn from it are answered.
+"""Narrows our own OpenAPI description to requests that a server can serve, so that schemathesis gets few 400s.
 
     python -m loadtest.sensible_calls narrow http://127.0.0.1:8000 KEY > narrowed.json
     python -m loadtest.sensible_calls count results.har
 
-What the description allows is much more than what makes sense together (beams beside temperatures, grammars of noise),
-so nearly all that is drawn from the whole of it ends at 400, and generation itself is hardly tried. `narrow` keeps
-of each request the fields named here, with values that a model can honour; a field that the server no longer
-describes is a fault. What needs more than its body (an id of something that is there, a file, an operator's key,
-another kind of model) is left out. `count` tells what the POSTs of a run were answered, and ends with 1 if less than
-half were 200. run_schemathesis.sh does both.
+The description allows far more than makes sense together (beams with temperatures, grammars of noise). Nearly all
+requests drawn from it end with 400, and generation itself is hardly tested. `narrow` keeps of each request the fields
+listed here, with values that a model can serve; it fails if the server does not describe such a field. Endpoints that
+need more than a body (the id of something that exists, a file, an operator's key, another kind of model) are removed.
+`count` prints the statuses of a run's POSTs and exits with 1 if less than half were 200. run_schemathesis.sh runs both.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit
 
 LEAST_ACCEPTED = 0.5
 _LEAST_VOCABULARY = 256
-"""Every model has as many ids."""
+"""Every model has at least this many ids."""
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": _LEAST_VOCABULARY - 1}, "maxItems": 8}
 _SOME_IDS = {**_IDS, "minItems": 1}
@@ -132,20 +131,20 @@ SENSIBLE: dict[str, dict[str, Any]] = {
     "TokenizeChatRequest": {"messages": _MESSAGES, "return_token_strs": _FLAG},
     "DetokenizeRequest": {"tokens": _IDS},
 }
-"""By the name of the request's shape: fields and what they may be. `model` stays as it is described."""
+"""Request schema -> its fields and their allowed values. `model` keeps its description."""
 
 _NEEDED = {"input", "max_tokens", "max_output_tokens"}
-"""Without these, answers are as long as the context."""
+"""Required here: without them, answers fill the whole context."""
 
 
 def narrowed(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The same description with `SENSIBLE` requests, and no POST of any others. KeyError if a field or a required one
-    is not there."""
+    """The description with only the requests of `SENSIBLE`, and without other POSTs. Raises KeyError if a field of
+    `SENSIBLE` or a required one is missing."""
     result: dict[str, Any] = json.loads(json.dumps(description))
     shapes = result["components"]["schemas"]
     for name, fields in SENSIBLE.items():
         if name not in shapes:
-            continue  # an older server, or a newer one
+            continue  # this server's version has no such request
         shape = shapes[name]
         for each in fields:
             if each not in shape["properties"]:
@@ -165,14 +164,14 @@ def narrowed(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shapes(operation: Mapping[str, Any]) -> set[str]:
-    """Names of the shapes that a request may have; one that has none of its own is no shape of `SENSIBLE`."""
+    """Names of the schemas that the body may have. An inline schema has no name, so it is never in `SENSIBLE`."""
     content = operation.get("requestBody", {}).get("content", {})
     schema = content.get("application/json", {}).get("schema", {})
     return {each.get("$ref", "").rpartition("/")[2] for each in schema.get("oneOf", [schema])}
 
 
 def count(har: Mapping[str, Any]) -> dict[str, Counter[int]]:
-    """What the POSTs of a run were answered: path -> status -> how often."""
+    """Statuses of a run's POSTs: path -> status -> count."""
     answers: dict[str, Counter[int]] = {}
     for entry in har["log"]["entries"]:
         if entry["request"]["method"] == "POST":
@@ -182,7 +181,7 @@ def count(har: Mapping[str, Any]) -> dict[str, Counter[int]]:
 
 
 def accepted(answers: Iterable[Counter[int]]) -> float:
-    """Share of the answers that are 200."""
+    """Share of the answers with status 200."""
     total = sum(answers, Counter[int]())
     return total[200] / total.total() if total else 0.0
 

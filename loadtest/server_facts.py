@@ -1,6 +1,4 @@
-"""What a server says about itself before a run: its model and, where it can be known, the size of its
-vocabulary.
-"""
+"""What a server says about itself before a run: its model, and the size of its vocabulary if that is known."""
 
 import json
 import urllib.error
@@ -17,7 +15,7 @@ _TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """`vocab_size` and `max_model_len` are None where the server does not tell."""
+    """`vocab_size` and `max_model_len` are None if the server does not report them."""
 
     model_id: str
     vocab_size: int | None
@@ -25,11 +23,10 @@ class ServerFacts:
 
 
 def fetch_server_facts(base_url: str, headers: Mapping[str, str]) -> ServerFacts:
-    """Reads the first model of /v1/models.
+    """Read the first model of /v1/models.
 
-    The vocabulary is the card's `vocab_size`, else that of the config.json in the card's `root` where this is
-    a folder that can be read here. Raises ConnectionError when the server does not answer, ValueError when it
-    lists no model.
+    The vocabulary is the model card's `vocab_size`, else that of config.json in the card's `root`, if that is a folder
+    readable on this machine. Raises ConnectionError if the server does not answer, ValueError if it lists no model.
     """
     request = urllib.request.Request(f"{base_url.rstrip('/')}/v1/models", headers=dict(headers))
     try:
@@ -44,7 +41,7 @@ def fetch_server_facts(base_url: str, headers: Mapping[str, str]) -> ServerFacts
 
 
 def vocab_size_of(card: Mapping[str, Any]) -> int | None:
-    """Vocabulary in the config.json of a model card's `root` (or id), None where there is none to be read."""
+    """The vocabulary size in config.json of a model card's `root` (or id); None if it cannot be read."""
     config = Path(str(card.get("root") or card["id"])) / "config.json"
     if not config.is_file():
         return None

@@ -1,4 +1,4 @@
-"""What a server's /metrics says at one moment."""
+"""Reads a server's /metrics."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -8,7 +8,7 @@ _TIMEOUT_S = 10.0
 
 
 def read_metrics(base_url: str) -> dict[str, float]:
-    """Every sample of /metrics by its name, labels in braces. Raises OSError if the server does not answer."""
+    """Every sample: name with its labels in braces -> value. Raises OSError if the server does not answer."""
     with opened(f"{base_url}/metrics", _TIMEOUT_S) as response:
         text = response.read().decode()
     return {

@@ -16,13 +16,14 @@ _POLL_S = 0.05
 
 
 class ServerDidNotStartError(Exception):
-    """The server ended, or was not ready in time; the message holds the end of its output."""
+    """The server ended, or was not ready in time. The message contains the end of its output."""
 
 
 class RunningServer(NamedTuple):
     """start_s: seconds until it was ready.
 
-    wait: for its end, so many seconds at most; returns its exit status or raises subprocess.TimeoutExpired.
+    wait: waits at most that many seconds for the process to end; returns its exit status or raises
+    subprocess.TimeoutExpired.
     """
 
     start_s: float
@@ -44,9 +45,9 @@ def running_server(
     environment: Mapping[str, str] | None = None,
     output: BinaryIO | None = None,
 ) -> Iterator[RunningServer]:
-    """Starts the command, waits until `ready_url` answers 200; stops it at the end.
+    """Start the command and wait until `ready_url` answers 200; stop it on exit.
 
-    Raises ServerDidNotStartError. `environment` replaces this process's. output: a file for what it prints.
+    Raises ServerDidNotStartError. environment: replaces this process's. output: a file for the command's output.
     """
     with contextlib.nullcontext(output) if output else tempfile.TemporaryFile() as output:
         began = time.perf_counter()

@@ -1,8 +1,8 @@
-"""Server-sent events from the bytes of a body: only their data, since OpenAI's streams use nothing else."""
+"""Parses server-sent events: only their data, since OpenAI's streams use nothing else."""
 
 
 class EventParser:
-    """Feed it body bytes as they come; it gives back the data of the events that they complete."""
+    """Feed it body bytes as they come; it returns the data of events completed by them."""
 
     __slots__ = ("_buffer",)
 

@@ -1,6 +1,6 @@
-"""The serving figures that are compared on one H200: each row's workload, what vLLM has, the goal and the limit.
+"""The serving figures that are compared on one H200: each row's workload, vLLM's value, the goal and the limit.
 
-vLLM is 0.24.0 at its defaults on one H200; limits are computed from bytes and operations.
+vLLM is 0.24.0 with its defaults on one H200. Limits are computed from bytes and operations.
 """
 
 from collections.abc import Mapping
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from loadtest.model_shapes import LLAMA_8B, LLAMA_8B_W4A16, LLAMA_31_8B, QWEN3_06B
 
 SEED = 0
-"""Of arrivals, and of lengths where a row says nothing else."""
+"""Seed of arrivals, and of lengths unless a row has its own."""
 
 ANSWERS_LIKE_VLLMS: Mapping[str, int] = {"orca": 89, "sharegpt": 6}
-"""Seeds of the bursts' lengths. By its tokens/s over its requests/s vLLM's answers had 66.1 (orca) and 303.5 (sharegpt)
-tokens in the mean, and requests/s compare only where answers are equally long. Of the seeds from 0 on these are the
-first whose 1,000 answers come within 0.5 % of that, 65.9 and 304.9, while prompts stay within 2 tokens of their law's
-mean: 272.5 and 155.8 (vLLM's are not known). Seed 0 has 64.1 and 336.2, with 273.9 and 145.9 in: until 2026-11-21 the
-figures of loadtest/log/serving.md are of that seed."""
+"""Seeds of the lengths of bursts. Requests/s compare only if answers are equally long. vLLM's (its tokens/s divided by
+its requests/s) had 66.1 tokens (orca) and 303.5 (sharegpt) in the mean; the lengths of its prompts are not known. These
+are the lowest seeds whose 1,000 answers come within 0.5 % of that (65.9 and 304.9) while the mean prompt is within 2
+tokens of its distribution's (272.5 and 155.8). Until 2026-11-21 loadtest/log/serving.md used seed 0, whose answers have
+64.1 and 336.2 tokens and whose prompts have 273.9 and 145.9."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One figure of a row: its words, its key in the result, what vLLM has, the goal and the limit, where known."""
+    """One figure of a row: its title, its key in the result, vLLM's value, the goal and the limit; None: unknown."""
 
     title: str
     key: str
@@ -31,7 +31,7 @@ class Target:
     less_is_better: bool = True
 
     def verdict(self, value: float) -> str:
-        """`met` or `missed`, or nothing without a goal."""
+        """`met` or `missed`; empty without a goal."""
         if self.goal is None:
             return ""
         return "met" if (value <= self.goal if self.less_is_better else value >= self.goal) else "missed"
@@ -39,9 +39,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A workload: all requests at once, or at Poisson arrivals of `request_rate`. beside_offline: to be compared with
-    the engine without HTTP. seed: of the lengths. prompts_of: the earlier row whose prompts these are, all in the
-    prefix cache by then; else a row has prompts of its own."""
+    """A workload: all requests at once, or Poisson arrivals at `request_rate`. beside_offline: also run it through the
+    engine without HTTP. seed: of the lengths. prompts_of: the earlier row whose prompts are sent again, now in the
+    prefix cache; empty: the row has its own prompts."""
 
     name: str
     workload: str
@@ -59,7 +59,7 @@ def _decode(batch: int, vllm: float | None, goal: float | None, limit: float | N
 
 
 def _itl(vllm: float | None = None, goal: float | None = None) -> Target:
-    """What a client sees between two events of its stream."""
+    """Time between two events of a stream, as the client sees it."""
     return Target("ITL p50, ms", "median_itl_ms", vllm, goal)
 
 
@@ -84,9 +84,9 @@ _ORCA_AT_70 = (
     _itl(),
     Target("normalized latency, mean ms", "mean_normalized_latency_ms", 7.3, 6.0),
 )
-"""Whether vLLM had computed these prompts before is not known. Its TPOT is lower here than at 40/s, which prompts that
-are computed do not allow, and it ran with its defaults, a prefix cache: so there is a row of new prompts and a row of
-the same prompts again."""
+"""Whether vLLM had these prompts in its prefix cache, which is on by default, is not known. Its TPOT is lower here than
+at 40/s, which would not be possible if it computed them. So there is one row with new prompts, and one that sends them
+again."""
 
 ROWS: Mapping[str, tuple[Row, ...]] = {
     LLAMA_8B: (
@@ -150,7 +150,7 @@ START = (
     Target("TTFT of the first request, ms", "first_ttft_ms", 18.7, 15),
 )
 FIRST_REQUEST = Row("the first request", "fixed-128x8", 1, ())
-"""Sent as soon as the service is ready; all rows come after it."""
+"""Sent as soon as the service is ready, before all rows."""
 FIRST_ASKED = Row("the first deterministic request", "fixed-128x8", 1, ())
 
 OF_OFFLINE = Target("of the offline engine", "of_offline", goal=0.95, less_is_better=False)

@@ -1,14 +1,14 @@
-"""The serving figures to reach on one H200, over HTTP: ours beside vLLM's, the goal and the limit.
+"""Serving figures on one H200, over HTTP: ours beside vLLM's, the goal and the limit.
 
-`python -m loadtest.serving_table [MODEL ...]` starts the server once for each model (dummy weights, its defaults) and
+`python -m loadtest.serving_table [MODEL ...]` starts the server once per model (dummy weights, default settings) and
 sends the workload of every row (loadtest/serving_rows.py): streaming, temperature 0, end of sequence ignored, prompts
-of random ids. About two minutes a model.
-The server captures most of its CUDA graphs when it has nothing to do, which a row in a hurry does not leave it. With
-`--captured` all rows wait until it has them; with `--deterministic-share` they always do, and a share stands behind a
-row's name.
-After a model's rows come its server's host profile (FineInfer's table, of all rows together) and, where a row asks for
-it, the same requests through the engine without HTTP.
-`python -m loadtest.serving_table --markdown FILE` prints the table of docs/figures.md out of what a run has saved.
+of random ids. Takes about two minutes per model.
+The server captures most of its CUDA graphs when it is idle, and consecutive rows leave it no idle time. With
+`--captured` all rows wait until it has them. With `--deterministic-share` they always wait, and the share is added to
+the row's name.
+After a model's rows follow its server's host profile (FineInfer's table, over all rows together) and, for rows that ask
+for it, the same requests through the engine without HTTP.
+`python -m loadtest.serving_table --markdown FILE` prints the table of docs/figures.md from a saved run.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from loadtest.workload import draw, named
 _CACHED_AT_MOST = 0.01
 _POLL_S = 0.1
 _CACHED_AT_LEAST = 0.9
-"""Of prompts sent again: a prompt's last tokens fill no block, and one token at least is always computed."""
+"""For prompts sent again. It is not 1: the tokens after the last full block, at least one, are always computed."""
 _STREAMS_OF_A_SHARE = 4
 
 SERVER_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -57,7 +57,7 @@ SERVER_OPTIONS: Mapping[str, tuple[str, ...]] = {
 def served(
     model: str, python: str, extra: Sequence[str], output: BinaryIO | None = None
 ) -> Iterator[tuple[str, RunningServer]]:
-    """The server's address, and the server. output: a file for what it prints."""
+    """Yields the server's base URL, and the server. output: a file for what it prints."""
     port = free_port()
     base_url = f"http://127.0.0.1:{port}"
     command = [python, "-m", "service", "serve", *_model_options(model), "--port", str(port), *extra]
@@ -70,13 +70,14 @@ def _model_options(model: str) -> list[str]:
 
 
 def host_profile(output: str) -> str:
-    """The table in what a server with --profile-host has printed."""
+    """The table printed by a server with --profile-host."""
     rows = output[output.rindex("host profile of") :].splitlines()
     return "\n".join(rows[: 1 + next(i for i, row in enumerate(rows) if row.startswith("other"))])
 
 
 def await_graphs(output: int, kind: str, timeout_s: float = 120.0) -> None:
-    """Until a server whose log goes to this file has all CUDA graphs of a kind of steps. Raises TimeoutError."""
+    """Wait until the server with this log file has captured all CUDA graphs of this kind of steps. Raises
+    TimeoutError."""
     late_s = time.monotonic() + timeout_s
     while f"all CUDA graphs of {kind} steps are captured".encode() not in os.pread(output, os.fstat(output).st_size, 0):
         if time.monotonic() > late_s:
@@ -85,7 +86,7 @@ def await_graphs(output: int, kind: str, timeout_s: float = 120.0) -> None:
 
 
 def offline_requests_per_s(model: str, row: Row, python: str, extra: Sequence[str]) -> float:
-    """The row's requests, at once, through the engine without HTTP."""
+    """Requests/s of the row, all sent at once, through the engine without HTTP."""
     command = [python, "-m", "loadtest.bench", "throughput", *_model_options(model), *extra]
     command += ["--workload", row.workload, "--num-prompts", str(row.num_requests), "--seed", str(row.seed)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -101,13 +102,15 @@ def measure(
     models: Sequence[str] = (),
     deterministic_share: float = 0.0,
 ) -> dict[str, Any]:
-    """The row's result, as `loadtest run --save` writes it. Raises RuntimeError if a request failed.
+    """Measure one row. Returns a result as `loadtest run --save` writes it. Raises RuntimeError if a request failed.
 
-    Every row has prompts of its own, unless it says whose: the server's prefix cache holds none of another row's.
+    Every row has its own prompts, unless it has `prompts_of`: none of them is in the server's prefix cache. Also raises
+    RuntimeError if that is not so.
 
-    pid: of the server, if it runs here: then its CPU time a token is in the result, and nothing of what came before.
-    models: whose names requests take turns at; the server's own if there are none. deterministic_share: of the
-    requests, that ask to be deterministic; a single request has none, so a row of one becomes some, one after another.
+    pid: of the server, if it runs here: adds its CPU time per token during the row to the result.
+    models: names that requests take turns at; empty: the server's own. deterministic_share: share of the requests that
+    ask to be deterministic. A row with a single request sends several one after another instead, if the share is
+    neither 0 nor 1.
     """
     process = AllAtOnce() if row.request_rate is None else PoissonArrivals(row.request_rate)
     is_a_part_of_one = row.num_requests == 1 and 0 < deterministic_share < 1
@@ -155,7 +158,7 @@ def measure(
 
 
 def lines(name: str, targets: Sequence[Target], result: Mapping[str, Any]) -> list[list[str]]:
-    """Cells of the table: row, figure, ours, vLLM, goal, limit, verdict."""
+    """Table lines with the cells row, figure, ours, vLLM, goal, limit, verdict."""
     return [
         [
             name,
@@ -168,7 +171,7 @@ def lines(name: str, targets: Sequence[Target], result: Mapping[str, Any]) -> li
 
 
 def markdown_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Saved results as one Markdown table: a line a figure, for each model ours and vLLM's."""
+    """Saved results as one Markdown table: a line per figure; for each model a column for ours and one for vLLM's."""
     saved = {(result["shape"], result["label"]): result for result in results}
     models = [model for model in ROWS if any(shape == model for shape, _ in saved)]
     cells: dict[str, dict[str, list[str]]] = {}
@@ -187,18 +190,18 @@ def markdown_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Prints each row as it comes, and saves all results, one line of JSON each."""
+    """Print each row as it comes. Save all results, one line of JSON each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(ROWS), metavar="MODEL", help=f"of {', '.join(ROWS)}")
-    parser.add_argument("--rows", nargs="+", help="names of rows; default: all")
+    parser.add_argument("--rows", nargs="+", help="names of rows to measure; default: all")
     parser.add_argument("--processes", type=int, default=default_num_processes(), help="client processes")
-    parser.add_argument("--python", default=sys.executable, help="the server's interpreter")
+    parser.add_argument("--python", default=sys.executable, help="Python interpreter of the server")
     parser.add_argument("--out", type=Path, default=Path("serving_table.jsonl"))
-    share = "of the requests that ask to be deterministic; of several, all rows for each"
+    share = "share of requests that ask to be deterministic; with several values all rows run for each"
     parser.add_argument("--deterministic-share", type=float, nargs="+", default=[0.0], metavar="SHARE", help=share)
-    parser.add_argument("--captured", action="store_true", help="rows begin once the server has all its CUDA graphs")
-    parser.add_argument("--http-only", action="store_true", help="without the engine beside it, which has one rank")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: print a saved run")
+    parser.add_argument("--captured", action="store_true", help="start the rows when all CUDA graphs are captured")
+    parser.add_argument("--http-only", action="store_true", help="skip the engine without HTTP, which has one rank")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print the table of a saved run; measure nothing")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="options for the server, last")
     args = parser.parse_args()
     if args.markdown:
@@ -213,7 +216,7 @@ def main() -> None:
 
 
 def _measure_model(model: str, rows: Sequence[Row], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Prints and gives each result as it comes."""
+    """Print and yield each result as it comes."""
     vocab_size = plain_ids_end(read_shape(model))
     _print([model, "", "ours", "vLLM 0.24.0", "goal", "limit", ""])
     results: dict[str, dict[str, Any]] = {}
@@ -225,7 +228,7 @@ def _measure_model(model: str, rows: Sequence[Row], args: argparse.Namespace) ->
             _print_all("start", START, start)
             if args.captured or any(args.deterministic_share):
                 await_graphs(output.fileno(), "plain")
-            if any(args.deterministic_share):  # graphs of such steps are captured once there was one
+            if any(args.deterministic_share):  # their graphs are captured only after the first such request
                 measure(base_url, FIRST_ASKED, vocab_size, 1, deterministic_share=1.0)
                 await_graphs(output.fileno(), "deterministic")
             for share, row in product(args.deterministic_share, rows):

@@ -1,10 +1,10 @@
-"""What n-gram speculation gives on several kinds of text: an engine with it and one without, over one model, by turns.
+"""Gain of n-gram speculation on several kinds of text: one engine with it and one without, same model, taking turns.
 
     python -m loadtest.speculation_gain --model FOLDER [--rounds 3] [--streams 1] [--max-tokens 128]
 
-Without HTTP: seconds of the decodes alone, from the first token on, the least of all rounds; and, for a machine that
-does other things, the median ratio of the rounds' processor times. The kinds: text that copies (a file is to be given
-back with a small change), an answer about a text, and free text. Greedy; the tokens of both engines are compared.
+Without HTTP. Measured are the seconds of decoding alone, from the first token on, as the minimum over the rounds; and,
+for busy machines, the median over the rounds of the ratio of CPU times. The kinds: text that copies (give back a file
+with a small change), an answer about a text, and free text. Greedy; the tokens of both engines are compared.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ PROMPTS = {
 
 
 class Turn(NamedTuple):
-    """Of one engine: each stream's tokens, seconds from the first token of the first stream to the last of all, the
-    process's own meanwhile, and the requests' figures."""
+    """One engine's run. token_ids: per stream. seconds, cpu_s: elapsed and process CPU time from when every stream had
+    its first token to the end of the last. stats: per request."""
 
     token_ids: list[tuple[int, ...]]
     seconds: float
@@ -59,7 +59,7 @@ def main() -> int:
     )
     parser.add_argument("--model", required=True)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--streams", default="1", help="numbers of streams of the same kind, with commas")
+    parser.add_argument("--streams", default="1", help="numbers of concurrent streams, comma-separated; default: 1")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--kv-cache-memory", default="1GiB")
@@ -100,12 +100,12 @@ def _compared(
     engines: dict[str, Engine], kind: str, prompts: list[tuple[int, ...]], rounds: int, max_tokens: int
 ) -> dict[str, object]:
     turns: dict[str, list[Turn]] = {name: [] for name in engines}
-    for number in range(rounds + 1):  # the first one is not counted: loops are compiled, steps recorded
+    for number in range(rounds + 1):  # the first is not counted: kernels are compiled, CUDA graphs captured
         for name in sorted(engines, reverse=bool(number % 2)):
             turns[name].append(_turn(engines[name], prompts, max_tokens))
     seconds = {
         name: min(turn.seconds for turn in of[1:]) for name, of in turns.items()
-    }  # the machine does other things
+    }  # the minimum, since other work on the machine only adds time
     by_cpu = [one.cpu_s / other.cpu_s for one, other in zip(turns["plain"][1:], turns["ngram"][1:], strict=True)]
     last = turns["ngram"][-1]
     num_tokens = sum(map(len, last.token_ids)) - len(prompts)

@@ -1,10 +1,10 @@
-"""What a streamed call costs the event loop, without sockets and without an engine: us to come in, a frame, to end.
+"""CPU microseconds of a streamed call on the event loop, without sockets and engine: to come in, per frame, to end.
 
     python -m loadtest.stream_cost [--streams 256] [--rounds 12]
 
-The whole app behind its HTTP protocol, on connections that only count what is written to them; tokens are put into the
-streams by hand, six for each frame. Times are of the thread on its core, the least of many: they repeat within a few
-per cent where the machine does other things, too. What comes on top per write and connection is the kernel's part.
+The whole app behind its HTTP protocol, on connections that only count writes. The benchmark itself puts tokens into the
+streams, six per frame. Times are CPU times of the thread, the minimum over many measurements: they repeat within a few
+per cent even on a busy machine. A real server adds the kernel's cost per write and per connection.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MOST_TURNS = 10_000
 
 
 class HandFedEngine:
-    """Takes every request; whoever measures puts its tokens into its stream."""
+    """Accepts every request. The benchmark puts tokens into the streams."""
 
     def __init__(self) -> None:
         self.streams: list[RequestStream] = []
@@ -70,7 +70,7 @@ class HandFedEngine:
 
 
 class CountingTransport:
-    """Takes what is written, at once."""
+    """Accepts all writes at once, and counts them."""
 
     def __init__(self) -> None:
         self.num_writes = 0
@@ -97,7 +97,7 @@ class CountingTransport:
 
 
 class Bench:
-    """seconds: of each part, for one stream, as often as it was measured."""
+    """seconds: part -> CPU seconds per stream, one entry per measurement."""
 
     def __init__(self, num_streams: int) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
@@ -118,7 +118,7 @@ class Bench:
         self._make_protocol = bounded_protocol(ConnectionLimits(max_connections=10 * num_streams))
 
     async def round(self) -> None:
-        """All streams come in, get their frames, and end, side by side."""
+        """All streams come in, get their frames, and end, all streams together in each part."""
         bodies = [self._request() for _ in range(self._num_streams)]
         transports: list[CountingTransport] = []
         protocols: list[Any] = []

@@ -1,4 +1,4 @@
-"""What one streaming request showed: when its chunks came, how many tokens they held, how it ended."""
+"""Record of one streaming request: when its chunks came, how many tokens they had, how it ended."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,13 +8,12 @@ import orjson
 
 @dataclass(slots=True)
 class StreamRecord:
-    """Facts of one request; times in seconds on `time.perf_counter`'s clock.
+    """Facts about one request; times in seconds on `time.perf_counter`'s clock.
 
-    `scheduled_s` is when it was due (latencies count from there), `sent_s` when its last byte was handed to
-    the socket, `chunk_times` when each chunk with tokens came, `end_s` when the last chunk with choices came
-    (of a failed request: when it failed). `output_tokens` is the server's usage where it sends one, else the
-    number of token ids, else that of chunks, as `tokens_from` says. `error` is empty for a request that ended
-    well, else `kind: detail`.
+    scheduled_s: when it was due; latencies count from there. sent_s: when its last byte was given to the socket.
+    chunk_times: when each chunk with tokens came. end_s: when the last chunk with choices came (if the request failed:
+    when it failed). output_tokens: the server's usage if it sends one, else the number of token ids, else of chunks;
+    tokens_from says which. error: empty if the request succeeded, else `kind: detail`.
     """
 
     request_id: int
@@ -34,27 +33,27 @@ class StreamRecord:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the request ended well."""
+        """Whether the request ended without an error."""
         return not self.error
 
     @property
     def error_kind(self) -> str:
-        """What kind of error, one of few words: `timeout`, `http_503`, `disconnected_mid_stream`, ..."""
+        """The kind of error, such as `timeout`, `http_503`, `disconnected_mid_stream`; empty if there was none."""
         return self.error.partition(":")[0]
 
     @property
     def latency_s(self) -> float:
-        """From due to the end."""
+        """Seconds from when it was due to its end."""
         return self.end_s - self.scheduled_s
 
     @property
     def time_to_first_token_s(self) -> float | None:
-        """From due to the first chunk with tokens; None when none came."""
+        """Seconds from when it was due to the first chunk with tokens; None if none came."""
         return self.chunk_times[0] - self.scheduled_s if self.chunk_times else None
 
     @property
     def time_per_output_token_s(self) -> float | None:
-        """(latency - TTFT) / (output tokens - 1); None with fewer than two tokens."""
+        """(latency - TTFT) / (output tokens - 1), in seconds; None with fewer than two tokens."""
         first = self.time_to_first_token_s
         if first is None or self.output_tokens < 2:
             return None
@@ -62,12 +61,12 @@ class StreamRecord:
 
     @property
     def inter_token_latencies_s(self) -> list[float]:
-        """Gaps between chunks with tokens; a server that coalesces tokens has fewer and longer ones."""
+        """Gaps between chunks with tokens, in seconds. A server that coalesces tokens has fewer and longer ones."""
         return [later - earlier for earlier, later in zip(self.chunk_times, self.chunk_times[1:], strict=False)]
 
     @property
     def normalized_latency_s(self) -> float | None:
-        """Latency / output tokens (ORCA's and vLLM's figure of merit); None without output."""
+        """Seconds of latency / output tokens (ORCA's and vLLM's figure of merit); None without output."""
         return self.latency_s / self.output_tokens if self.output_tokens else None
 
 
@@ -81,7 +80,7 @@ class EventReader:
         self.done = False
 
     def read(self, event: bytes, now: float) -> None:
-        """Takes the data of one event that came at `now`; an error event sets the record's `error`."""
+        """Read the data of one event that came at `now`. An error event sets the record's `error`."""
         if event == b"[DONE]":
             self.done = True
             return
@@ -97,7 +96,7 @@ class EventReader:
             record.error = f"stream_error: {_error_detail(chunk['error'])}"
 
     def finish(self) -> None:
-        """The stream is over: settles the token count where no usage came."""
+        """Call when the stream is over: sets the token count if no usage came."""
         record = self._record
         if record.tokens_from == "chunks":
             record.output_tokens = sum(record.chunk_tokens)
@@ -129,8 +128,8 @@ class EventReader:
 
 
 def _carries_tokens(choice: dict[str, Any]) -> bool:
-    """Whether the chunk holds output. An empty text counts unless it comes with the finish: a token whose
-    text is held back or not printable still is one; an empty chat delta or one with only a role is not.
+    """Whether the chunk has output. An empty text counts unless it comes with the finish reason: a token's text may be
+    held back or unprintable. A chat delta that is empty or has only a role does not count.
     """
     delta = choice.get("delta")
     if delta is not None:

@@ -1,6 +1,6 @@
-"""A reader of HTTP/1.1 answers that forgives nothing: whatever RFC 9112 does not allow a server to send is a fault.
+"""A strict reader of HTTP/1.1 responses: anything that RFC 9112 does not allow a server to send is an error.
 
-`http_response.py` reads as a client does, fast and lenient; this one is for tests of the server.
+`http_response.py` reads as a client does, fast and lenient; this one is for testing the server.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _MAX_BODY_BYTES = 1 << 28
 
 
 class Answer(NamedTuple):
-    """One final answer. headers: by their names in lower case. closes: the server says that no other follows."""
+    """One final response. headers: by lower-case name. closes: the server says that it will close the connection."""
 
     status: int
     headers: dict[str, str]
@@ -29,11 +29,11 @@ class Answer(NamedTuple):
 async def read_answer(
     reader: asyncio.StreamReader, *, method: str = "GET", http_1_0: bool = False, pause_s: float = 0.0
 ) -> Answer | None:
-    """The next answer; None if the connection ended before its first byte. Interim answers (100) are read over.
+    """The next response; None if the connection ended before its first byte. Interim responses (100) are skipped.
 
-    method: of the request, which decides whether a body follows. http_1_0: the request was such a one, so the end of
-    the connection may end the body. pause_s: after each piece of a chunked body, for a client that reads slowly.
-    Raises BadResponseError; IncompleteReadError and ConnectionError if the connection ends within the answer.
+    method: the request's method, which decides whether a body follows. http_1_0: the request was HTTP/1.0, so the end
+    of the connection may end the body. pause_s: waited after each chunk of a body, to play a slow reader.
+    Raises BadResponseError; IncompleteReadError or ConnectionError if the connection ends within the response.
     """
     while True:
         line = await _line(reader)
@@ -113,7 +113,8 @@ async def _chunks(reader: asyncio.StreamReader, pause_s: float) -> bytes:
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
-    """With its end; empty if the connection ended in order before the line. Raises IncompleteReadError within one."""
+    """One line, including its end; empty if the connection was closed before it. Raises IncompleteReadError if the
+    connection ended within it."""
     try:
         return await reader.readuntil(b"\n")
     except asyncio.IncompleteReadError as fault:

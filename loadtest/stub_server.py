@@ -1,10 +1,9 @@
-"""A server with known timings in place of an engine: what the load generator is tested and calibrated
-against.
+"""A stub server with known timings and no engine: the load generator is tested and calibrated against it.
 
-It answers /v1/completions and /v1/chat/completions with pre-made chunks: the first token `ttft_s` after the
-request has arrived, each further chunk `itl_s` after the one before, on an absolute schedule. With both 0 it
-writes as fast as the connection takes. The model name of a request may ask for a fault: `stub-503`,
-`stub-disconnect`, `stub-error`, `stub-hang`.
+It answers /v1/completions and /v1/chat/completions with pre-made chunks: the first token `ttft_s` after the request
+arrived, each further chunk `itl_s` after the one before, on an absolute schedule. With both 0 it writes as fast as the
+connection accepts. A request's model name may ask for a fault: `stub-503`, `stub-disconnect`, `stub-error`,
+`stub-hang`.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from loadtest.precise_timer import PreciseTimer
 
 @dataclass(frozen=True, slots=True)
 class StubTimings:
-    """Known timings; `tokens_per_chunk` coalesces, `chunks_per_write` puts several chunks into one write."""
+    """tokens_per_chunk: tokens coalesced into one chunk. chunks_per_write: chunks in one write to the socket."""
 
     ttft_s: float = 0.0
     itl_s: float = 0.0
@@ -119,7 +118,7 @@ class _StubConnection(asyncio.Protocol):
 
 
 def _pieces(request: dict[str, Any], chat: bool, timings: StubTimings) -> Iterator[bytes]:
-    """What to write, one piece a step; the last token comes with the end, and an empty piece hangs up."""
+    """An answer's writes, one piece each. The last token comes with the end. An empty piece closes the connection."""
     fault = request["model"].removeprefix("stub-")
     num_tokens = _num_tokens(request)
     num_chunks = max(1, -(-num_tokens // timings.tokens_per_chunk))
@@ -182,7 +181,7 @@ def _http_chunk(data: bytes) -> bytes:
 
 
 async def serve(timings: StubTimings, port: int) -> None:
-    """Serves on 127.0.0.1 until cancelled; prints the port as its first line (0 takes a free one)."""
+    """Serves on 127.0.0.1 until cancelled. Prints the port as its first line; port 0 takes a free one."""
     loop = asyncio.get_running_loop()
     timer = PreciseTimer(loop)
     server = await loop.create_server(lambda: _StubConnection(timings, timer), "127.0.0.1", port, backlog=4096)
@@ -192,7 +191,7 @@ async def serve(timings: StubTimings, port: int) -> None:
 
 @contextlib.contextmanager
 def running_stub(*options: str) -> Iterator[str]:
-    """A stub server in a process of its own, with the options of its command line; gives its base URL."""
+    """A stub server in its own process, with these command line options. Yields its base URL."""
     command = [sys.executable, "-m", "loadtest.stub_server", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -1,4 +1,4 @@
-"""Line plots as SVG text: no dependency, and small enough to stand inside an HTML page."""
+"""Line plots as SVG text: no dependency, and small enough to embed in an HTML page."""
 
 import html
 import math
@@ -50,10 +50,9 @@ td small.better { color: var(--good) } td small.worse { color: var(--bad) }
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points joined by a line; `color_index` picks one of the page's series colours
-    `--series-0`..`--series-7`.
+    """Points joined by a line. color_index: one of the page's series colours `--series-0`..`--series-7`.
 
-    Points that are not finite are left out. `markers` draws each point.
+    Points that are not finite are left out. markers: draw each point.
     """
 
     name: str
@@ -66,7 +65,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Words of a plot. `log_x` wants x above 0: other points are left out."""
+    """Title and axis labels. log_x: logarithmic x axis; points with x <= 0 are left out."""
 
     title: str
     x_label: str
@@ -76,7 +75,7 @@ class Axes:
 
 
 def svg_plot(axes: Axes, curves: Sequence[Curve]) -> str:
-    """One `<svg>`; its colours are CSS variables of the page: `--ink`, `--grid`, `--series-N`."""
+    """One `<svg>`. Its colours are CSS variables that the page defines: `--ink`, `--grid`, `--series-N`."""
     points = [[(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if _shown(x, y, axes)] for curve in curves]
     everything = [point for of_curve in points for point in of_curve]
     head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(axes.title)}">'
@@ -90,17 +89,17 @@ def svg_plot(axes: Axes, curves: Sequence[Curve]) -> str:
 
 
 def page_style() -> str:
-    """CSS of a page with plots, tables and legends; light and dark."""
+    """CSS of a page with plots, tables and legends, for light and dark mode."""
     return _COLORS + _FULL_WIDTH + _PLOT + _PAGE
 
 
 def picture_style() -> str:
-    """CSS of a standalone SVG with plots; light and dark."""
+    """CSS of a standalone SVG with plots, for light and dark mode."""
     return _COLORS + _PLOT
 
 
 def legend(names: Iterable[tuple[str, int]]) -> str:
-    """Names with their colours' indexes, for a page with `page_style`."""
+    """An HTML legend of (name, colour index) pairs, for a page with `page_style`."""
     entries = (
         f'<span><i style="background:var(--series-{color_index % 8})"></i>{html.escape(name)}</span>'
         for name, color_index in names
@@ -109,7 +108,7 @@ def legend(names: Iterable[tuple[str, int]]) -> str:
 
 
 def standalone_svg(axes: Axes, curves: Sequence[Curve]) -> str:
-    """The plot as a file of its own, its legend below it."""
+    """The plot as a complete SVG file, with the legend below it."""
     rows = -(-len(curves) // _LEGEND_COLUMNS)
     plot = svg_plot(axes, curves)
     height = _HEIGHT + rows * _LEGEND_ROW + 6
@@ -166,7 +165,7 @@ def _y_scale(values: Sequence[float], from_zero: bool) -> _Scale:
 
 
 def _linear_ticks(low: float, high: float) -> tuple[float, float, tuple[float, ...]]:
-    """Round limits around low..high and the round steps between them."""
+    """Round limits that include low..high, and the round ticks between them."""
     if high <= low:
         low, high = (0.0, high) if high > 0 else (low - 1.0, low + 1.0)
     raw = (high - low) / _NUM_TICKS
@@ -177,7 +176,7 @@ def _linear_ticks(low: float, high: float) -> tuple[float, float, tuple[float, .
 
 
 def _log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Powers of ten, or finer round numbers where those would be fewer than three."""
+    """Powers of ten; finer round numbers if those would be fewer than three."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
         ticks = tuple(f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high)

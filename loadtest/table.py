@@ -1,11 +1,11 @@
-"""The short table of a result, and results side by side, as text."""
+"""Text tables of results: one result, or several side by side."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
-    """One figure: its words, its key in the result, whether more of it is better (None: neither)."""
+    """One figure: its label, its key in the result, whether more is better (None: neither)."""
 
     title: str
     key: str
@@ -40,7 +40,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def text_table(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """One line a figure that at least one result has, one column a result."""
+    """One line per figure that at least one result has, one column per result."""
     lines = [["", *names]]
     for row in ROWS:
         values = [result.get(row.key) for result in results]
@@ -50,7 +50,8 @@ def text_table(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> st
 
 
 def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """Lines of equally many cells as text, a column as wide as its longest cell. left: columns of words."""
+    """Lines with the same number of cells as text; a column is as wide as its longest cell. left: indexes of
+    left-aligned columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
@@ -62,7 +63,7 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str
 
 
 def format_figure(value: Any) -> str:
-    """Three to four significant digits, thousands apart; a dash for None."""
+    """Three to four significant digits, with thousands separators; a dash for None."""
     if value is None:
         return "-"
     if not isinstance(value, int | float) or isinstance(value, bool):

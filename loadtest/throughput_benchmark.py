@@ -1,7 +1,7 @@
-"""How many chunks a second the client takes: it against the stub server, which writes pre-made chunks.
+"""The most chunks per second that the client can receive, against the stub server, which writes pre-made chunks.
 
-`python -m loadtest.throughput_benchmark`. The stub has a process of its own, so on two cores with one client
-process each side has a core. `--chunks-per-write` relieves the stub, to see the client's own ceiling.
+`python -m loadtest.throughput_benchmark`. The stub has its own process, so with one client process and two cores each
+side has a core. `--chunks-per-write` takes load off the stub, to find the client's own limit.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from loadtest.workload import draw, fixed
 
 @dataclass(frozen=True, slots=True)
 class ClientRate:
-    """Chunks with tokens a second: by the time from the first start to the last end, and by the client's CPU seconds,
-    its start left out. The second holds on a machine that others use too.
+    """Chunks with tokens per second of elapsed time (first start to last end), and per CPU second of the client without
+    its start-up. The second figure is valid on a busy machine too.
     """
 
     chunks_per_s: float
@@ -29,7 +29,7 @@ class ClientRate:
 def client_rate(
     base_url: str, num_streams: int, num_tokens: int, num_processes: int, return_token_ids: bool
 ) -> ClientRate:
-    """Over all streams at once."""
+    """The client's rate over all streams, sent at once."""
     options = BodyOptions("stub", vocab_size=VOCAB_SIZE, return_token_ids=return_token_ids)
 
     def run(tokens: int) -> tuple[int, float, float]:
@@ -53,7 +53,7 @@ def _ended_children_cpu_s() -> float:
 
 
 def main() -> None:
-    """Prints one line of JSON for each setting."""
+    """Print one line of JSON per setting."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=8000)

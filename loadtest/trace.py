@@ -1,7 +1,7 @@
-"""A trace: the requests of a run with their arrival times and lengths, and its file forms.
+"""A trace: the requests of a run with their arrival times and lengths, and the file formats for it.
 
-The own form is JSONL, one `TraceRequest` a line, defaults left out. Prompts made of random token ids are not
-stored: they follow from `prompt_seed`, so a trace is short and fits every vocabulary (see `prompts.py`).
+Our format is JSONL, one `TraceRequest` per line without default values. Prompts of random token ids are not stored:
+they follow from `prompt_seed`, so a trace is short and fits every vocabulary (see `prompts.py`).
 """
 
 import csv
@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 class TraceRequest:
     """One request to send.
 
-    `arrival_s` is in seconds after the start of the run; in a later turn of a conversation it is not used:
-    that turn is due `think_time_s` after the previous one has ended. `prompt_len` counts the new prompt
-    tokens (in a conversation: of this turn), `prefix_len` those before them that all requests of
-    `prefix_group` share.
+    arrival_s: seconds after the start of the run. Not used in a later turn of a conversation: that turn is due
+    `think_time_s` after the previous one has ended. prompt_len: new prompt tokens (in a conversation: of this turn).
+    prefix_len: tokens before those that all requests of `prefix_group` share.
     """
 
     request_id: int
@@ -41,27 +40,26 @@ class TraceRequest:
 
     @property
     def stream_id(self) -> tuple[bool, int]:
-        """What must stay in one client: the conversation, or the request alone."""
+        """What must stay in one client process: the conversation, or the single request."""
         if self.conversation_id is None:
             return (False, self.request_id)
         return (True, self.conversation_id)
 
 
 def write_trace(path: Path, requests: Iterable[TraceRequest]) -> None:
-    """Writes the own JSONL form; floats keep every digit, so `read_trace` gives back equal requests."""
+    """Write our JSONL format. Floats keep every digit, so `read_trace` returns equal requests."""
     with path.open("w", encoding="utf-8") as file:
         for request in requests:
             file.write(json.dumps(_without_defaults(request)) + "\n")
 
 
 def read_trace(path: Path, num_requests: int | None = None) -> list[TraceRequest]:
-    """Reads the first `num_requests` (all by default) of a trace file; the form is told by suffix and
-    content.
+    """Read the first `num_requests` (default: all) of a trace file. Suffix and content decide the format.
 
-    `.csv`: columns named in `_COLUMN_NAMES` (BurstGPT's and the Azure LLM traces' among them). `.jsonl`: the
-    own form, or objects with those column names or a `prompt`. `.json`: a ShareGPT dump, whose first exchange
-    of each conversation is taken; its lengths are estimated at four characters a token, since no tokenizer is
-    at hand. Rows without a usable length are left out. Raises ValueError when nothing is left.
+    `.csv`: columns named in `_COLUMN_NAMES` (including BurstGPT's and the Azure LLM traces'). `.jsonl`: our format, or
+    objects with those column names or a `prompt`. `.json`: a ShareGPT dump, of which the first exchange of each
+    conversation is used, with lengths estimated at four characters per token, since there is no tokenizer here.
+    Rows without a usable length are skipped. Raises ValueError if nothing is left, or for another suffix.
     """
     readers = {".csv": _read_csv, ".jsonl": _read_jsonl, ".json": _read_sharegpt}
     if path.suffix not in readers:
@@ -77,13 +75,13 @@ def read_trace(path: Path, num_requests: int | None = None) -> list[TraceRequest
 
 
 def from_zero(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """The requests shifted so that the first arrives at 0."""
+    """The requests, shifted so that the first arrives at 0."""
     first = min(request.arrival_s for request in requests)
     return [dataclasses.replace(request, arrival_s=request.arrival_s - first) for request in requests]
 
 
 def with_arrivals(requests: Sequence[TraceRequest], arrival_times: Sequence[float]) -> list[TraceRequest]:
-    """The requests with arrival times, one for each request or first turn of a conversation, in order."""
+    """The requests with arrival times, in order: one per single request or first turn of a conversation."""
     times = iter(arrival_times)
     return [
         request if request.turn else dataclasses.replace(request, arrival_s=float(next(times))) for request in requests

@@ -1,4 +1,4 @@
-"""A straight line through samples of one thing over time, and how sure its slope is."""
+"""Fits a straight line to samples over time, with the confidence of its slope."""
 
 import math
 from collections.abc import Sequence
@@ -8,28 +8,28 @@ from typing import NamedTuple
 
 _CONFIDENCE = 0.999
 _T_OF_FEW = {1: 636.6, 2: 31.6, 3: 12.92, 4: 8.61, 5: 6.87, 6: 5.96, 7: 5.41}
-"""Student's t for it, where its expansion is too far off."""
+"""Student's t for 99.9 % by degrees of freedom, where `_student_t`'s expansion is too inaccurate."""
 
 
 class Trend(NamedTuple):
-    """slope: per unit of x. margin: half of its 99.9 % confidence interval; infinite with fewer than 4 samples."""
+    """slope: per unit of x. margin: half the slope's 99.9 % confidence interval; infinite with fewer than 4 samples."""
 
     slope: float
     margin: float
 
     @property
     def at_least(self) -> float:
-        """The slope is no less than this, by the confidence of the margin."""
+        """The lower end of the slope's confidence interval."""
         return self.slope - self.margin
 
 
 def line_through(xs: Sequence[float], ys: Sequence[float]) -> Trend:
-    """Least squares, through samples in the order of their times.
+    """Least-squares fit. The samples must be in order of time.
 
-    The more a deviation from the line resembles the one before it, the less each sample says. Memory rises in steps,
-    whenever more than ever is needed at one moment, and stays there: a few such steps are no leak, and their line is as
-    steep as one. So the samples are counted as n (1 - r) / (1 + r), r being the deviations' correlation from one to
-    the next (Santer et al., 2000, for trends of temperatures).
+    The more a residual resembles the one before it, the less each sample says. Memory grows in steps, whenever a new
+    peak is needed, and stays there: a few such steps are no leak, although a line through them is as steep as one. So
+    the effective number of samples is n (1 - r) / (1 + r), r being the residuals' lag-1 autocorrelation
+    (Santer et al., 2000, for temperature trends).
     """
     count = len(xs)
     if count < 4 or count != len(ys):
@@ -49,7 +49,7 @@ def line_through(xs: Sequence[float], ys: Sequence[float]) -> Trend:
 
 
 def _student_t(freedom: float) -> float:
-    """By the expansion around the normal distribution: 3 % low at 8 degrees of freedom."""
+    """Expansion around the normal distribution; 3 % too low at 8 degrees of freedom."""
     if freedom < 8:
         return _T_OF_FEW[int(freedom)]
     z = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# What wants two CUDA devices of one host, in one go, some 20 minutes: the tests, sums beside NCCL's, the serving figures
-# on one device, on two and in two stages, how busy the stages are, and ORCA's figures 9 to 11 with the shape of its 13B.
+# Everything that needs two CUDA devices of one host, in about 20 minutes: the tests; all-reduces beside NCCL's; the
+# serving figures on one device, on two, and in two stages; how busy the stages are; ORCA's figures 9 to 11 with its 13B
+# model's shape.
 #   PYTHON  the interpreter (python3)           PORT  the servers' port (8009)
-#   PARTS   which parts, of: tests sums beside one tensor stages both busy orca (all but beside and both)
-#           beside: all-reduces beside products, a layer by itself and prompts over HTTP, with and without, in turn
-#   TENSOR  ranks of a stage in sums, tensor, both and orca (2)     STAGES  stages in stages, both, busy and orca (2)
+#   PARTS   parts to run, of: tests sums beside one tensor stages both busy orca (all but beside and both)
+#           beside: all-reduces overlapped with products, for a layer alone and prompts over HTTP, on and off in turn
+#   TENSOR  ranks per stage in sums, tensor, both and orca (2)     STAGES  stages in stages, both, busy and orca (2)
 #           With four devices: TENSOR=4 PARTS="tests sums tensor", then STAGES=4 PARTS=stages, then PARTS=both (2 x 2).
-#   PYTEST  more options of pytest, as -n 5 (pytest-xdist): the tests start servers, whose kernels are compiled first
-#   OUT     folder for what each part prints    MODEL, ORCA_MODEL, SERVER_ARGS, NUM, RATES, BATCHES  for a trial without GPUs
+#   PYTEST  further pytest options, such as -n 5 (pytest-xdist): the tests start servers, which first compile kernels
+#   OUT     folder for each part's output
+#   MODEL, ORCA_MODEL, SERVER_ARGS, NUM, RATES, BATCHES  for a trial without GPUs
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -24,7 +26,7 @@ staged=(--pipeline-parallel-size "${STAGES:-2}")
 rows=(decode-1 decode-64 decode-256 "prefill, 300 at once" "orca, 1000 at once" "sharegpt, 1000 at once")
 failed=0
 
-part() { # name, then a command: what it prints is kept
+part() { # name, then a command, whose output is kept in a file of that name
     echo "== $1"
     "${@:2}" 2>&1 | tee "$out/$1.txt" || { failed=1 && echo "== $1 FAILED"; }
 }
@@ -51,7 +53,7 @@ load() { # label, workload, number of requests, then more options: one line
     return "${PIPESTATUS[0]}"
 }
 
-busy() { # the share of a burst in which each stage's device computed
+busy() { # prints the share of a burst's time in which each stage's device computed
     local before after
     before=$(stage_seconds)
     load "orca burst" orca "$num" --arrival at-once --seed 7 || return 1

@@ -1,7 +1,7 @@
-"""Workloads: who asks for what lengths, each with its source. Lengths in tokens.
+"""Workloads: distributions of lengths and who sends them, each with its source. Lengths in tokens.
 
-A workload is a set of parameters; `draw` turns it into a trace. The same name, number and seed give the same
-trace on every machine.
+A workload is a set of parameters; `draw` turns it into a trace. The same name, number and seed give the same trace on
+every machine.
 """
 
 import dataclasses
@@ -19,9 +19,7 @@ from loadtest.trace import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Each request starts with `tokens` tokens that it shares with the others of its group, one of
-    `num_groups`.
-    """
+    """Each request belongs to one of `num_groups` groups and starts with `tokens` tokens that its group shares."""
 
     tokens: int
     num_groups: int
@@ -29,8 +27,8 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Each conversation has `turns` turns, a reader pausing an exponential time of this mean before each
-    later one.
+    """Each conversation has `turns` turns. Before each later one the user pauses for an exponentially distributed time
+    with this mean.
     """
 
     turns: LengthDistribution
@@ -47,7 +45,7 @@ class PriorityShare:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Parameters of a workload; `num_requests` is how many it has unless another number is asked for."""
+    """Parameters of a workload. num_requests: the default number."""
 
     name: str
     prompt: LengthDistribution
@@ -65,43 +63,39 @@ def orca() -> Workload:
 
 
 def sharegpt() -> Workload:
-    """Lengths like ShareGPT's in the PagedAttention paper (means 161.31 in, 337.99 out); the spreads are
-    ours.
-    """
+    """Lengths like ShareGPT's in the PagedAttention paper (means 161.31 in, 337.99 out); the spreads are our choice."""
     return Workload("sharegpt", Lognormal(161.31, 1.5, 4, 1024), Lognormal(337.99, 1.0, 4, 1024))
 
 
 def alpaca() -> Workload:
-    """Lengths like Alpaca's in the PagedAttention paper (means 19.31 in, 58.45 out); the spreads are ours."""
+    """Lengths like Alpaca's in the PagedAttention paper (means 19.31 in, 58.45 out); the spreads are our choice."""
     return Workload("alpaca", Lognormal(19.31, 0.7, 4, 256), Lognormal(58.45, 1.0, 4, 512))
 
 
 def chat_history() -> Workload:
     """PagedAttention, section 6.5: chat history and query, cut to their last 1,024 tokens, which half of them have;
-    answers as ShareGPT's. The spread is ours.
+    answers as ShareGPT's. The spread is our choice.
     """
     return Workload("chat-history", Lognormal(1400, 1.0, 16, 1024), sharegpt().output)
 
 
 def chatbot() -> Workload:
-    """AdaptiveLLM, table 2: Chatbot, mean 17.02 in; output limit 64 as in its tables 3 and 4; the spread is
-    ours.
-    """
+    """AdaptiveLLM, table 2: Chatbot, mean 17.02 in; output limit 64 (tables 3 and 4); the spread is our choice."""
     return Workload("chatbot", Lognormal(17.02, 0.7, 4, 256), Fixed(64))
 
 
 def summary() -> Workload:
-    """AdaptiveLLM, table 2: Summary, mean 340.48 in, strongly spread; output limit 64; the spread is ours."""
+    """AdaptiveLLM, table 2: Summary, mean 340.48 in, large spread; output limit 64; the spread is our choice."""
     return Workload("summary", Lognormal(340.48, 1.2, 16, 2048), Fixed(64))
 
 
 def prefill() -> Workload:
-    """Prompt processing alone: 2048 in, 1 out (ours)."""
+    """Prefill alone: 2048 in, 1 out (ours)."""
     return Workload("prefill", Fixed(2048), Fixed(1), num_requests=300)
 
 
 def one_k_by_one_k() -> Workload:
-    """1024 in, 1024 out: FineInfer's overhead measurement, and the field's usual throughput setting."""
+    """1024 in, 1024 out: FineInfer's overhead measurement, and a common throughput setting."""
     return Workload("1kx1k", Fixed(1024), Fixed(1024), num_requests=100)
 
 
@@ -111,14 +105,12 @@ def long() -> Workload:
 
 
 def long_prompts() -> Workload:
-    """Prompt processing over a long past: prompt U(4096, 16384), short answers, U(64, 256) (ours)."""
+    """Prefill with long contexts: prompt U(4096, 16384), short answers, U(64, 256) (ours)."""
     return Workload("long-prompts", Uniform(4096, 16384), Uniform(64, 256), num_requests=100)
 
 
 def multi_turn() -> Workload:
-    """Conversations of U(2, 8) turns, each prompt the whole history so far, 2 s mean pause between turns
-    (ours).
-    """
+    """Conversations of U(2, 8) turns. Each prompt is the whole history so far; mean pause 2 s between turns (ours)."""
     return Workload(
         "multi-turn",
         Lognormal(60, 1.0, 4, 512),
@@ -129,9 +121,7 @@ def multi_turn() -> Workload:
 
 
 def shared_prefix() -> Workload:
-    """Eight system prompts of 512 tokens, each before questions of U(16, 128) tokens, output U(16, 128)
-    (ours).
-    """
+    """Eight system prompts of 512 tokens, each followed by questions of U(16, 128) tokens; output U(16, 128) (ours)."""
     return Workload("shared-prefix", Uniform(16, 128), Uniform(16, 128), shared_prefix=SharedPrefix(512, num_groups=8))
 
 
@@ -142,19 +132,17 @@ def mixed_priorities() -> Workload:
 
 
 def tool_calls() -> Workload:
-    """Chat requests that must call a tool, short question, up to 128 tokens out (ours); needs the chat
-    endpoint.
-    """
+    """Chat requests that must call a tool: short question, up to 128 tokens out (ours); needs the chat endpoint."""
     return Workload("tool-calls", Uniform(16, 64), Fixed(128), tools=True, num_requests=200)
 
 
 def decode(num_requests: int) -> Workload:
-    """`decode-B`: B equal requests, 128 in, 512 out; all at once they are a batch of constant size (ours)."""
+    """`decode-B`: B equal requests, 128 in, 512 out; sent at once they form a batch of constant size (ours)."""
     return Workload(f"decode-{num_requests}", Fixed(128), Fixed(512), num_requests=num_requests)
 
 
 def fixed(prompt_len: int, output_len: int) -> Workload:
-    """`fixed-IxO`: every request I in, O out; ORCA's microbenchmark is `fixed-32x32` and `fixed-128x32`."""
+    """`fixed-IxO`: every request has I tokens in, O out; ORCA's microbenchmark is `fixed-32x32` and `fixed-128x32`."""
     return Workload(f"fixed-{prompt_len}x{output_len}", Fixed(prompt_len), Fixed(output_len))
 
 
@@ -179,9 +167,7 @@ WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
 
 
 def named(name: str) -> Workload:
-    """The workload of that name: one of `WORKLOADS`, `decode-B` or `fixed-IxO`. Raises ValueError for another
-    name.
-    """
+    """The workload of that name: one of `WORKLOADS`, `decode-B` or `fixed-IxO`. Raises ValueError for other names."""
     if name in WORKLOADS:
         return WORKLOADS[name]()
     if match := re.fullmatch(r"decode-(\d+)", name):
@@ -194,9 +180,9 @@ def named(name: str) -> Workload:
 def draw(workload: Workload, num_requests: int, seed: int, prompt_seed: int | None = None) -> list[TraceRequest]:
     """`num_requests` requests, all with arrival time 0 (`trace.with_arrivals` sets it).
 
-    prompt_seed: of the prompts' ids, `seed` if None. Prompts of one seed begin alike whatever their lengths, so a
-    server with a prefix cache has those of an earlier run already: runs against one server want seeds of their own.
-    Of a workload of conversations every turn is a request; the last conversation may be cut short.
+    prompt_seed: seed of the prompts' ids; None: `seed`. Prompts of one seed begin alike whatever their lengths, so a
+    server with a prefix cache already has those of an earlier run: use a different seed for each run against one
+    server. In workloads with conversations every turn is a request; the last conversation may be cut short.
     """
     lengths_in = workload.prompt.draw(num_requests, random_stream(seed, "prompt lengths"))
     lengths_out = workload.output.draw(num_requests, random_stream(seed, "output lengths"))

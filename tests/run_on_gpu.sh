@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The tests that need a CUDA device, then all the others on that machine, and every tile's compiling. PYTHON chooses the interpreter.
+# Runs the tests that need a CUDA device, then all others on that machine, then compiles every tile.
+# PYTHON: the interpreter (python3).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}

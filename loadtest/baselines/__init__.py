@@ -1,5 +1,5 @@
-"""Serving systems behind one interface, for the papers' comparisons: ours, and what each paper compared itself with.
+"""Serving systems behind one interface, for the papers' comparisons: ours, and those that the papers compare with.
 
-They share our model, kernels and block pool, so that a difference is the policy's alone; transformers' own loops
-stand beside them.
+They share our model, kernels and block pool, so that only policies make a difference. transformers' own loops are
+included too.
 """

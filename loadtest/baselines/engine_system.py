@@ -1,4 +1,4 @@
-"""Headrace's own engine as a compared system: the policies are arguments, everything else is what serves."""
+"""Headrace's own engine as a compared system: policies are arguments, everything else is as when serving."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,26 +39,26 @@ MAX_PREEMPTIONS = 8
 """The service's default."""
 
 KnownLimit = Callable[[int], int]
-"""The output limit that a system is told, of an answer that becomes so long: the truth, or more."""
+"""(an answer's real length) -> the output limit that the system is told: the same or more."""
 
 
 def exact_limit(output_len: int) -> int:
-    """The truth: "Orca (Oracle)" of PagedAttention, section 6.1; in ORCA's own evaluation, every system."""
+    """The real length: "Orca (Oracle)" of PagedAttention, section 6.1; every system in ORCA's own evaluation."""
     return output_len
 
 
 def power_of_two_limit(output_len: int) -> int:
-    """At most twice too much: "Orca (Pow2)"."""
+    """Rounded up to a power of two, so less than twice too much: "Orca (Pow2)"."""
     return 1 << (output_len - 1).bit_length()
 
 
 def constant_limit(num_tokens: int) -> KnownLimit:
-    """Always the greatest: "Orca (Max)", FineInfer's SimpleReqManager, and what a client without an idea sends."""
+    """Always the maximum: "Orca (Max)", FineInfer's SimpleReqManager, and clients that do not know better."""
     return lambda output_len: num_tokens
 
 
 def first_come_first_served(swap_space: SwapSpace) -> SchedulingPolicy:
-    """The policy of all systems but those that are compared for theirs."""
+    """The policy of all systems but those whose policy is compared."""
     return FirstComeFirstServed()
 
 
@@ -66,10 +66,10 @@ def first_come_first_served(swap_space: SwapSpace) -> SchedulingPolicy:
 class EnginePolicies:
     """What distinguishes one system of this engine from another.
 
-    max_num_seqs: below the executor's, None for all of them.
-    ledger: of predictions, None for one that has learnt nothing yet.
-    held_tokens: KV tokens that the running requests keep from others; None counts allocated blocks.
-    training: when a training computes. chunk_budget: None: all that an iteration may have.
+    max_num_seqs: lower than the executor's; None: the executor's.
+    ledger: the ledger of predictions; None: one that has learned nothing yet.
+    held_tokens: KV tokens that the running requests hold; None: counts allocated blocks.
+    training: when a training may run. chunk_budget: None: a chunk may take the whole token budget.
     """
 
     admission: Admission
@@ -86,7 +86,7 @@ class EnginePolicies:
 
 
 class EngineSystem:
-    """A `ServingSystem`. The pool's executor must have no live sequence when it is made, and has none after `close`."""
+    """A `ServingSystem`. The pool's executor must have no live sequence when it is made. `close` leaves none."""
 
     def __init__(self, name: str, pool: KvPool, policies: EnginePolicies) -> None:
         self.name = name
@@ -130,7 +130,7 @@ class EngineSystem:
 
     @property
     def num_running(self) -> int:
-        """Requests that have started and not ended."""
+        """Requests that have started and not yet ended."""
         return len(self._scheduler.pool.running)
 
     def submit(self, request: OfflineRequest) -> None:
@@ -148,19 +148,19 @@ class EngineSystem:
         self._engine.requests.add(made)
 
     def start_training(self, training: Training, listener: TrainingListener) -> None:
-        """Carry it on beside the requests, until `close`."""
+        """Run it beside the requests, until `close`."""
         self._training_id = training.training_id
         self._engine.training.start(training, listener)
 
     def train_alone(self, training: Training, listener: TrainingListener) -> None:
-        """Carry it to its end, without requests."""
+        """Run it to its end, without requests."""
         self._engine.training.start(training, listener)
         with self.clock.working():
             while self._engine.has_work:
                 self._engine.step()
 
     def step(self) -> None:
-        """See `ServingSystem`. Raises RuntimeError when a request fails."""
+        """See `ServingSystem`. Raises RuntimeError if a request fails."""
         num_before = len(self.log.iterations)
         self._engine.step()
         self._batch_size = self.log.iterations[-1].batch_size if len(self.log.iterations) > num_before else 0
@@ -195,7 +195,7 @@ class EngineSystem:
         self._pool.executor.launch(IterationPlan((), released=tuple(range(self._num_sequences)))).wait()
 
     def _sampling(self, request: OfflineRequest, limit: int) -> SamplingParams:
-        """Beams run to their length: no token ends one."""
+        """Beams run to their full length: end-of-sequence tokens are ignored."""
         if request.beam_width:
             width = request.beam_width
             return SamplingParams(
@@ -219,7 +219,7 @@ class EngineSystem:
 
 
 def unfitted_cost(pool: KvPool) -> PreemptionCost:
-    """Predictors that have seen nothing."""
+    """Predictors that have seen no timings."""
     return PreemptionCost(IterationTime(pool.padded_size), SwapTime(), pool.max_num_batched_tokens)
 
 
@@ -229,7 +229,7 @@ def on_demand(pool: KvPool) -> Admission:
 
 
 def paged(pool: KvPool, known_limit: KnownLimit = exact_limit, name: str = "paged") -> EngineSystem:
-    """Headrace as it serves: iteration-level scheduling, blocks on demand (PagedAttention, section 4.5)."""
+    """Headrace as when serving: iteration-level scheduling, blocks on demand (PagedAttention, section 4.5)."""
     return EngineSystem(name, pool, EnginePolicies(on_demand(pool), known_limit))
 
 
@@ -239,7 +239,7 @@ def reserve(
     max_num_seqs: int | None = None,
     name: str = "ORCA reserve",
 ) -> EngineSystem:
-    """ORCA: iteration-level scheduling, and for each request all slots that it may need (Algorithm 1)."""
+    """ORCA: iteration-level scheduling; each request reserves all slots that it may need (Algorithm 1)."""
     blocks = BlockManager(pool.num_blocks, pool.block_size, NoPrefixCache(), window=pool.window)
 
     def held_tokens(running: Sequence[SequenceGroup]) -> int:

@@ -1,4 +1,4 @@
-"""A StatsSink that keeps what the engine says of its iterations, for whoever measures it."""
+"""A StatsSink that keeps what the engine reports of its iterations, for measurements."""
 
 from service.core.events import Outcome
 from service.core.request import FinishReason
@@ -6,7 +6,7 @@ from service.core.stats import IterationStats, RequestStats, TrainingStats
 
 
 class IterationLog:
-    """The engine's facts, kept."""
+    """Keeps all reported facts, in order."""
 
     def __init__(self) -> None:
         self.iterations: list[IterationStats] = []
@@ -24,4 +24,4 @@ class IterationLog:
         pass
 
     def record_request(self, stats: RequestStats, outcome: Outcome, finish_reasons: tuple[FinishReason, ...]) -> None:
-        """See `service/engine/ports.py`; the final event says the same."""
+        """See `service/engine/ports.py`. Ignored: the final event has the same facts."""

@@ -1,4 +1,4 @@
-"""The executor and the KV blocks that the compared systems share, one after another."""
+"""The executor and KV blocks that compared systems use one after another."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ from service.prediction.iteration_time import PaddedSize
 
 @dataclass(frozen=True, slots=True)
 class KvPool:
-    """`num_blocks` of the executor's blocks, from block 0 on; it may have more. Host blocks are for swapping.
+    """`num_blocks` of the executor's blocks, starting at block 0; it may have more. Host blocks are for swapping.
 
-    clock: tells what the executor's work takes.
-    max_model_len: tokens that one sequence may have, which is what reserving the maximum reserves.
-    max_num_seqs, max_num_batched_tokens: what the executor takes in one plan. vocab_size: ids are below it.
-    num_spare_blocks: the executor's blocks after `num_blocks`, which no request gets.
+    clock: measures the executor's work.
+    max_model_len: most tokens of a sequence; this is what reserving the maximum reserves.
+    max_num_seqs, max_num_batched_tokens: limits of a plan. vocab_size: ids are below it.
+    num_spare_blocks: further blocks of the executor, which no request gets.
     overlap: whether an iteration is launched while another runs. padded_size: as `IterationTime` takes it. trainings:
-    the executor's, where it takes any. num_lanes: batches in flight, of other requests each: as many as the executor
-    has stages. window: what sequences give back of it where layers of a model see a window. versions: of decodes, which
-    no two systems may count alike: the executor knows decodes by them.
+    the executor's, if it has any. num_lanes: batches in flight, with different requests each; one per stage of the
+    executor. window: the model's sliding window, by which sequences free blocks. versions: numbers for decode batches,
+    never the same for two systems, since the executor recognizes decode batches by them.
     """
 
     executor: Executor
@@ -44,5 +44,5 @@ class KvPool:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that fit, of sequences that have given nothing back."""
+        """Capacity in tokens, without what sliding windows free."""
         return CacheRoom(self.num_blocks, self.block_size, self.window).num_tokens

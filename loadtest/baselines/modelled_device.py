@@ -1,13 +1,13 @@
-"""An executor that computes nothing and takes the seconds that an H200 takes for the Llama-8B shape, by a formula.
+"""An executor that computes nothing, but takes the time that an H200 takes for the Llama-8B shape, by a formula.
 
-Scheduler, admission, block pool and preemption around it are the real ones, so what they decide is exact; seconds are
-as good as the formula. It lets the policies' figures be drawn at their real sizes on any machine, the same every time.
-The host's time is not in it.
+Scheduler, admission, block pool and preemption are the real ones, so their decisions are exact; the times are as good
+as the formula. Policies' figures can be drawn at full size on any machine, with the same result every time. Host time
+is not included.
 
-The formula's measurements, one H200, bf16 (2026-11-21): the GEMMs of one step with T tokens, in one CUDA graph,
-`_GEMM`; reading keys and values 31 ns a cached token; prefill attention 490 TFLOP/s; swapping 48 GB/s each way on a
-stream of its own, one transfer after another, small blocks as fast as large ones (2026-11-23). `_OTHER_S` is the rest
-of a step: norms, sampling, launching.
+The formula comes from measurements on one H200, bf16 (2026-11-21): the GEMMs of one step with T tokens, in one CUDA
+graph, `_GEMM`; reading keys and values, 31 ns per cached token; prefill attention, 490 TFLOP/s; swapping, 48 GB/s each
+way on its own stream, one transfer after another, at any block size (2026-11-23). `_OTHER_S` is the rest of a step:
+norms, sampling, launches.
 """
 
 import bisect
@@ -50,9 +50,9 @@ def swap_s(num_blocks: int, block_size: int) -> float:
 
 
 class ModelledDevice:
-    """The engine's Executor. An iteration ends when it is waited for. trainings: those that plans have shares of.
+    """The engine's Executor. Time passes when an iteration is waited for. trainings: those that plans refer to.
 
-    plan_s: seconds of a plan's computation; the H200's unless it is given.
+    plan_s: seconds of a plan's computation; default: the H200's.
     """
 
     def __init__(self, block_size: int, plan_s: Callable[[IterationPlan], float] = iteration_s) -> None:
@@ -64,7 +64,7 @@ class ModelledDevice:
         self._stream_free_s = 0.0
 
     def clock(self) -> WorkClock:
-        """A clock that this device's work moves."""
+        """A clock that this device's work advances."""
         return WorkClock(self._time.now_s)
 
     def launch(self, plan: IterationPlan) -> "_Pending":
@@ -72,7 +72,7 @@ class ModelledDevice:
         return _Pending(self, plan)
 
     def run(self, plan: IterationPlan) -> IterationResult:
-        """Lets the plan's seconds pass."""
+        """Let the plan's seconds pass."""
         for transfer in plan.transfers:
             seconds = swap_s(len(transfer.device_blocks), self._block_size)
             self._stream_free_s = max(self._stream_free_s, self._time.seconds) + seconds
@@ -99,7 +99,7 @@ class _Pending:
 
 
 def _gemm_s(num_tokens: int) -> float:
-    """Between the measured points by a line, beyond them by the last one's slope."""
+    """Linear between the measured points; beyond them with the last slope."""
     sizes = [size for size, _ in _GEMM]
     index = min(max(bisect.bisect_left(sizes, num_tokens), 1), len(_GEMM) - 1)
     (low, low_s), (high, high_s) = _GEMM[index - 1], _GEMM[index]

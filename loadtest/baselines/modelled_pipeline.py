@@ -1,8 +1,8 @@
-"""The modelled device cut by layers into stages, each of which computes one iteration at a time (ORCA, section 4.1).
+"""The modelled device, its layers divided into stages that compute one iteration at a time each (ORCA, section 4.1).
 
-A stage takes its share of the iteration's seconds, and what it hands on crosses to the next: `_HOP_S`, and Llama-8B's
-hidden states over PCIe at what swapping was measured to reach. The host's time is not in it, neither is what control
-messages cost (ORCA sends them apart from the tensors; FasterTransformer does not, which its figure 9c is about).
+A stage takes its share of the iteration's seconds. Passing results to the next stage takes `_HOP_S` plus the time for
+Llama-8B's hidden states over PCIe, at the measured rate of swapping. Not included: host time, and control messages
+(ORCA sends these apart from the tensors, FasterTransformer does not; that is what ORCA's figure 9c shows).
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ _HIDDEN_BYTES = 4096 * 2
 
 
 class ModelledPipeline:
-    """The engine's Executor. An iteration begins when it is launched, or when the first stage is free. It ends when it
-    is waited for: time passes until then. Plans with transfers or trainings it does not take."""
+    """The engine's Executor. An iteration starts at its launch or when the first stage is free. Time passes when it is
+    waited for. Plans with transfers or trainings are not supported."""
 
     def __init__(self, num_stages: int) -> None:
         self._now_s = 0.0
         self._free_s = [0.0] * num_stages
 
     def clock(self) -> WorkClock:
-        """A clock that this pipeline's work moves."""
+        """A clock that this pipeline's work advances."""
         return WorkClock(lambda: self._now_s)
 
     def launch(self, plan: IterationPlan) -> "_Pending":
@@ -44,7 +44,7 @@ class ModelledPipeline:
         return self._now_s >= at_s
 
     def wait_until(self, at_s: float) -> None:
-        """Lets time pass."""
+        """Let time pass until then."""
         self._now_s = max(self._now_s, at_s)
 
 

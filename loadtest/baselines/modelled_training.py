@@ -1,7 +1,8 @@
-"""A training that computes nothing and whose layer steps take the seconds that they should take on an H200.
+"""A training that computes nothing; its layer steps take about the time that they take on an H200.
 
 Micro-batches of 2,048 tokens for the Llama-8B shape, LoRA of rank 16 on all linears. A layer's forward pass takes the
-measured 1.5 ms (48 ms for 32 layers); the rest is what 15,000 tokens a second leave, the goal for training alone.
+measured 1.5 ms (48 ms for 32 layers). The other steps share what remains at 15,000 tokens/s, the goal for training
+alone.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ _LOSS_S = _END_S = 2.5e-3
 _ITERATION_S = TOKENS_PER_ITERATION / TOKENS_PER_S
 _BACKWARD_S = (_ITERATION_S - NUM_LAYERS * _FORWARD_S - _LOSS_S - _END_S) / NUM_LAYERS
 STEP_S = (*(_FORWARD_S,) * NUM_LAYERS, _LOSS_S, *(_BACKWARD_S,) * NUM_LAYERS, _END_S)
-"""Of each layer step of a fine-tuning iteration."""
+"""Seconds of each layer step of a fine-tuning iteration, in order."""
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ class ModelledTime:
 
 
 class ModelledTraining:
-    """A `Training` of so many fine-tuning iterations, each with an optimizer step."""
+    """A `Training` of `num_iterations` iterations, each with an optimizer step."""
 
     training_id = 1
     layer_steps_per_iteration = len(STEP_S)
@@ -54,11 +55,11 @@ class ModelledTraining:
         return self._num_done == self._num_steps
 
     def use_memory(self, memory: object) -> None:
-        """The micro-batch under way is dropped."""
+        """Drops the micro-batch in progress."""
         self._num_done -= self._num_done % len(STEP_S)
 
     def advance(self, num_layer_steps: int) -> int:
-        """Lets the steps' seconds pass."""
+        """Let the steps' seconds pass."""
         num_steps = min(num_layer_steps, self._num_steps - self._num_done)
         for _ in range(num_steps):
             self._time.seconds += STEP_S[self._num_done % len(STEP_S)]
@@ -87,7 +88,7 @@ class ModelledTrainings:
         self._trainings: dict[int, Training] = {}
 
     def add_training(self, training: Training) -> int:
-        """See `service/engine/ports.py`; it needs no memory."""
+        """See `service/engine/ports.py`. It needs no memory."""
         self._trainings[training.training_id] = training
         return 0
 
@@ -100,7 +101,7 @@ class ModelledTrainings:
         return self._trainings[training_id].state()
 
     def advance(self, share: TrainingShare) -> TrainingOutcome:
-        """Runs a plan's share."""
+        """Run a plan's share of the training."""
         training = self._trainings.get(share.training_id)
         if training is None:
             return TrainingOutcome(share.training_id, 0, 0.0, 0)

@@ -1,18 +1,18 @@
-"""The plain twin of `IterationTime`: an iteration takes what those of about as many tokens took of late."""
+"""The simple counterpart of `IterationTime`: an iteration takes as long as recent ones with about as many tokens."""
 
 from __future__ import annotations
 
 from service.prediction.workload import Workload
 
 RATE = 1 / 8
-"""Weight of the newest iteration; the first few weigh alike."""
+"""Weight of the newest iteration. The first few have equal weights."""
 
 Kind = tuple[bool, int]
-"""Whether it has prompts, and the power of two that its tokens are below."""
+"""(whether it has prompts, exponent of the power of two that its tokens are below)."""
 
 
 class MovingAverage:
-    """Knows nothing of contexts, and of a number of tokens no more than its power of two. Engine thread only."""
+    """Ignores contexts, and knows a number of tokens only by its power of two. Engine thread only."""
 
     def __init__(self) -> None:
         self._means: dict[Kind, tuple[int, float]] = {}
@@ -24,7 +24,7 @@ class MovingAverage:
         self._means[kind] = count + 1, mean_s + (seconds - mean_s) * max(RATE, 1 / (count + 1))
 
     def predicted_s(self, work: Workload) -> float | None:
-        """As IterationTime's. Of a kind that was not seen yet: as the nearest one, with prompts too if there is any."""
+        """As IterationTime's. If this kind was not seen yet, uses the nearest one, preferably of the same type."""
         if not self._means:
             return None
         has_prompts, size = _kind(work)

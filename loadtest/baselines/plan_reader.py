@@ -1,4 +1,4 @@
-"""A plan as one ScheduledSequence each, for an executor that computes sequence by sequence."""
+"""Expands a plan to one ScheduledSequence per sequence, for executors that compute sequence by sequence."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from service.core.scheduled_sequence import PENDING_TOKEN_ID, Sample, ScheduledS
 
 
 class PlanReader:
-    """Remembers of each row what plans tell only once. Every plan is read, in order."""
+    """Remembers what plans tell only once about each row. It must read every plan, in order."""
 
     def __init__(self) -> None:
         self._last_in: dict[int, ScheduledSequence] = {}
 
     def expand(self, plan: IterationPlan) -> IterationPlan:
-        """The same plan, whose decodes are scheduled one by one, before the others."""
+        """The same plan with its decodes as single sequences, before the others."""
         sequences = (*self._decodes(plan.decodes), *plan.scheduled)
         self._last_in.update((item.row, item) for item in sequences)
         return replace(plan, scheduled=sequences, decodes=NO_DECODES)

@@ -1,7 +1,7 @@
-"""Answers that end where the trace says, without the scheduler knowing.
+"""Ends answers where the trace says, without the scheduler knowing in advance.
 
-Random weights never end an answer. ORCA's evaluation lets every request run to its limit; PagedAttention's gives the
-system a limit and lets the answer be shorter, which is where reserving the limit wastes memory.
+Random weights never end an answer. ORCA's evaluation lets every request run to its limit. In PagedAttention's, answers
+may be shorter than the limit that the system is given; that is where reserving the limit wastes memory.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ END_TOKEN_ID = 1
 
 
 class PlannedEnds:
-    """An executor that draws `END_TOKEN_ID` at the planned position, where there is one, and nowhere else.
+    """An executor that draws `END_TOKEN_ID` at the planned position, if there is one, and nowhere else.
 
-    A draw is known by its seed: each request (choice i of it: seed + i) must have seeds of its own.
+    A sequence is known by its seed (choice i: seed + i), so seeds must be unique among requests.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -24,11 +24,11 @@ class PlannedEnds:
         self._last_position: dict[int, int] = {}
 
     def plan_end(self, seed: int, num_tokens: int) -> None:
-        """The sequence that draws by `seed` ends with `num_tokens` tokens, prompt included."""
+        """The sequence with this seed ends when it has `num_tokens` tokens, prompt included."""
         self._last_position[seed] = num_tokens - 1
 
     def launch(self, plan: IterationPlan) -> PendingIteration:
-        """As the executor inside, but for the ids."""
+        """As the wrapped executor, except for the ids."""
         decodes = plan.decodes
         ends = (decodes.num_computed_tokens + decodes.num_new_tokens).tolist()
         draws = list(zip(decodes.seeds.tolist(), ends, strict=True))

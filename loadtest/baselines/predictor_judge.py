@@ -1,4 +1,4 @@
-"""How far off predictors of an iteration's time are, on what was recorded: each predicts an iteration, then learns."""
+"""Errors of predictors of iteration times, on recorded iterations: each is predicted, then learned from."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from service.prediction.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """In percent of what was measured, of so many iterations. over, under: means of those that were predicted too long
-    and too short."""
+    """Errors in percent of the measured time, over `count` iterations. over, under: mean error of those predicted too
+    long and too short."""
 
     count: int
     mean: float
@@ -31,7 +31,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A predictor that learns as it goes. learn: from an iteration of the traffic; told whether it only decoded."""
+    """A predictor that learns as it goes. learn: gets an iteration, its seconds, and whether it only decoded."""
 
     calibrate: Callable[[Sequence[Timing]], None]
     predicted_s: Callable[[Workload], float | None]
@@ -39,7 +39,7 @@ class Candidate:
 
 
 def fitted(padded_size: PaddedSize | None, without: str | None = None) -> Candidate:
-    """The service's own; without: one of FEATURES that it is not given."""
+    """The service's predictor. without: one of FEATURES, which it does not get."""
     iteration_time = IterationTime(padded_size) if without is None else _Without(padded_size, FEATURES.index(without))
 
     def calibrate(timings: Sequence[Timing]) -> None:
@@ -54,7 +54,7 @@ def fitted(padded_size: PaddedSize | None, without: str | None = None) -> Candid
 
 
 def averaging() -> Candidate:
-    """The plain twin."""
+    """The moving average, as the simple counterpart."""
     average = MovingAverage()
 
     def calibrate(timings: Sequence[Timing]) -> None:
@@ -65,8 +65,8 @@ def averaging() -> Candidate:
 
 
 def errors_of(candidate: Candidate, calibration: Sequence[Timing], traffic: Sequence[Timing]) -> tuple[Errors, Errors]:
-    """Of iterations with prompts, and of those that only decode. Of the latter each DECODE_EVERY-th is learnt from, as
-    in the service."""
+    """Errors on iterations with prompts, and on decode-only ones. Of the latter only every DECODE_EVERY-th is learned
+    from, as in the service."""
     candidate.calibrate(calibration)
     with_prompts, decodes = list[float](), list[float]()
     for work, seconds in traffic:
@@ -80,7 +80,7 @@ def errors_of(candidate: Candidate, calibration: Sequence[Timing], traffic: Sequ
 
 
 class RecordingTime(IterationTime):
-    """Keeps what it is calibrated with."""
+    """Keeps the timings that it is calibrated with."""
 
     def __init__(self, padded_size: PaddedSize | None) -> None:
         super().__init__(padded_size)

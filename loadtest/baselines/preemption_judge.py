@@ -1,4 +1,4 @@
-"""How good and how costly AdaptiveLLM's predictions are: measured beside what they predict (sections 4.5 and 4.6)."""
+"""Quality and cost of AdaptiveLLM's predictions, measured beside what they predict (sections 4.5 and 4.6)."""
 
 import random
 import time
@@ -27,12 +27,12 @@ _NUM_MEANWHILE = 10
 _SEED = 0
 
 Timing = tuple[Workload, float]
-"""What an iteration computed, and the seconds that it took."""
+"""What an iteration computed, and its seconds."""
 
 
 def fitted_cost(pool: KvPool, iteration_time: IterationTime | None = None) -> PreemptionCost:
-    """As the service makes it at start-up; inside `pool.clock.working()`. The pool's blocks are overwritten.
-    iteration_time: the predictor to be fitted, None for a new one."""
+    """The predictors, fitted as at the service's start-up. Call it inside `pool.clock.working()`. Overwrites the pool's
+    blocks. iteration_time: the predictor to fit; None: a new one."""
     cost = unfitted_cost(pool)
     cost.iteration_time = iteration_time or cost.iteration_time
 
@@ -56,8 +56,8 @@ def fitted_cost(pool: KvPool, iteration_time: IterationTime | None = None) -> Pr
 
 
 def held_out_error(timings: Sequence[Timing], padded_size: PaddedSize | None) -> float:
-    """The paper's test (section 4.5): four fifths of the timings, chosen at random, fit a predictor. Its mean absolute
-    error on the others, in percent of what they took."""
+    """The paper's test (section 4.5): fit a predictor to a random four fifths of the timings. Returns its mean absolute
+    error on the others, in percent of the measured time."""
     shuffled = random.Random(_SEED).sample(timings, len(timings))
     num_fitted = len(shuffled) * 4 // 5
     iteration_time = IterationTime(padded_size)
@@ -69,7 +69,7 @@ def held_out_error(timings: Sequence[Timing], padded_size: PaddedSize | None) ->
 
 
 class TimedLedger(RecoveryLedger):
-    """The ledger, the host seconds that predicting and learning took, and what every iteration took."""
+    """The ledger, which also records host seconds spent on predicting and learning, and every iteration's time."""
 
     def __init__(self, cost: PreemptionCost) -> None:
         super().__init__(cost)
@@ -94,10 +94,10 @@ class TimedLedger(RecoveryLedger):
 
 
 def recompute_seconds(pool: KvPool, num_tokens: int) -> float:
-    """Measured seconds to compute so many tokens of one sequence again, in chunks of the token budget. The ids are
-    drawn at random: one id all over takes a GPU less power, and so less time.
+    """Measured seconds to recompute `num_tokens` of one sequence, in chunks of the token budget. Ids are random: with
+    one id for all, a GPU draws less power and is faster.
 
-    Inside `pool.clock.working()`, like `swap_seconds`; both by the device's clock where it has one.
+    Call it inside `pool.clock.working()`, like `swap_seconds`; both use the device's clock if it has one.
     """
     seconds = 0.0
     token_ids = _drawn_ids(pool, num_tokens)
@@ -113,8 +113,8 @@ def recompute_seconds(pool: KvPool, num_tokens: int) -> float:
 
 
 def recompute_beside_seconds(pool: KvPool, num_tokens: int, num_decodes: int) -> float:
-    """Measured seconds that an iteration of so many decodes takes longer if it computes so many tokens again besides:
-    what recomputing costs where it rides along. The tokens fit the first half of the pool, the decodes the second."""
+    """Measured seconds by which recomputing `num_tokens` prolongs an iteration of `num_decodes` decodes: the cost of
+    recomputing in a batch. The tokens must fit in the first half of the pool; decodes are in the second."""
     decodes = _decodes(pool, num_decodes)
     block_ids = tuple(range(-(-num_tokens // pool.block_size)))
     token_ids = _drawn_ids(pool, num_tokens)
@@ -126,8 +126,8 @@ def recompute_beside_seconds(pool: KvPool, num_tokens: int, num_decodes: int) ->
 
 
 def decode_meanwhile(pool: KvPool, num_decodes: int) -> None:
-    """Some iterations of so many decodes, as they run between one preemption and the next: how fast a GPU's clock runs
-    depends on what it has computed in the last tenth of a second."""
+    """Run some iterations of `num_decodes` decodes, as between two preemptions: a GPU's clock rate depends on what it
+    computed in the last tenth of a second."""
     decodes = _decodes(pool, num_decodes)
     for _ in range(_NUM_MEANWHILE):
         pool.executor.launch(IterationPlan(decodes)).wait()
@@ -135,8 +135,8 @@ def decode_meanwhile(pool: KvPool, num_decodes: int) -> None:
 
 
 def swap_seconds(pool: KvPool, num_blocks: int, num_decodes: int) -> tuple[float, float]:
-    """Measured seconds in which so many blocks, which lie apart, are copied to the host, and back: each beside an
-    iteration of so many decodes, as those who preempted go on."""
+    """Measured seconds to copy `num_blocks` scattered blocks to the host, and back; each while an iteration of
+    `num_decodes` decodes runs, as when others go on during a preemption."""
     device, host = (tuple(range(0, n, n // num_blocks))[:num_blocks] for n in (pool.num_blocks, pool.num_host_blocks))
     decodes = _decodes(pool, num_decodes)
     pool.executor.launch(IterationPlan(decodes)).wait()
@@ -146,7 +146,7 @@ def swap_seconds(pool: KvPool, num_blocks: int, num_decodes: int) -> tuple[float
 
 
 def _decodes(pool: KvPool, num_decodes: int) -> tuple[ScheduledSequence, ...]:
-    """Of sequences with a full block each, from the middle of the pool on."""
+    """Decodes of sequences with one full block each, from the middle of the pool on."""
     first = pool.num_blocks // 2
     token_ids = _drawn_ids(pool, num_decodes)
     return tuple(

@@ -1,7 +1,7 @@
-"""The eight regressors that AdaptiveLLM tries for an iteration's time (section 3.2, tables 5 and 6), by scikit-learn.
+"""The eight regressors that AdaptiveLLM tries for iteration times (section 3.2, tables 5 and 6), from scikit-learn.
 
-Each is given the polynomials, up to some degree, of what the paper's predictor knows of an iteration: its tokens and
-its sequences. Layers and hidden size, which it knows too, are constants of one model.
+Inputs are polynomials, up to a given degree, of what the paper's predictor knows of an iteration: its tokens and its
+sequences. It also knows layers and hidden size, but these are constants of a model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from service.prediction.workload import Workload
 DEGREES = (1, 2, 3, 4, 5)
 _SEED = 0
 _MS = 1e3
-"""What is fitted is milliseconds: the penalties of lasso, ridge and elastic net depend on the unit."""
+"""Milliseconds are fitted, and the unit matters: the penalties of lasso, ridge and elastic net depend on it."""
 
 REGRESSORS: Mapping[str, Callable[[], Any]] = MappingProxyType(
     {
@@ -46,15 +46,15 @@ REGRESSORS: Mapping[str, Callable[[], Any]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The paper's test (section 4.5): four fifths of all timings, drawn at random, to fit, the others to predict; of
-    these, which are whose."""
+    """The paper's test (section 4.5): a random four fifths of all timings to fit, the others, by workload, to
+    predict."""
 
     fitted: Sequence[Timing]
     held_out: Mapping[str, Sequence[Timing]]
 
     @classmethod
     def of(cls, timings: Mapping[str, Sequence[Timing]]) -> Split:
-        """timings: of each workload."""
+        """timings: by workload."""
         chance = random.Random(_SEED)
         fitted: list[Timing] = []
         held_out: dict[str, Sequence[Timing]] = {}
@@ -66,7 +66,7 @@ class Split:
         return cls(fitted, held_out)
 
     def regressor_errors(self, make: Callable[[], Any], degree: int) -> dict[str, float]:
-        """Of each workload, mean absolute error in percent of what was measured."""
+        """Mean absolute error by workload, in percent of the measured time."""
         model = make_pipeline(PolynomialFeatures(degree), StandardScaler(), make())
         model.fit(_inputs(self.fitted), _seconds(self.fitted) * _MS)
         return {
@@ -75,7 +75,7 @@ class Split:
         }
 
     def law_errors(self, padded_size: PaddedSize | None) -> dict[str, float]:
-        """The same of the service's own predictor."""
+        """The same for the service's own predictor."""
         law = IterationTime(padded_size)
         for work, seconds in self.fitted:
             law.calibrate(work, seconds)
@@ -86,7 +86,7 @@ class Split:
         }
 
     def mean_error(self, errors: Mapping[str, float]) -> float:
-        """Over all that was held out."""
+        """The mean over all timings that were held out."""
         counts = {name: len(timings) for name, timings in self.held_out.items()}
         return sum(errors[name] * count for name, count in counts.items()) / sum(counts.values())
 

@@ -1,17 +1,17 @@
-"""FineInfer's SimpleReqManager (end-to-end report, section 3.3): continuous batching over one padded, contiguous tensor
+"""FineInfer's SimpleReqManager (end-to-end report, section 3.3): continuous batching with one padded, contiguous tensor
 of keys and values, as transformers' models take it.
 
 Modelled, on our engine and kernels:
-- Admission (`get_fitting_batches`). The running batch is a rectangle, a row for each sequence. All rows grow by one
-  column an iteration, so a request joins at the width that the batch has by then, and from there every row may still
-  draw up to its limit: (width now + most tokens still to draw) x rows must stay within the KV memory. The real lengths
-  of answers are not known to it. When the longest row leaves, the others' common padding goes with it.
-- Prefill: an iteration of its own (`generation_step` takes one stage or the other), prompts padded to the longest of
-  them, and the padding goes through the model.
-- Decode: attention reads the padding of the shorter rows, which a mask hides but nobody skips.
-Not modelled, in its favour: concatenating tensors costs nothing, neither the new column of every iteration nor the
-requests that join and leave; nor does it need memory for the old and the new tensor at once (`fineinfer_fig5` has a
-system whose memory is smaller by that).
+- Admission (`get_fitting_batches`). The running batch is a rectangle with a row per sequence. All rows grow by one
+  column per iteration, so a request joins at the batch's present width, and from there every row may still generate up
+  to its limit: (width now + most tokens still to generate) x rows must fit in the KV memory. It does not know the real
+  lengths of answers. When the longest row leaves, the padding common to the others is dropped.
+- Prefill: an iteration of its own (`generation_step` runs one stage or the other). Prompts are padded to the longest,
+  and the model computes the padding.
+- Decode: attention reads the padding of shorter rows; a mask hides it, but it is not skipped.
+Not modelled, in its favour: concatenating tensors costs nothing, neither for each iteration's new column nor when
+requests join and leave; and the old and the new tensor need no memory at the same time (`fineinfer_fig5` has a variant
+whose memory is smaller for that reason).
 """
 
 import bisect
@@ -31,13 +31,13 @@ from service.kvcache.block_manager import BlockManager, Fit
 
 _PROMPT_PADDING_ID = -1000
 _COLUMNS_ID = -1_000_000
-"""Sequences of padding have ids from here downwards."""
+"""Padding's sequences have ids from here downwards."""
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class PaddedContiguousAdmission:
-    """The rectangle that the batch may become, against the whole memory."""
+    """Admits while the rectangle that the batch may become fits in the whole memory."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
@@ -55,7 +55,7 @@ class PaddedContiguousAdmission:
 
 
 def rectangle_tokens(groups: Sequence[SequenceGroup]) -> int:
-    """KV tokens that the batch of these requests sets aside."""
+    """KV tokens that the batch of these requests reserves."""
     rows = [sequence for group in groups for sequence in group.live]
     width = max((row.num_tokens for row in rows), default=0)
     to_draw = max((row.max_num_tokens - row.num_tokens for row in rows), default=0)
@@ -63,11 +63,11 @@ def rectangle_tokens(groups: Sequence[SequenceGroup]) -> int:
 
 
 class PaddedBatch:
-    """An executor that computes prompts and decodes in iterations of their own, and the padding of both.
+    """An executor that computes prompts and decodes in separate iterations, with the padding of both.
 
-    Padding is computed by sequences of its own in the pool's spare blocks. Beside prompts they draw nothing; what
-    exceeds the executor's tokens a plan goes through it in plans of its own. Beside decodes, each stands for as many
-    padded columns as the spare blocks hold, rounded, and what it draws is dropped. Iterations must not overlap.
+    Sequences of its own, in the pool's spare blocks, compute the padding. Beside prompts they draw nothing; padding
+    beyond the executor's token limit runs in further plans. Beside decodes, each stands for as many padded columns as
+    the spare blocks hold, rounded, and what it draws is dropped. Iterations must not overlap.
     """
 
     def __init__(self, pool: KvPool) -> None:
@@ -76,10 +76,10 @@ class PaddedBatch:
         self._reader = PlanReader()
         self._num_columns_rows = 0
         self._to_release: tuple[int, ...] = ()
-        self._first_row = 2 * pool.max_num_seqs + 1  # behind those of requests
+        self._first_row = 2 * pool.max_num_seqs + 1  # after those of requests
 
     def launch(self, plan: IterationPlan) -> PendingIteration:
-        """As the executor inside, only slower."""
+        """As the wrapped executor, but slower."""
         plan = self._reader.expand(plan)
         prompts = tuple(item for item in plan.scheduled if len(item.token_ids) > 1)
         decodes = tuple(item for item in plan.scheduled if len(item.token_ids) == 1)
@@ -96,7 +96,7 @@ class PaddedBatch:
         return self._pool.executor.launch(plan).wait()
 
     def _forgotten(self, plan: IterationPlan) -> tuple[int, ...]:
-        """Sequences of padding that are not needed any more; all of them where a plan computes nothing."""
+        """Padding sequences that are no longer needed; all of them if the plan computes nothing."""
         released, self._to_release = self._to_release, ()
         if not plan.scheduled:
             released += tuple(self._first_row + number for number in range(self._num_columns_rows))
@@ -104,7 +104,7 @@ class PaddedBatch:
         return released
 
     def _prompt_plans(self, prompts: tuple[ScheduledSequence, ...]) -> Iterator[IterationPlan]:
-        """The prompts, with as much of their padding as fits beside them, then the rest of it."""
+        """The prompts with as much of their padding as fits, then the rest of the padding."""
         items = [*prompts, *self._prompt_padding(prompts)]
         while items:
             num_tokens = list(itertools.accumulate(len(item.token_ids) for item in items))
@@ -129,7 +129,7 @@ class PaddedBatch:
         return ScheduledSequence(_PROMPT_PADDING_ID - number, row, token_ids, 0, 0, block_ids, beside.sampling, ())
 
     def _columns(self, decodes: tuple[ScheduledSequence, ...]) -> tuple[ScheduledSequence, ...]:
-        """Decodes that read as many cached tokens as the padding of these has columns."""
+        """Decodes that together read as many cached tokens as there are padded columns."""
         lengths = [item.num_computed_tokens + 1 for item in decodes]
         num_padded = len(lengths) * max(lengths, default=0) - sum(lengths)
         num_blocks = self._pool.num_spare_blocks
@@ -151,7 +151,7 @@ class PaddedBatch:
         )
 
     def _column_blocks(self, number: int) -> tuple[int, ...]:
-        """Others' blocks, for the reading; the last one is spare, for a token is written there."""
+        """Blocks of other sequences, only to be read; the last one is spare, since a token is written there."""
         pool = self._pool
         first = number * pool.num_spare_blocks
         read = tuple((first + i) % pool.num_blocks for i in range(pool.num_spare_blocks - 1))
@@ -159,7 +159,7 @@ class PaddedBatch:
 
 
 class _Padded:
-    """The result of several plans, as if they had been the one."""
+    """The result of several plans, as if they were one."""
 
     def __init__(
         self, plan: IterationPlan, last: IterationPlan, pending: PendingIteration, drawn: dict[int, int]
@@ -180,13 +180,13 @@ class _Padded:
 
 
 def _draws(plan: IterationPlan, result: IterationResult) -> dict[int, int]:
-    """The ids by the sequence that gets them."""
+    """Sequence id -> drawn id."""
     samples = (sample for item in plan.scheduled for sample in item.samples)
     return {sample.sequence_id: token_id for sample, token_id in zip(samples, result.token_ids, strict=True)}
 
 
 def simple_req_manager(pool: KvPool, known_limit: KnownLimit, name: str = "SimpleReqManager") -> EngineSystem:
-    """The system; the pool needs spare blocks for the longest prompt's padding."""
+    """The system. The pool needs enough spare blocks for the padding of the longest prompt."""
     policies = EnginePolicies(PaddedContiguousAdmission(pool.num_tokens), known_limit, held_tokens=rectangle_tokens)
     plain = dataclasses.replace(pool, overlap=False)
     padded = dataclasses.replace(plain, executor=PaddedBatch(plain))

@@ -1,16 +1,16 @@
 """Request-level scheduling, ORCA's baseline (section 3.1 and figure 3; "ft" in its figures 9 to 11).
 
-A batch is formed from the queue when the batch before it has ended. Nobody joins it, and nobody leaves: answers are
-given back when the longest one is complete (ORCA's early-finished and late-joining requests).
+A batch is formed from the queue when the previous one has ended. No request joins or leaves a batch: answers are
+returned when the longest is complete (ORCA's early-finished and late-joining requests).
 
-Modelled, on our engine and kernels: the batch is padded as FasterTransformer's is, prompts to the longest prompt and
-answers to the longest answer, and all of that is computed. Memory: each row reserves the batch's longest prompt and
-`known_limit` tokens. Not modelled, in its favour: nothing; but its prompts go through the engine in chunks of the
-token budget, where FasterTransformer takes the batch whole.
+Modelled, on our engine and kernels: the batch is padded like FasterTransformer's, prompts to the longest prompt and
+answers to the longest answer, and the padding is computed. Memory: each row reserves the batch's longest prompt plus
+`known_limit` tokens. Everything is modelled, except that prompts go through the engine in chunks of the token budget,
+while FasterTransformer processes the batch whole.
 
-With a microbatch size the batch goes through a model's stages in parts (figure 8b; "ft(max_bs, mbs)"): as few as are no
-larger than that, and equally large, which leaves less of a bubble than a full one and a rest. Each part waits for its
-own tokens only; the next batch waits for all of them.
+With a microbatch size, the batch goes through a pipeline in parts (figure 8b; "ft(max_bs, mbs)"): as few as possible of
+at most that size, all equally large, since that leaves a smaller bubble than full ones and a remainder. Each part waits
+only for its own tokens; the next batch waits for all parts.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _FILLER_TOKEN_ID = 2
 
 
 class StaticBatching:
-    """A `ServingSystem`. microbatch_size: None for batches that are not divided."""
+    """A `ServingSystem`. microbatch_size: None: batches are not divided."""
 
     def __init__(
         self, pool: KvPool, known_limit: KnownLimit, max_batch_size: int, microbatch_size: int | None = None
@@ -94,7 +94,7 @@ class StaticBatching:
             )
 
     def _engine_of(self, num_microbatches: int) -> EngineSystem:
-        """One at a time computes."""
+        """The engine for this number of microbatches. Only one engine computes at a time."""
         if num_microbatches not in self._engines:
             self._engines[num_microbatches] = paged(dataclasses.replace(self._pool, num_lanes=num_microbatches))
         return self._engines[num_microbatches]
@@ -108,7 +108,7 @@ class StaticBatching:
         self._held_back = []
 
     def _fits(self, batch: list[OfflineRequest]) -> bool:
-        """Whether every row may grow to the longest prompt and the limit that the system knows of."""
+        """Whether every row has room to grow to the longest prompt plus the limit that the system knows."""
         longest = max(len(request.prompt_token_ids) for request in batch)
         limit = max(max(self._known_limit(request.output_len), request.output_len) for request in batch)
         num_rows = sum(request.n for request in batch)

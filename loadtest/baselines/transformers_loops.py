@@ -1,7 +1,7 @@
 """transformers' own loops as compared systems: `generate` on padded batches, and `generate_batch`.
 
-Both take whole batches: what arrives meanwhile waits. `generate` pads prompts on the left and runs to the longest
-answer; `generate_batch` (its continuous batching) takes one output limit for all, so it gets equal requests only.
+Both take whole batches: requests that arrive meanwhile wait. `generate` pads prompts on the left and runs to the
+longest answer. `generate_batch` (its continuous batching) has one output limit for all, so it gets only equal requests.
 """
 
 from collections import deque
@@ -49,7 +49,7 @@ class TransformersGenerate:
         self._queue.append(request)
 
     def step(self) -> None:
-        """One whole batch."""
+        """Run one whole batch."""
         batch = [self._queue.popleft() for _ in range(min(self._max_batch_size, len(self._queue)))]
         self._batch_size = len(batch)
         started_s = self.clock.now_s()
@@ -86,11 +86,11 @@ class TransformersGenerate:
             max_new_tokens=max(request.output_len for request in batch),
             pad_token_id=0,
         )
-        made[:, -1].tolist()  # waits for the device
+        made[:, -1].tolist()  # wait for the device
 
 
 class TransformersGenerateBatch(TransformersGenerate):
-    """A `ServingSystem`: all waiting requests in one call of `generate_batch`. They must ask for equal lengths.
+    """A `ServingSystem`: all waiting requests in one call of `generate_batch`. Their lengths must be equal.
 
     num_blocks: its KV memory, in its own blocks of 256 tokens.
     """

@@ -1,1 +1,1 @@
-"""`python -m loadtest.bench`: measurements of this house without HTTP, each beside the device's limit."""
+"""`python -m loadtest.bench`: measurements of our own code without HTTP, each beside the device's limit."""

@@ -8,7 +8,7 @@ from service.process.environment import restart_prepared
 from service.process.standard_streams import open_standard_streams
 
 if __name__ == "__main__":
-    hold_signals()  # as the service prepares its process
+    hold_signals()  # as the service does at its start
     open_standard_streams()
     restart_prepared()
     release_signals()

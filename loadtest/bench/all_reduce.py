@@ -1,14 +1,15 @@
-"""What a sum over the GPUs of a host takes, and a gather of what draws exchange, 8 bytes a row: kernels of ours beside
-NCCL, us a call in CUDA graphs.
+"""Latency of all-reduces over a host's GPUs, and of the gather with which draws are exchanged (8 bytes per row): our
+kernels beside NCCL, in us per call, in CUDA graphs.
 
     python -m loadtest.bench.all_reduce [--ranks 2] [--size 4096]
     python -m loadtest.bench.all_reduce --sweep [--ranks 2] [--size 4096]
 
-A process a GPU. Each way is captured 64 times in a row and replayed; the time is the least of several replays, the
-slowest rank's. Some 40 s, most of it NCCL's start and compiling. Without NVLink's multicast. --sweep: sums with norm by
-how they are launched: programs, warps of each, and rows that one has sent before it waits.
+One process per GPU. Each variant is captured 64 times in a row and replayed. Its time is the minimum of several
+replays, of the slowest rank. Takes about 40 s, most of it NCCL's start-up and compilation. Without NVLink multicast.
+--sweep: all-reduces with a fused norm under several launch configurations: number of programs, warps per program, and
+rows that a program sends ahead before it waits.
 
-What is timed is checked first: a sum's bits, and of a norm that all ranks have the same.
+Results are checked before they are timed: a sum's bits, and that all ranks have the same normed rows.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ _ATTEMPTS = 7
 def main() -> int:
     parser = argparse.ArgumentParser(description="us of an all-reduce over this host's GPUs")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--size", type=int, default=4096, help="of a row, in bf16")
-    parser.add_argument("--sweep", action="store_true", help="sums with norm by how they are launched")
+    parser.add_argument("--size", type=int, default=4096, help="elements per row, in bf16; default: 4096")
+    parser.add_argument("--sweep", action="store_true", help="sums with norm under several launch configurations")
     asked = parser.parse_args()
     if torch.cuda.device_count() < asked.ranks:
         parser.error(f"{asked.ranks} GPUs are needed, {torch.cuda.device_count()} are there")
@@ -129,7 +130,7 @@ def _normed_sums(x: Tensor, memory: SymmetricMemory) -> dict[str, Callable[[], o
 
 
 def _gathers(x: Tensor, memory: SymmetricMemory) -> dict[str, Callable[[], object]]:
-    """Of 8 bytes a row."""
+    """Gathers of 8 bytes per row."""
     pairs = x.view(torch.int32)[:, :2].contiguous()
     gathered = pairs.new_empty(memory.size, *pairs.shape)
     assert torch.equal(one_shot_all_gather(pairs, memory), _gathered(pairs, memory)), "one-shot gather"
@@ -144,7 +145,7 @@ def _check_normed(
     residual = torch.randn(x.shape, generator=same, device=x.device).to(x.dtype)
     weight = torch.randn(x.shape[1], generator=same, device=x.device).to(x.dtype)
     want_normed, want_sum = one_shot_add_rms_norm_reference(_gathered(x, memory), residual, weight, 1e-5)
-    for _ in range(3):  # so that both halves of the memory are used
+    for _ in range(3):  # more than once, so that both halves of the symmetric memory are used
         normed, total = function(x, residual.clone(), weight, 1e-5, memory)
         assert torch.equal(total, want_sum), f"{name}: {len(x)} rows, sum"
         torch.testing.assert_close(normed, want_normed, atol=3e-2, rtol=3e-2)

@@ -1,11 +1,11 @@
-"""How close the attention kernels come to the device's limits: a part of `loadtest.bench kernels`.
+"""How close the attention kernels come to the device's limits; a part of `loadtest.bench kernels`.
 
-Decode is bound by reading keys and values: TB/s, and % of what a copy reaches. Prefill is bound by its matrix
-products: TFLOP/s over the scores that the causal mask leaves, and % of what a GEMM reaches. A round
-goes over as many layers as overflow the device's L2 cache. Without a GPU the references are measured, on small batches.
+Decode is bound by reading keys and values: TB/s, and % of a copy's rate. Prefill is bound by matrix products: TFLOP/s
+over the scores inside the causal mask, and % of a GEMM's rate. Each round covers as many layers as overflow the
+device's L2 cache. Without a GPU the reference implementations are measured, on small batches.
 
 `python -m loadtest.bench.attention_kernels --sweep decode|prefill [--fp8]` times many configurations, best first: the
-source of kernels/attention_config.py. `--fp8`: with a cache of eight bits, and fewer points.
+tables of kernels/attention_config.py come from it. `--fp8`: with an 8-bit KV cache, and fewer points.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Heads:
 
     @property
     def kv_bytes(self) -> int:
-        """Of one cached token in one layer."""
+        """Bytes of one cached token in one layer."""
         return 2 * self.num_kv_heads * self.head_dim * DTYPE.itemsize
 
 
 def causal_flops(heads: Heads, query_lens: Sequence[int], context_lens: Sequence[int]) -> int:
-    """Of both products, over the cells that each query sees."""
+    """FLOPs of both products, over the query-key pairs inside the causal mask."""
     seen = sum(n * c - n * (n - 1) // 2 for n, c in zip(query_lens, context_lens, strict=True))
     return 4 * heads.head_dim * heads.num_heads * seen
 
@@ -77,7 +77,7 @@ CPU_PREFILL_GRID = [([128], [128]), ([512], [512]), ([128], [1024])]
 
 @dataclass(frozen=True)
 class Caches:
-    """Keys and values of a few layers, in blocks of random order, as the service stores them."""
+    """Keys and values of a few layers, in blocks in random order, as the service stores them."""
 
     storage: Tensor
     heads: Heads
@@ -150,18 +150,18 @@ class DecodeWork:
         return seconds_of_layer(run, self._caches.layers)
 
     def contiguous_seconds(self) -> float:
-        """torch's attention over keys and values that lie in a row, for contexts of one length: what paging costs."""
+        """torch's attention over contiguous keys and values: the cost of paging. Contexts must be equally long."""
         rows = [self.in_rows(*layer) for layer in self._caches.layers]
         return seconds_of_launch([partial(self.attend_contiguous, layer) for layer in rows])
 
     def in_rows(self, *caches: Cache) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values, [S, K, C, D]: each sequence's in order. Contexts must be whole blocks."""
+        """A layer's keys and values as contiguous [S, K, C, D]. Contexts must be whole blocks."""
         blocks = self._batch.block_table.long()
         keys, values = (elements_of(x)[blocks].flatten(1, 2).transpose(1, 2).contiguous() for x in caches)
         return keys, values
 
     def attend_contiguous(self, layer: tuple[Tensor, Tensor]) -> Tensor:
-        """Of what `in_rows` gives: [S, H, D], as `out`."""
+        """Attention over the tensors of `in_rows`: [S, H, D], as `out`."""
         query = self._query[:, :, None]
         return F.scaled_dot_product_attention(query, *layer, scale=self._scale, enable_gqa=True)[:, :, 0]
 
@@ -196,7 +196,7 @@ class PrefillWork:
         return seconds_of_layer(run, self._caches.layers)
 
     def dense_seconds(self) -> float:
-        """cuDNN's, for one whole prompt."""
+        """cuDNN's attention, for one whole prompt."""
         query = self._query.transpose(0, 1)[None]
 
         def run(layer: Layer) -> None:
@@ -213,9 +213,9 @@ class PrefillWork:
 
 @dataclass(frozen=True, slots=True)
 class AttentionResult:
-    """Of one layer. rate: bytes (decode) or operations (prefill) a second; share: of the device's limit.
+    """Figures per layer. rate: bytes (decode) or operations (prefill) per second. share: of the device's limit.
 
-    dense_rate: of torch's cuDNN attention on contiguous keys and values, for a whole prompt.
+    dense_rate: rate of torch's cuDNN attention over contiguous keys and values; only for a whole prompt.
     """
 
     model: str
@@ -280,7 +280,7 @@ def print_prefill(results: Sequence[AttentionResult]) -> None:
 
 
 def sweep_decode(*, is_fp8: bool) -> None:
-    """us a layer of the first shape, for each configuration and several batches."""
+    """Print us per layer of the first shape, for each configuration and several batches."""
     even = [(1, 392), (1, 32768), (8, 392), (8, 4096), (32, 1024), (64, 392), (128, 392), (256, 128), (256, 392)]
     uneven = [(32, 280), (64, 392), (128, 392), (128, 2048), (256, 392), (1000, 300)]
     if is_fp8:
@@ -295,7 +295,7 @@ def sweep_decode(*, is_fp8: bool) -> None:
 
 
 def _uneven(batch: int, mean: int) -> list[int]:
-    """Lengths from a third of the mean to five thirds, in no order, as traffic brings them."""
+    """Lengths from 1/3 to 5/3 of the mean, in no order, as in real traffic."""
     lens = torch.linspace(mean / 3, mean * 5 / 3, batch).int()
     return [int(length) for length in lens[torch.randperm(batch, generator=torch.Generator().manual_seed(0))]]
 
@@ -312,7 +312,7 @@ def sweep_prefill(*, is_fp8: bool) -> None:
 
 
 def _sweep(works: Sequence[Any], labels: Iterable[str], configs: Sequence[Any]) -> None:
-    """Best first. All configurations must agree with the first."""
+    """Print the configurations, best first. Fails unless all agree with the first one's result."""
     rows, wanted = [], list[Tensor]()
     for config in configs:
         try:
@@ -334,7 +334,7 @@ def _sweep(works: Sequence[Any], labels: Iterable[str], configs: Sequence[Any]) 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Sweep the attention kernels' configurations.")
     parser.add_argument("--sweep", choices=["decode", "prefill"], action="append", required=True)
-    parser.add_argument("--fp8", action="store_true", help="a cache of eight bits")
+    parser.add_argument("--fp8", action="store_true", help="use an 8-bit KV cache")
     arguments = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {DTYPE}, blocks of {BLOCK_SIZE}")
     if "decode" in arguments.sweep:

@@ -10,7 +10,7 @@ from service.errors import ConfigError
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs one benchmark; the exit status is 2 for a wrong call."""
+    """Run one benchmark. Returns the exit status; 2 for a usage error."""
     options, rest = read_options(arguments)
     try:
         if isinstance(options, KernelsOptions):

@@ -1,11 +1,11 @@
-"""Time of decode steps through the runner, without engine and HTTP: `python -m loadtest.bench.decode_steps FOLDER`.
+"""Time of decode steps in the model runner, without engine and HTTP: `python -m loadtest.bench.decode_steps FOLDER`.
 
-Weights are dummies; FOLDER holds a config.json. For each batch size: prompts of `--prompt-len` tokens, then
-`--num-steps` decode steps, greedy, each launched when the one before has given its ids. A table of milliseconds a step,
-of the host's part of it (the launch), and of the device's part, by replays of the largest context's graph alone; with
-`--profile N`, the N kernels that take longest of the last step. With `--prompt-tokens M ...` every step computes a
-prompt of M tokens besides, 0 for none. With `--ranks R`, R processes compute the model together, a GPU each, of which
-the first one prints. The last line is JSON.
+FOLDER holds a config.json; weights are dummies. For each batch size: prompts of `--prompt-len` tokens, then
+`--num-steps` greedy decode steps, each launched when the one before has returned its ids. Prints ms per step; the
+host's part of it (the launch); and the device's part, from replays of the CUDA graph of the longest context. With
+`--profile N`, also the N kernels with the most time in the last step. With `--prompt-tokens M ...` every step also
+computes a prompt chunk of M tokens (0: none). With `--ranks R`, R processes with a GPU each run the model in tensor
+parallel, and the first one prints. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _PROFILED_STEPS = 5
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Medians over the steps, in milliseconds. launch: of the host. device: from a launch's first kernel to its last,
-    at the end, or 0 on a CPU."""
+    """Medians over the steps, in milliseconds. launch_ms: on the host. device_ms: from the first kernel of a launch to
+    the last one, at the longest context; 0 on a CPU."""
 
     batch: int
     step_ms: float
@@ -56,8 +56,8 @@ class Result:
 
 
 class DecodePlayer:
-    """`batch` sequences of the same length, each with blocks of its own. beside: tokens of a prompt that every step
-    computes with them."""
+    """`batch` sequences of the same length, each with its own blocks. beside: prompt tokens that every step also
+    computes."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class DecodePlayer:
             self._token_ids[start : ids.stop] = runner.launch(IterationPlan(shares)).wait().token_ids
 
     def plan(self) -> IterationPlan:
-        """The next step."""
+        """The plan of the next step."""
         position = self._length
         shares = [
             ScheduledSequence(i, i + 1, (token_id,), position, 0, (), self._params, draw)
@@ -93,7 +93,7 @@ class DecodePlayer:
         return IterationPlan(tuple(shares))
 
     def step(self) -> tuple[float, float]:
-        """Seconds of the step and of its launch."""
+        """Run a step. Returns the seconds of the whole step and of its launch."""
         plan = self.plan()
         started_s = time.perf_counter()
         pending = self._runner.launch(plan)
@@ -126,7 +126,7 @@ def measure(
 
 
 def _device_ms(player: DecodePlayer, runner: ModelRunner) -> float:
-    """The last step again and again, launched faster than it runs."""
+    """Repeats the last step, launched faster than the device runs it. Milliseconds per step."""
     plan = player.plan()
     times = []
     for _ in range(5):
@@ -141,7 +141,7 @@ def _device_ms(player: DecodePlayer, runner: ModelRunner) -> float:
 
 
 def print_profile(runner: ModelRunner, batch: int, prompt_len: int, num_rows: int, beside: int = 0) -> None:
-    """Time by kernel and grid."""
+    """Print the time by kernel and grid."""
     params = SamplingParams(max_tokens=1, temperature=0.0)
     player = DecodePlayer(runner, batch, prompt_len, 64, params, beside)
     for _ in range(3):
@@ -212,9 +212,9 @@ def run_rank(rank: int, options: argparse.Namespace, meeting_point: str) -> None
     place = join_ranks(rank, ParallelConfig(tensor_size=options.ranks), store, device)
     with redirect_stdout(io.StringIO()) if rank else nullcontext():
         run(options, place.parallel)
-    place.parallel.least(0)  # all have done what the others wait for
+    place.parallel.least(0)  # a barrier: every rank has done what the others wait for
     sys.stdout.flush()
-    os._exit(0)  # communicators' threads may still run: taken apart under them, one run of a few crashes
+    os._exit(0)  # NCCL's threads may still run; destroying the communicators under them sometimes crashes
 
 
 def run(options: argparse.Namespace, parallel: TensorParallel = ALONE) -> None:

@@ -1,8 +1,8 @@
-"""How long the device computes nothing while a batch decodes, from a profiler's timeline.
+"""Device idle time while a batch decodes, from a profiler's timeline.
 
-A gap is the time between two kernels in which no kernel runs on any stream. Those within a step's CUDA graph take a
-microsecond or two each; what the host does not hide lies between the last kernel of a step and the first of the next,
-so gaps are told by the kernels around them.
+A gap is the time between two kernels in which no kernel runs on any stream. Gaps within a step's CUDA graph take a
+microsecond or two. Host time that is not hidden shows up between the last kernel of a step and the first of the next
+one, so gaps are reported with the kernels around them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _BORDERS_US = (2.0, 5.0, 20.0, 100.0)
 _NUM_PAIRS = 6
 _NAME_LEN = 40
 _NUM_SETTLING = 8
-"""Steps of the whole batch that count nowhere."""
+"""Steps with the whole batch that are run first and not counted."""
 
 
 class Span(NamedTuple):
-    """A kernel, or a copy. Microseconds on the profiler's clock."""
+    """A kernel or a copy. Microseconds on the profiler's clock."""
 
     name: str
     start_us: float
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """before, after: the kernel that ended last, and the one that began."""
+    """before: the kernel that ended last. after: the one that starts next."""
 
     us: float
     before: str
@@ -48,8 +48,8 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceIdle:
-    """steps: that were profiled. step_ms, profiled_step_ms: medians without and with the profiler. window_us: from the
-    first kernel to the last one's end. copies_us: in all."""
+    """steps: number of profiled ones. step_ms, profiled_step_ms: median without and with the profiler. window_us: from
+    the start of the first kernel to the end of the last. copies_us: sum over all copies."""
 
     batch_size: int
     steps: int
@@ -66,14 +66,14 @@ class DeviceIdle:
 
 
 def output_len_of(batch_size: int, input_len: int, num_steps: int) -> int:
-    """Tokens of an answer with which the first request still decodes when all is measured: an iteration computes a few
-    prompts at the least, while the others already decode."""
+    """Output tokens per request, so many that the first request still decodes when the measurement ends. Prefill takes
+    long meanwhile: an iteration may compute only a few prompts beside the decodes."""
     return 2 * num_steps + 2 * _NUM_SETTLING + batch_size * input_len // 256
 
 
 def measure_idle(engine: Engine, batch_size: int, input_len: int, num_steps: int, vocab_size: int) -> DeviceIdle:
-    """Of steps in which the whole batch decodes, first timed without the profiler. The engine is at rest before and
-    behind it."""
+    """Measure steps in which the whole batch decodes: first their time without the profiler, then with it. The engine
+    must be idle; it is idle again afterwards."""
     output_len = output_len_of(batch_size, input_len, num_steps)
     for request in greedy_requests([(input_len, output_len)] * batch_size, vocab_size, seed=0):
         engine.requests.add(request)
@@ -109,7 +109,7 @@ def measure_idle(engine: Engine, batch_size: int, input_len: int, num_steps: int
 
 
 def spans(events: Iterable[Mapping[str, Any]], categories: set[str]) -> list[Span]:
-    """Of a trace in Chrome's format, in order of their start."""
+    """The spans of these categories in a Chrome trace, in order of start."""
     found = [
         Span(event["name"], float(event["ts"]), float(event["ts"]) + float(event["dur"]))
         for event in events
@@ -119,7 +119,7 @@ def spans(events: Iterable[Mapping[str, Any]], categories: set[str]) -> list[Spa
 
 
 def gaps_between(kernels: Sequence[Span]) -> list[Gap]:
-    """kernels: in order of their start; they may overlap."""
+    """kernels: in order of start; they may overlap."""
     gaps = []
     last = kernels[0]
     for kernel in kernels[1:]:
@@ -158,7 +158,7 @@ def print_idle(idle: DeviceIdle) -> None:
 
 
 def idle_json(idle: DeviceIdle) -> dict[str, object]:
-    """Microseconds are of a step."""
+    """Values in microseconds are per step."""
     return {
         "batch_size": idle.batch_size,
         "steps": idle.steps,
@@ -179,7 +179,7 @@ def _by_length(gaps: Sequence[Gap]) -> list[tuple[str, list[float]]]:
 
 
 def _by_place(gaps: Sequence[Gap]) -> list[tuple[tuple[str, str], list[float]]]:
-    """The places where most time passes first."""
+    """Gaps by the kernels around them; largest total time first."""
     by_place = defaultdict[tuple[str, str], list[float]](list)
     for gap in gaps:
         by_place[gap.before, gap.after].append(gap.us)
@@ -187,7 +187,7 @@ def _by_place(gaps: Sequence[Gap]) -> list[tuple[tuple[str, str], list[float]]]:
 
 
 def _step_seconds(engine: Engine, num_steps: int) -> list[float]:
-    """Between the ends of `engine.step`, in which it waits for the iteration before, where they overlap."""
+    """Seconds between the ends of `engine.step` calls; with overlap, each waits for the iteration before."""
     seconds, before_s = [], time.perf_counter()
     for _ in range(num_steps):
         engine.step()

@@ -1,4 +1,4 @@
-"""What a device can do at most, measured: bytes a second by a copy, operations a second by a matrix product."""
+"""Measured limits of a device: bytes per second of a copy, FLOP/s of a matrix product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """bytes_per_s counts what a copy reads and what it writes. flops_per_s: of a dense product in the model's dtype."""
+    """bytes_per_s: of a copy, bytes read plus bytes written. flops_per_s: of a dense product in the model's dtype."""
 
     name: str
     bytes_per_s: float
@@ -29,7 +29,7 @@ class DeviceLimits:
 
 
 def measure_device(device_name: str, dtype_name: Literal["bfloat16", "float32"]) -> DeviceLimits:
-    """The best of several rounds of each, a second or so in all. Takes half a GiB for the moment on a GPU."""
+    """The best of several rounds of each; about a second in all. On a GPU it needs half a GiB meanwhile."""
     device, dtype = torch.device(device_name), _DTYPES[dtype_name]
     is_gpu = device.type == "cuda"
     copied_bytes, size = (1 << 28, 8192) if is_gpu else (1 << 27, 1024)
@@ -54,7 +54,7 @@ def _product_seconds(size: int, dtype: torch.dtype, device: torch.device) -> flo
 
 
 def _best_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Of one call. On a GPU a round is ten launches in a row, so that waiting for the device costs little of it."""
+    """Seconds per call. On a GPU a round is ten launches in a row, so that the final synchronization adds little."""
     is_gpu = device.type == "cuda"
     num_calls = 10 if is_gpu else 1
     times = []

@@ -1,4 +1,4 @@
-"""A training of a model with dummy weights over given tokens, each of which is learned, as the service computes it."""
+"""A fine-tuning of a model with dummy weights over given tokens, computed as in the service. Every token has a loss."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from service.models.registry import build_model
 
 
 def dummy_model(folder: Path, dtype: torch.dtype, device: torch.device, num_positions: int) -> CausalLM:
-    """Of the shape that the folder's config.json describes, as it is served."""
+    """A model of the shape in the folder's config.json, built as for serving."""
     model = build_model(load_model_config(folder))
     model.materialize(dtype, device)
     fill_with_dummy_weights(model, seed=0)
@@ -39,8 +39,8 @@ def new_training(
     targets: Sequence[str],
     enforce_eager: bool = False,
 ) -> LoraTraining:
-    """token_ids [steps * batch_size, tokens of a micro-batch]. It says nothing before its last step. enforce_eager: no
-    CUDA graphs."""
+    """token_ids [steps * batch_size, tokens of a micro-batch]. It reports nothing before its last step. enforce_eager:
+    no CUDA graphs."""
     num_sequences, num_tokens = token_ids.shape
     is_trained = np.arange(num_tokens) > 0
     chosen = Hyperparameters(

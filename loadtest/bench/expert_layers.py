@@ -1,11 +1,12 @@
-"""`python -m loadtest.bench.expert_layers`: one mixture of experts by itself, beside torch's own grouped products and
-the device's limits. Under a minute on one GPU.
+"""`python -m loadtest.bench.expert_layers`: one mixture-of-experts layer, beside torch's grouped GEMM and the device's
+limit. Takes less than a minute on one GPU.
 
-The limit: the bytes of all experts that rows went to, or the operations of all pairs, whichever takes longer; routing,
-sorting, activation and sum are in the measured time. torch's way, for bf16 weights: sort, gather, `_grouped_mm`, SiLU,
-`_grouped_mm`, weigh, `index_add_`.
+The limit: the bytes of all experts that got rows, or the FLOPs of all (row, expert) pairs, whichever takes longer. The
+measured time also includes routing, sorting, activation and the final sum. torch's version, for bf16 weights: sort,
+gather, `_grouped_mm`, SiLU, `_grouped_mm`, weigh, `index_add_`.
 
-`--sweep` times many configurations of both products, best first: the source of kernels/grouped_product.py. Minutes.
+`--sweep` times many configurations of both products, best first: the table of kernels/grouped_product.py comes from it.
+It takes minutes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _SHARED_BYTES = 220 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ExpertResult:
-    """Of one layer. limit_s: bytes or operations. torch_s: by torch's grouped products; None where it has none."""
+    """Seconds of one layer. limit_s: by bytes or operations. torch_s: with torch's grouped GEMM; None: it has none."""
 
     shape: str
     num_rows: int
@@ -55,7 +56,7 @@ class ExpertResult:
 
 
 class ExpertWork:
-    """Some rows for a layer with random weights. Logits of a random router are as even as those of a trained one."""
+    """Rows for a layer with random weights. A random router's logits are about as even as those of a trained one."""
 
     def __init__(self, layer: MixtureOfExperts, num_rows: int) -> None:
         self.layer = layer
@@ -77,7 +78,7 @@ class ExpertWork:
         return max(num_bytes / limits.bytes_per_s, flops / limits.flops_per_s)
 
     def compute_by_torch(self) -> Tensor:
-        """As transformers does with `experts_implementation="grouped_mm"`."""
+        """As transformers computes it with `experts_implementation="grouped_mm"`."""
         layer, config = self.layer, self.layer.config
         weights, experts = layer.router(self.x).float().softmax(-1).topk(config.top_k, dim=-1)
         weights = weights / weights.sum(-1, keepdim=True)
@@ -126,7 +127,7 @@ def layer_of(shape: str, *, is_fp8: bool = False) -> MixtureOfExperts:
 
 @torch.inference_mode()
 def measure(name: str, layer: MixtureOfExperts, num_rows: int, limits: DeviceLimits) -> ExpertResult:
-    works = [ExpertWork(layer, num_rows) for _ in range(4)]  # each goes to experts of its own, not in the cache
+    works = [ExpertWork(layer, num_rows) for _ in range(4)]  # each uses other experts, so that L2 does not have them
     seconds = seconds_of_launch([partial(work.layer, work.x) for work in works])
     held = layer.weights[0]
     is_plain = not layer.names.is_stacked and isinstance(held, ExpertWeight) and held.scales is None
@@ -151,7 +152,7 @@ def print_results(results: Sequence[ExpertResult]) -> None:
 
 
 def configs() -> list[GroupedConfig]:
-    """Those whose stages fit into a multiprocessor's shared memory."""
+    """Configurations whose stages fit in a multiprocessor's shared memory."""
     sizes = product((16, 32, 64, 128), (32, 64, 128, 256), (64, 128, 256), (4, 8), (2, 3, 4, 5))
     made = [GroupedConfig(*each) for each in sizes]
     return [
@@ -164,7 +165,7 @@ def configs() -> list[GroupedConfig]:
 
 
 def register_configs() -> list[GroupedConfig]:
-    """Of kernels/mxfp4_product.py."""
+    """Configurations of kernels/mxfp4_product.py."""
     made = []
     for block_m, warps, tiles, k_warps, turn in product((8, 16, 32), (1, 2, 4), (1, 2), (1, 2, 4, 8), (1, 2)):
         if warps * k_warps in (2, 4, 8) and warps * tiles > 1 and turn * block_m <= 32:
@@ -175,7 +176,7 @@ def register_configs() -> list[GroupedConfig]:
 
 
 def units_configs() -> list[GroupedConfig]:
-    """Of kernels/mxfp4_units.py."""
+    """Configurations of kernels/mxfp4_units.py that fit in shared memory."""
     made = []
     for block_m, (block_n, num_warps), num_stages in product((16, 32, 64), ((64, 4), (128, 4), (128, 8)), (3, 4, 6)):
         if num_stages * (256 * block_m + 64 * block_n) <= _SHARED_BYTES:
@@ -227,7 +228,7 @@ def _launch_all(launch: Callable[[GroupedConfig], Tensor], wanted: Sequence[Grou
     for config in wanted:
         try:
             launch(config)
-        except (triton.errors.TritonError, RuntimeError):  # told again when it is timed
+        except (triton.errors.TritonError, RuntimeError):  # reported when it is timed
             continue
 
 
@@ -235,8 +236,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="One mixture of experts by itself.")
     parser.add_argument("--shape", choices=SHAPES, action="append")
     parser.add_argument("--rows", type=int, action="append")
-    parser.add_argument("--quantization", choices=["fp8"], help="of experts that are plain")
-    parser.add_argument("--sweep", action="store_true", help="time configurations instead")
+    parser.add_argument("--quantization", choices=["fp8"], help="quantize experts that are not quantized yet")
+    parser.add_argument("--sweep", action="store_true", help="time many configurations instead")
     arguments = parser.parse_args()
     rows = arguments.rows or (ROWS if bench_device().type == "cuda" else CPU_ROWS)
     limits = measure_device(str(bench_device()), "bfloat16")

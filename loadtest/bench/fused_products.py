@@ -1,11 +1,11 @@
-"""What the products of a decode step's layer take on a GPU with norms and activation fused and not, us:
+"""Time of a decode layer's products on a GPU, with norms and activation fused and not fused, us:
 
     python -m loadtest.bench.fused_products [--forms int4-symmetric fp8 bf16] [--rows 1] [--late]
 
-Of Llama-8B's shapes: output, gate_up, down, qkv, in this order, each alone and all of them in a row, once as
-kernels/linear_add_norm.py and norm_linear.py compute them, once with kernels of their own for norms and activation. In
-a row each reads what the one before wrote, by dependent launch. `--late` times besides what starts dependents late. By
-replays of CUDA graphs over some layers' weights. 20 s.
+Llama-8B's shapes: output, gate_up, down, qkv, in this order, each alone and all of them in sequence. Fused: as in
+kernels/linear_add_norm.py and norm_linear.py. Not fused: norms and activation are separate kernels. In sequence each
+product reads what the one before it wrote, with dependent launch; `--late` also times kernels that start their
+dependents late. Measured by replays of CUDA graphs over the weights of several layers. Takes 20 s.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HIDDEN = 4096
 
 
 class Layer:
-    """One layer's weights and what its products are given. is_late: dependents are started late."""
+    """One layer's weights and the inputs of its products. is_late: kernels start their dependents late."""
 
     def __init__(self, form: str, rows: int, is_late: bool) -> None:
         self.weights = {name: random_weight(form, *shape) for name, shape in SHAPES.items()}

@@ -44,7 +44,7 @@ LINEARS = {
 }
 
 LORA_RANK, MAX_LORA_RANK, MAX_LORAS = 16, 64, 64
-LORA_PARTS = {  # of LINEARS that have them
+LORA_PARTS = {  # for those of LINEARS that may have an adapter
     "qkv": (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM),
     "output": (HIDDEN,),
     "gate_up": (INTERMEDIATE, INTERMEDIATE),
@@ -54,7 +54,7 @@ LORA_PARTS = {  # of LINEARS that have them
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`make` gives a launch over inputs of its own. num_bytes: moved by one launch, at the least."""
+    """`make` returns a launch with its own inputs. num_bytes: the least that one launch must move."""
 
     name: str
     rows: int
@@ -76,7 +76,7 @@ def tables(rows: int) -> tuple[Tensor, Tensor]:
 
 
 def layer_cases(rows: int) -> Iterable[Case]:
-    """What a layer launches between its GEMMs, for `rows` tokens."""
+    """Kernels that a layer launches between its GEMMs, for `rows` tokens."""
     kv_bytes = rows * KV_HEADS * HEAD_DIM * 2
     table_bytes = rows * HEAD_DIM * 2 * 4
     turned_bytes = rows * (HEADS + KV_HEADS) * HEAD_DIM * 2
@@ -161,7 +161,7 @@ def sampling_cases(rows: int) -> Iterable[Case]:
 
 
 def logits_cases(rows: int) -> Iterable[Case]:
-    """What some requests ask for besides; every row has it here, and has seen a thousand tokens."""
+    """Logits processing that only some requests ask for. Here every row does, and has seen a thousand tokens."""
     num_bytes = rows * VOCABULARY * 2
 
     def make_penalties() -> Launch:
@@ -188,7 +188,7 @@ def logits_cases(rows: int) -> Iterable[Case]:
 
 
 def block_cases(num_blocks: int) -> Iterable[Case]:
-    """Whole blocks of all layers, 2 MB each."""
+    """Kernels that move whole blocks of all layers, 2 MB each."""
     shape = (LAYERS, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
     block_bytes = 2 * LAYERS * 2 * BLOCK_SIZE * KV_HEADS * HEAD_DIM
 
@@ -202,7 +202,7 @@ def block_cases(num_blocks: int) -> Iterable[Case]:
 
 
 def split_cases(rows: int) -> Iterable[Case]:
-    """What decode attention launches once a step."""
+    """What decode attention launches once per step."""
     rule = SplitRule(block_kv=64, splits_wanted=66, min_tiles=1)
 
     def make() -> Launch:
@@ -249,7 +249,7 @@ def linear_cases(rows: int) -> Iterable[Case]:
 
 
 def lora_tables(num_adapters: int, size: int, parts: tuple[int, ...]) -> LoraTables:
-    """Of slots 1 to num_adapters, one behind another: each adapter's rows of A, then those of B."""
+    """Tables of slots 1 to num_adapters, in order: each adapter's rows of A, then those of B."""
     row_sizes = torch.tensor([size] * len(parts) + list(parts)).repeat_interleave(LORA_RANK).repeat(num_adapters)
     ends = row_sizes.cumsum(0)
     offsets = torch.zeros(2, 1 + num_adapters, len(parts), MAX_LORA_RANK, dtype=torch.int64)
@@ -262,7 +262,8 @@ def lora_tables(num_adapters: int, size: int, parts: tuple[int, ...]) -> LoraTab
 
 
 def lora_cases(rows: int, num_adapters: int) -> Iterable[Case]:
-    """Rows of so many adapters, as many of each, in the order in which requests came: none is beside its like."""
+    """LoRA kernels on rows of `num_adapters` adapters, the same number of rows each, interleaved: neighbouring rows
+    have different adapters, as arrival order gives them."""
 
     def inputs(size: int, parts: tuple[int, ...]) -> tuple[Tensor, TokenSlots, LoraTables]:
         slots = (1 + torch.arange(rows, device="cpu") % num_adapters).to(torch.int32)
@@ -291,7 +292,7 @@ def lora_cases(rows: int, num_adapters: int) -> Iterable[Case]:
 
 
 def all_cases() -> Iterable[Case]:
-    """Those of the device that there is."""
+    """The cases for the device of this machine."""
     yield from _gpu_cases() if bench_device().type == "cuda" else _cpu_cases()
 
 

@@ -1,7 +1,8 @@
-"""Which kernels a step's time goes to, where one kernel takes its place on the device before another has ended.
+"""Which kernels take a step's time, where kernels start before the previous one has ended.
 
-By dependent launch (kernels/dependent_launch.py) a kernel's own duration counts its wait for the one before it, twice
-or three times over. So each gets what passes from the last end of those before it to its own end.
+With dependent launch (kernels/dependent_launch.py) a kernel's duration includes waiting for its predecessors, so a sum
+of durations counts the same time two or three times. Here each kernel gets the time from the latest end before its own
+to its own end.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """All launches of a kernel by one grid. own_us: without what ran before; gap_us: what passed before them while
-    nothing ran. Both of all `count` launches."""
+    """All `count` launches of a kernel with one grid. own_us: time not shared with earlier kernels. gap_us: time before
+    them in which nothing ran. Both are sums over the launches."""
 
     name: str
     count: int
@@ -28,7 +29,7 @@ class KernelTime:
 
 
 def trace_events(profile: torch.profiler.profile) -> list[dict[str, Any]]:
-    """In Chrome's format."""
+    """Events in Chrome's trace format."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
@@ -37,7 +38,7 @@ def trace_events(profile: torch.profiler.profile) -> list[dict[str, Any]]:
 
 
 def kernel_times(events: Iterable[Mapping[str, Any]]) -> list[KernelTime]:
-    """Of a trace of one device, those that take most of it first."""
+    """Times from a trace of one device; most time first."""
     kernels = sorted(
         (event for event in events if event.get("cat") == "kernel" and "dur" in event),
         key=lambda event: float(event["ts"]) + float(event["dur"]),
@@ -56,7 +57,7 @@ def kernel_times(events: Iterable[Mapping[str, Any]]) -> list[KernelTime]:
 
 
 def print_kernel_times(times: Sequence[KernelTime], num_steps: int, num_rows: int) -> None:
-    """Of a profile of so many steps."""
+    """Print the times of a profile of `num_steps` steps."""
     total_us, gap_us = (sum(column) / num_steps for column in zip(*((t.own_us, t.gap_us) for t in times), strict=True))
     print(f"{total_us:.0f} us of kernels a step, {gap_us:.0f} between them; launches a step, own us each, us a step:")
     for time in times[:num_rows]:

@@ -1,4 +1,4 @@
-"""`loadtest.bench kernels`: every kernel by itself, beside what a copy and a GEMM reach on the same device."""
+"""`loadtest.bench kernels`: each kernel alone, beside the rates of a copy and of a GEMM on the same device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DECODE, PREFILL = "paged_attention_decode", "paged_attention_prefill"
 
 @torch.inference_mode()
 def bench_kernels(names: Sequence[str]) -> int:
-    """Measure the kernels whose name begins with one of `names`, all if there is none; returns the exit status.
+    """Measure the kernels whose name begins with one of `names`; all if `names` is empty. Returns the exit status.
 
-    On a CPU their references are measured, which run there instead.
+    On a CPU the reference implementations are measured, which the service uses there.
     """
     limits = measure_device(str(bench_device()), "bfloat16")
     print(f"{limits}; torch {torch.__version__}, bf16\n", flush=True)

@@ -1,4 +1,4 @@
-"""Decode steps: how long one takes at each batch size, and how much longer with every token of context."""
+"""Decode steps: their time by batch size, and how it grows with the context."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _WARM_UP_TOKENS = 6
 
 @dataclass(frozen=True, slots=True)
 class LatencyRow:
-    """Times in milliseconds. prefill: until every sequence has its first token. step: median of the steps in which
-    all sequences decode; None, and so is tokens_per_s, if there were none: the first sequence had ended before the
-    last prompt was computed. tpot: of a token after the first, mean over the sequences, the others' prompts included.
-    slope: what a step gains by one more token of context in one sequence; None if there were too few steps.
+    """Times in milliseconds. prefill: until every sequence has its first token. step: median of the steps in which all
+    sequences decode; step and tokens_per_s are None if there were none, because the first sequence ended before the
+    last prompt was computed. tpot: mean over the sequences, so it includes the others' prefills. slope: growth of a
+    step per token of context added to one sequence; None if there were too few steps.
     """
 
     batch_size: int
@@ -42,7 +42,7 @@ def measure_latency(
     lengths: tuple[int, int],
     vocab_size: int,
 ) -> list[LatencyRow]:
-    """One row a batch size; `lengths` of prompt and output. A short run of each batch before it is not counted."""
+    """One row per batch size. lengths: (prompt, output) tokens. Each batch is first run briefly without counting."""
     rows = []
     prompt, output = lengths
     for number, batch_size in enumerate(batch_sizes):
@@ -88,7 +88,7 @@ def print_latency(rows: Sequence[LatencyRow]) -> None:
 
 
 def latency_json(rows: Sequence[LatencyRow]) -> list[dict[str, object]]:
-    """share_of_limit: None where step_ms is."""
+    """share_of_limit is None where step_ms is None."""
     return [
         {**asdict(row), "share_of_limit": None if row.step_ms is None else row.step_limit_ms / row.step_ms}
         for row in rows
@@ -115,7 +115,7 @@ def _row(
 
 
 def slope_of(steps: Sequence[float]) -> float | None:
-    """Gain of a step over the one before it: a line through the medians of 16 equal parts. None for under 32 steps."""
+    """Growth per step, from a line through the medians of 16 equal parts. None for fewer than 32 steps."""
     size = len(steps) // _BINS
     if size < 2:
         return None

@@ -1,4 +1,4 @@
-"""How long a launch takes where one follows the other, as in a step: on a GPU by replays of a CUDA graph."""
+"""Time of a kernel launch among others in a row, as in a step; on a GPU by replays of a CUDA graph."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _ROUNDS = 7
 
 
 def bench_device() -> torch.device:
-    """The GPU if there is one."""
+    """The GPU, if there is one; else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def seconds_of_launch(launches: Sequence[Launch]) -> float:
-    """Of one launch on the average when all run in a row: the median of several rounds, the best of them on a CPU."""
+    """Seconds per launch when all run in a row: the median of several rounds; on a CPU the best one."""
     for launch in launches:
         launch()
     if bench_device().type == "cuda":

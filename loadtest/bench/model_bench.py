@@ -1,4 +1,4 @@
-"""`loadtest.bench latency|throughput|idle`: a model through the engine that the service would run, without HTTP."""
+"""`loadtest.bench latency|throughput|idle`: a model in the engine that the service would run, without HTTP."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from service.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """An engine at rest and what is known about it.
+    """An idle engine and the facts about it.
 
-    kv_tokens: what the KV cache holds. max_num_seqs: sequences in an iteration at most.
-    facts: what else the report should say of the model and the settings.
+    kv_tokens: capacity of the KV cache. max_num_seqs: the most sequences in an iteration.
+    facts: further facts for the report, about the model and the settings.
     """
 
     engine: Engine
@@ -36,7 +36,7 @@ class BenchTarget:
 
 
 def bench_latency(target: BenchTarget, options: LatencyOptions) -> None:
-    """Print the table and the line of JSON. Raises ConfigError if a batch cannot run all at once."""
+    """Print the table and the line of JSON. Raises ConfigError if a batch cannot run at once."""
     batch_sizes = options.batch_sizes or ((1, 8, 64, 256) if target.is_gpu else (1, 8))
     lengths = (options.input_len, options.output_len or (512 if target.is_gpu else 64))
     _check_length(target, *lengths)
@@ -50,7 +50,7 @@ def bench_latency(target: BenchTarget, options: LatencyOptions) -> None:
 
 
 def bench_idle(target: BenchTarget, options: IdleOptions) -> None:
-    """Print the tables and the line of JSON. Raises ConfigError if the batch cannot run all at once."""
+    """Print the tables and the line of JSON. Raises ConfigError if the batch cannot run at once."""
     output_len = output_len_of(options.batch_size, options.input_len, options.num_steps)
     _check_length(target, options.input_len, output_len)
     _check_batch(target, "batch-size", options.batch_size, options.input_len + output_len)
@@ -61,7 +61,7 @@ def bench_idle(target: BenchTarget, options: IdleOptions) -> None:
 
 
 def bench_throughput(target: BenchTarget, workload: str, lengths: Sequence[tuple[int, int]]) -> None:
-    """lengths: of each request's prompt and output. Print the table and the line of JSON."""
+    """Print the table and the line of JSON. lengths: (prompt, output) tokens per request. Raises ConfigError."""
     for prompt, output in lengths:
         _check_length(target, prompt, output)
     _print_target(target)

@@ -1,4 +1,4 @@
-"""The least time that a model needs on a device: bytes that must be read, operations that must be made."""
+"""The least time that a model needs on a device, from the bytes that it must read and its FLOPs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from service.models.model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """matrix_bytes: weights that a step reads, if it has rows for all experts; tables of which it looks up a few rows
-    are left out. expert_bytes: of all experts among them. expert_share: of the experts that a token goes to.
+    """matrix_bytes: weights that a step reads if all experts get rows; without tables of which it looks up only a few
+    rows. expert_bytes: the experts' part of these. expert_share: share of the experts that one token uses.
 
-    token_flops: matrix products of one token, the output head aside; head_flops: those of one row of logits.
-    pair_flops: attention of one query token with one key token, all layers.
-    kv_token_bytes: keys and values of one token, all layers. windows: sliding windows, one a layer, None for none.
+    token_flops: matrix products per token, without the output head. head_flops: per row of logits.
+    pair_flops: attention of one query token to one key token, all layers.
+    kv_token_bytes: keys and values of one token, all layers. windows: sliding window of each layer, None for none.
     """
 
     matrix_bytes: int
@@ -32,7 +32,7 @@ class ModelCosts:
 
     @classmethod
     def of(cls, config: ModelConfig, weights_bytes: int, kv_token_bytes: int, itemsize: int) -> ModelCosts:
-        """weights_bytes: all parameters. itemsize: bytes of one element of theirs."""
+        """weights_bytes: of all parameters. itemsize: bytes per parameter."""
         embedding_size = config.vocab_size * config.embedding_size
         looked_up = 0 if config.tie_word_embeddings else embedding_size
         if config.rope is None:
@@ -52,22 +52,22 @@ class ModelCosts:
         )
 
     def read_bytes(self, num_rows: float) -> float:
-        """Of the weights, by a step of so many tokens, each of which goes to experts of its own choice."""
+        """Bytes of weights that a step of `num_rows` tokens reads, if each token chooses its experts independently."""
         unread = self.expert_bytes * math.pow(1 - self.expert_share, num_rows)
         return self.matrix_bytes - unread
 
     def decode_step_s(self, limits: DeviceLimits, batch_size: int, context_len: float) -> float:
-        """One token for each of `batch_size` sequences with `context_len` tokens."""
+        """Seconds of a decode step: one token for each of `batch_size` sequences with `context_len` tokens."""
         weights_s = self.read_bytes(batch_size) / limits.bytes_per_s
         products_s = batch_size * (self.token_flops + self.head_flops) / limits.flops_per_s
         return max(weights_s, products_s) + batch_size * self.seen_tokens(context_len) * self.kv_token_s(limits)
 
     def kv_token_s(self, limits: DeviceLimits) -> float:
-        """What one more token in a context adds to a decode step, where no window slides."""
+        """Seconds that one more token of context adds to a decode step, without sliding windows."""
         return self.kv_token_bytes / limits.bytes_per_s
 
     def requests_s(self, limits: DeviceLimits, lengths: Sequence[tuple[int, int]], max_num_seqs: int) -> float:
-        """All prompts, then all other tokens in batches as full as can be. lengths: of (prompt, output)."""
+        """Seconds for all prompts, then all other tokens in batches as full as possible. lengths: (prompt, output)."""
         prompt_flops = sum(
             prompt * (self.token_flops + self.seen_tokens((prompt + 1) / 2) * self.pair_flops) + self.head_flops
             for prompt, _ in lengths
@@ -80,12 +80,12 @@ class ModelCosts:
         return prompt_flops / limits.flops_per_s + max(weights_s, products_s) + seen * self.kv_token_s(limits)
 
     def seen_tokens(self, context_len: float) -> float:
-        """How many tokens of a context a layer sees, on average over the layers."""
+        """Tokens of the context that a layer attends to, on average over the layers."""
         return sum(min(context_len, window or context_len) for window in self.windows) / len(self.windows)
 
 
 def _experts(config: ModelConfig, itemsize: int) -> tuple[int, int, float]:
-    """Elements of all experts' matrices, their bytes, and the share of the experts that a token goes to."""
+    """Elements of all experts' matrices, their bytes, and the share of the experts that one token uses."""
     experts = config.experts
     if experts is None:
         return 0, 0, 1.0

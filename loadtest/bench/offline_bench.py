@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from loadtest.workload import Workload
 
 FEW_PROMPTS = 8
-"""Prompts of a throughput benchmark on a CPU."""
+"""Number of prompts of a throughput benchmark on a CPU."""
 
 
 def bench(settings: Settings, options: LatencyOptions | ThroughputOptions | IdleOptions) -> int:
-    """Measure and print; returns the process's exit status. Raises ConfigError."""
+    """Measure and print. Returns the process's exit status. Raises ConfigError."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     from loadtest.bench.model_bench import bench_idle, bench_latency, bench_throughput
     from loadtest.workload import draw
@@ -48,7 +48,7 @@ def bench(settings: Settings, options: LatencyOptions | ThroughputOptions | Idle
 
 
 def _workload_of_lengths(name: str) -> Workload:
-    """Raises ConfigError if there is none of that name, or if it is more than the lengths of its requests."""
+    """Raises ConfigError if there is no such workload, or if it has shared prefixes, turns or tools."""
     from loadtest.workload import named
 
     try:
@@ -56,7 +56,7 @@ def _workload_of_lengths(name: str) -> Workload:
     except ValueError as fault:
         raise ConfigError(f"workload: {fault}") from None
     if workload.shared_prefix or workload.conversation or workload.tools:
-        raise ConfigError(f"workload: {name!r} needs a server; the benchmark has prompts of their own, and no turns")
+        raise ConfigError(f"workload: {name!r} needs a server: the benchmark has no shared prefixes, turns or tools")
     return workload
 
 

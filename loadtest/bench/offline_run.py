@@ -1,4 +1,4 @@
-"""Requests through the engine without HTTP, all at once, and when their tokens came."""
+"""Runs requests through the engine without HTTP, all at once, and records when their tokens came."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from service.errors import ServerError
 
 @dataclass(slots=True)
 class OfflineRun:
-    """Times in seconds on one clock. ticks: (when, how many tokens) of each iteration that gave any.
+    """Times in seconds on one clock. ticks: (time, number of tokens) of each iteration that returned any.
 
-    first_s, last_s: when each request got its first and its last token.
+    first_s, last_s: time of each request's first and last token.
     """
 
     started_s: float
@@ -31,13 +31,13 @@ class OfflineRun:
         return self.ticks[-1][0] - self.started_s
 
     def steps_of(self, num_tokens: int) -> list[float]:
-        """Seconds of each iteration that gave exactly `num_tokens` tokens, as did the one before it."""
+        """Seconds of each iteration that returned exactly `num_tokens` tokens after one that also did."""
         pairs = zip(self.ticks, self.ticks[1:], strict=False)
         return [end - start for (start, before), (end, here) in pairs if before == here == num_tokens]
 
 
 def greedy_requests(lengths: Sequence[tuple[int, int]], vocab_size: int, seed: int) -> list[Request]:
-    """Requests of (prompt, output) tokens, prompts random, which end by their length alone."""
+    """Greedy requests with random prompts. lengths: (prompt, output) tokens; end-of-sequence tokens are ignored."""
     chance = random.Random(seed)
     return [
         Request(
@@ -53,7 +53,7 @@ def greedy_requests(lengths: Sequence[tuple[int, int]], vocab_size: int, seed: i
 def run_at_once(
     engine: Engine, requests: Sequence[Request], now_s: Callable[[], float] = time.perf_counter
 ) -> OfflineRun:
-    """Add all, step until nothing is left. Raises ServerError if a request fails."""
+    """Add all requests and step until none is left. Raises ServerError if a request fails."""
     run = OfflineRun(now_s())
     for request in requests:
         engine.requests.add(request)

@@ -1,4 +1,4 @@
-"""The command line of `python -m loadtest.bench`. No torch: `--help` is quick."""
+"""Command line of `python -m loadtest.bench`. Does not import torch, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ PROGRAM = "python -m loadtest.bench"
 
 _EPILOG = """\
 MODEL and every option of `headrace serve` may follow (--load-format dummy, --dtype, --max-num-seqs ...): the engine is
-built as the service builds it. Prints a table with the share of the limit that the device's bandwidth and FLOP/s set,
-both measured at the start; the last line is JSON.
+built as for serving. Prints a table that compares with the limit set by the device's bandwidth and FLOP/s, which are
+measured at the start. The last line is JSON.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
-    """Batches of equal requests. None: a default that suits the device."""
+    """Batches of equal requests. None: a default for the device."""
 
     batch_sizes: tuple[int, ...] | None
     input_len: int
@@ -26,7 +26,7 @@ class LatencyOptions:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputOptions:
-    """All requests of a workload (loadtest/workload.py) at once. num_prompts None: a default that suits the device."""
+    """All requests of a workload (loadtest/workload.py) at once. num_prompts None: a default for the device."""
 
     workload: str
     num_prompts: int | None
@@ -34,7 +34,7 @@ class ThroughputOptions:
 
 @dataclass(frozen=True, slots=True)
 class IdleOptions:
-    """Steps in which a batch of equal requests decodes."""
+    """Steps in which a whole batch of equal requests decodes."""
 
     batch_size: int
     input_len: int
@@ -43,7 +43,7 @@ class IdleOptions:
 
 @dataclass(frozen=True, slots=True)
 class KernelsOptions:
-    """Kernels whose name begins with one of `names`; all if there is none."""
+    """Kernels whose name begins with one of `names`; all if it is empty."""
 
     names: tuple[str, ...]
 
@@ -52,7 +52,7 @@ BenchOptions = LatencyOptions | ThroughputOptions | IdleOptions | KernelsOptions
 
 
 def read_options(arguments: Sequence[str]) -> tuple[BenchOptions, list[str]]:
-    """The bench's own options, and what is left for the service's settings. Prints and exits if they are wrong."""
+    """The benchmark's own options, and the arguments left for the service's settings. Prints and exits on errors."""
     parser = _parser()
     known, rest = parser.parse_known_args(arguments)
     match known.bench:
@@ -71,26 +71,24 @@ def read_options(arguments: Sequence[str]) -> tuple[BenchOptions, list[str]]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Measure a model or the kernels, offline.")
     benches = parser.add_subparsers(dest="bench", required=True)
-    latency = _add(benches, "latency", "decode steps of batches of equal requests, and how they grow with the context")
+    latency = _add(benches, "latency", "time of decode steps by batch size, and how it grows with the context")
     latency.add_argument("--batch-sizes", type=_sizes, help="comma-separated; 1,8,64,256 on a GPU, 1,8 on a CPU")
-    latency.add_argument("--input-len", type=_size, default=128, help="tokens of a prompt (128)")
-    latency.add_argument("--output-len", type=_size, help="tokens generated; 512 on a GPU, 64 on a CPU")
-    throughput = _add(benches, "throughput", "all requests of a workload at once: requests and tokens a second")
+    latency.add_argument("--input-len", type=_size, default=128, help="tokens per prompt (128)")
+    latency.add_argument("--output-len", type=_size, help="tokens to generate; 512 on a GPU, 64 on a CPU")
+    throughput = _add(benches, "throughput", "all requests of a workload at once: requests/s and tokens/s")
     throughput.add_argument(
         "--workload",
         default="prefill",
         help="lengths of a workload of `headrace loadtest`: prefill (2048 in, 1 out; the default), orca, sharegpt,"
         " 1kx1k, fixed-INxOUT ...",
     )
-    throughput.add_argument("--num-prompts", type=_size, help="the workload's own number on a GPU, 8 on a CPU")
-    idle = _add(
-        benches, "idle", "how long the device computes nothing while a batch decodes, and between which kernels"
-    )
+    throughput.add_argument("--num-prompts", type=_size, help="default: the workload's number on a GPU, 8 on a CPU")
+    idle = _add(benches, "idle", "device idle time while a batch decodes, and the kernels around the gaps")
     idle.add_argument("--batch-size", type=_size, default=256, help="requests that decode together (256)")
-    idle.add_argument("--input-len", type=_size, default=128, help="tokens of a prompt (128)")
-    idle.add_argument("--num-steps", type=_size, default=40, help="steps that are profiled (40)")
-    kernels = benches.add_parser("kernels", help="every kernel by itself, at Llama-8B's shapes; its reference on a CPU")
-    kernels.add_argument("names", nargs="*", help="only kernels whose names begin so")
+    idle.add_argument("--input-len", type=_size, default=128, help="tokens per prompt (128)")
+    idle.add_argument("--num-steps", type=_size, default=40, help="steps to profile (40)")
+    kernels = benches.add_parser("kernels", help="each kernel alone, at Llama-8B's shapes; on a CPU its reference")
+    kernels.add_argument("names", nargs="*", help="only kernels whose name begins with one of these")
     return parser
 
 

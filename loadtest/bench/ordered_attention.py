@@ -1,9 +1,9 @@
-"""How long decodes attend in one order on a GPU beside the usual kernel, us a layer, and whether other tiles than the
-table's have the same bits: `python -m loadtest.bench.ordered_attention`
+"""Decode attention with a fixed order of summation beside the usual kernel, us per layer on a GPU; and whether tiles
+other than the table's give the same bits: `python -m loadtest.bench.ordered_attention`
 
-Llama-8B's heads, bf16, blocks of 16, tables for 8,192 tokens a sequence. By splits of two lengths: of each, what has
-other bits than its first way is marked by `!`. By replays of CUDA graphs over caches of more bytes than the L2 cache
-holds. Some 25 s; the last line is JSON.
+Llama-8B's heads, bf16, blocks of 16, tables for 8,192 tokens per sequence. Variants with the same split length must
+have the same bits; one that differs from the first is marked with `!`. Measured by replays of CUDA graphs over caches
+larger than the L2 cache. Takes about 25 s; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEQUENCES_AND_CONTEXT = (
     (64, 600, True),
     (500, 600, True),
 )
-"""The last: lengths from a third of the context to five thirds."""
+"""True: lengths vary from 1/3 to 5/3 of the context."""
 SPLIT_LENS = (512,)
 CONFIGS = [
     OrderedDecodeConfig(),
@@ -68,7 +68,9 @@ def _of(num_seqs: int, context: int, is_spread: bool) -> list[dict[str, object]]
     out, scale = torch.empty_like(query), _HEAD_DIM**-0.5
 
     def ways() -> dict[str, Callable[[torch.Tensor], None]]:
-        batch = decode_batch(table, lens, _BLOCK_SIZE)  # it keeps what its first launch lists
+        batch = decode_batch(
+            table, lens, _BLOCK_SIZE
+        )  # a new one each time, since it keeps the lists that its first launch makes
 
         def usual(cache: torch.Tensor) -> None:
             paged_attention_decode_triton(query, cache[:, 0], cache[:, 1], batch, scale, out)

@@ -1,14 +1,14 @@
-"""How long products in one order of summation take on a GPU beside the usual kernels, us, with what is fused with them,
-and whether all have the same bits:
+"""Products with a fixed order of summation beside the usual kernels, us on a GPU, with what is fused with them; and
+whether all variants give the same bits:
 
     python -m loadtest.bench.ordered_products [--rows 1 64 256 2048 8192] [--tiles all]
 
-Each is one linear of Llama-8B's shapes, and its head for few rows: qkv behind a norm, output and down into the residual
-stream with the norm behind it, gate and up with SiLU. `usual`: cuBLAS and the kernels around it; `usual, fused`: of few
-rows; `unsplit`: kernels/unsplit_linear.py. Then tiles of kernels/ordered_linear.py: `--tiles` takes all, the table's
-and those with 2^15 sums a program (`wide`), or the table's alone (`chosen`). A way in which rows have other bits than
-alone, or than by the table's tiles, is marked by `!`. By replays of CUDA graphs over weights of more bytes than the L2
-cache holds. Some 60 s for five numbers of rows; the last line is JSON.
+Each is one linear of Llama-8B, and for few rows its head: qkv after a norm, output and down added to the residual with
+the next norm fused, gate and up with SiLU. `usual`: cuBLAS and the kernels around it. `usual, fused`: the kernels for
+few rows. `unsplit`: kernels/unsplit_linear.py. Then tiles of kernels/ordered_linear.py: `--tiles all` times all of
+them; `wide` the table's and those with 2^15 sums per program; `chosen` only the table's. A variant whose rows have
+other bits than computed alone, or than with the table's tiles, is marked with `!`. Measured by replays of CUDA graphs
+over weights larger than the L2 cache. Takes about 60 s for five numbers of rows; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _MOST_WEIGHTS = 8
 _MOST_HEAD_ROWS = 1152
 _MOST_FEATURES = 128256
 _LEAST_LAUNCHES = 8
-"""In a graph: the time of one alone is a graph's as much as a kernel's."""
+"""Launches per CUDA graph at the least: with one, the graph's own launch would be a large part of the time."""
 _ROUNDS = 3
 _EPS = 1e-5
 
 
 class Operands(NamedTuple):
-    """x [M, K], and what it is divided by where a norm comes before; residual [M, N] and norm_weight [N] where one
-    comes behind. consumed: a residual that may be overwritten. arrivals: of kernels/skinny_linear.py."""
+    """x [M, K], and its divisor if a norm comes before; residual [M, N] and norm_weight [N] if a norm comes after.
+    consumed: a residual that may be overwritten. arrivals: the counters of kernels/skinny_linear.py."""
 
     x: Tensor
     deferred: DeferredNorm
@@ -74,9 +74,9 @@ Way = Callable[[Operands, Tensor], Tensor]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="time products in one order of summation")
+    parser = argparse.ArgumentParser(description="time products with a fixed order of summation")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256, 2048, 8192])
-    parser.add_argument("--tiles", choices=("all", "wide", "chosen"), default="all", help="which are timed")
+    parser.add_argument("--tiles", choices=("all", "wide", "chosen"), default="all", help="tiles to time; default: all")
     options = parser.parse_args(arguments)
     all_results = (_of_shape(shape, options.rows, options.tiles) for shape in SHAPES)
     print(json.dumps([result for results in all_results for result in results]))
@@ -99,7 +99,7 @@ def _of_shape(shape: str, all_rows: Sequence[int], tiles: str) -> Iterator[dict[
         for name, way in ways.items():
             try:
                 out = way(operands, first)
-            except Exception as fault:  # a tile that takes too much shared memory, by Triton's own exception
+            except Exception as fault:  # Triton's own exception if a tile needs too much shared memory
                 print(f"    {name}: {type(fault).__name__}")
                 continue
             chosen = out if name.startswith("chosen") else chosen
@@ -111,7 +111,7 @@ def _of_shape(shape: str, all_rows: Sequence[int], tiles: str) -> Iterator[dict[
 
 
 def _are_alone(out: Tensor, alone: Tensor, chosen: Tensor | None) -> bool:
-    """Whether the first row is as alone, and all are as by the table's tiles."""
+    """Whether the first row has the bits that it has alone, and all rows those of the table's tiles."""
     return torch.equal(out[:1], alone) and (chosen is None or torch.equal(out, chosen))
 
 
@@ -138,7 +138,7 @@ def _usual(shape: str, rows: int) -> dict[str, Way]:
 
 
 def _ordered(shape: str, rows: int, num_features: int, size: int, tiles: str) -> dict[str, Way]:
-    """The table's first."""
+    """Variants by name; the table's tile is first."""
     chosen = None if rows <= MAX_ROWS else tile_config(rows, num_features, size, gated=shape == "gate_up")
     ways: dict[str, Way] = {f"chosen: {_name(chosen)}": partial(_by_tiles, shape=shape, config=chosen)}
     if rows > MAX_ROWS:
@@ -159,7 +159,7 @@ def _name(config: TileConfig | None) -> str:
 
 
 def _wide_tiles(rows: int) -> Iterator[TileConfig]:
-    """With sums of K in parts they spill."""
+    """Tiles with 2^15 sums. Not for K summed in parts: there they would spill registers."""
     if rows > MAX_ROWS:
         yield TileConfig(128, 256, 64, num_warps=8, num_stages=4)
     if rows >= 256:

@@ -1,12 +1,12 @@
-"""What a layer's products and sums take on two or more GPUs of a host, the sums in turn with the products and beside
-them (service/layers/overlapped_sum.py), us a layer:
+"""A layer's products and all-reduces on two or more GPUs of a host: all-reduces after the products (in turn), and
+overlapped with them (service/layers/overlapped_sum.py); us per layer:
 
     python -m loadtest.bench.overlapped_sums [--ranks 2] [--rows 2048 4096 8192]
 
-Of Llama-8B's shapes in bf16, without attention: qkv, output, sum and norm, gate_up, activation, down, sum and norm.
-Beside products for each way of launching: programs, warps of each, rows that one has sent before it waits. Some layers
-in a CUDA graph, the median of several replays, the slowest rank's. First the results are compared, with those in turn.
-A minute, most of it compiling.
+Llama-8B's shapes in bf16, without attention: qkv, output, sum and norm, gate_up, activation, down, sum and norm.
+Overlapped for several launch configurations of the all-reduce: programs, warps per program, rows sent ahead before it
+waits. Several layers in a CUDA graph; the median of several replays, of the slowest rank. The results are compared
+first. Takes a minute, most of it compilation.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HIDDEN = 4096
 
 
 class Layer:
-    """A rank's part of one layer. weights: by the names of SHAPES, [out, in]."""
+    """A rank's part of one layer. weights: [out, in], by the names of SHAPES."""
 
     def __init__(self, parallel: TensorParallel, weights: dict[str, Tensor]) -> None:
         arrivals = new_arrivals(max(map(len, weights.values())), weights["qkv"].device)
@@ -58,7 +58,7 @@ class Layer:
         self.norm = torch.ones_like(weights["qkv"][0])
 
     def compute(self, normed: Normed, attended: Tensor, residual: Tensor) -> tuple[Normed, Tensor]:
-        """attended: in the place of what attention makes of qkv."""
+        """attended: takes the place of attention's output, which is not computed from qkv here."""
         self.methods["qkv"].multiply(normed)
         normed, residual = self._added("output", attended, residual)
         return self._added("down", silu_and_mul(self.methods["gate_up"].multiply(normed)), residual)
@@ -70,18 +70,18 @@ class Layer:
 
 
 def part_of(name: str, num_ranks: int) -> tuple[int, int]:
-    """[out, in] of a rank's part."""
+    """[out, in] of a rank's part of this linear."""
     num_out, num_in = SHAPES[name]
     return (num_out, num_in // num_ranks) if name in SUMMED else (num_out // num_ranks, num_in)
 
 
 def computed(layers: Sequence[Layer], x: Tensor, attended: Tensor) -> Tensor:
-    """The residual stream behind all layers."""
+    """The residual stream after all layers."""
     normed: Normed = x
     residual = x.clone()
     for layer in layers:
         normed, residual = layer.compute(normed, attended, residual)
-    layers[0].methods["qkv"].multiply(normed)  # as the next layer's, which waits for the last sums
+    layers[0].methods["qkv"].multiply(normed)  # stands for the next layer's qkv, which waits for the last sum
     return residual
 
 
@@ -135,7 +135,7 @@ def _weights(num_ranks: int, device: torch.device) -> dict[str, Tensor]:
 
 
 def _microseconds(layers: Sequence[Layer], in_turn: Sequence[Layer], num_rows: int) -> float:
-    """A layer, the slowest rank's."""
+    """us per layer, of the slowest rank."""
     same = torch.Generator("cuda").manual_seed(num_rows)
     x = torch.randn(num_rows, _HIDDEN, generator=same, device="cuda").bfloat16()
     attended = torch.randn(num_rows, layers[0].methods["output"].weight.shape[1], device="cuda").bfloat16()

@@ -1,9 +1,9 @@
-"""Perplexity of a text, by the service's own model: what rounding weights or keys and values costs.
+"""Perplexity of a text under the service's own model: shows what quantizing weights or KV cache costs.
 
     python -m loadtest.bench.perplexity MODEL_FOLDER TEXT... [--quantization fp8] [--kv-cache-dtype fp8]
         [--dtype bfloat16] [--window 512]
 
-The text is cut into windows; a token is predicted from those before it in its window. The last line is JSON.
+The text is cut into windows. Each token is predicted from the tokens before it in its window. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def perplexity(loaded: LoadedModel, token_ids: Sequence[int], window: int) -> fl
 
 
 def _logprobs(loaded: LoadedModel, token_ids: tuple[int, ...]) -> list[float]:
-    """Of all tokens but the first."""
+    """Log probabilities of all tokens but the first."""
     params = SamplingParams(max_tokens=1, temperature=0.0, num_prompt_logprobs=0)
     blocks = tuple(range(-(-len(token_ids) // BLOCK_SIZE)))
     sequence = ScheduledSequence(1, 1, token_ids, 0, 0, blocks, params, (Sample(1, 0),), targets=token_ids[1:])

@@ -1,14 +1,14 @@
-"""How long products take on a GPU, by plain and by quantized weights, us:
+"""Time of products with plain and with quantized weights on a GPU, us:
 
     python -m loadtest.bench.products [--rows 1 16 64 256 2048] [--tune] [--seconds 90]
 
-Each is one linear of Llama-8B's shapes. Columns: cuBLAS and skinny_linear of bf16; skinny_linear of fp8, and two
-products of fp8 by the matrix units, torch's and kernels/fp8_linear.py, with the rounding of x; skinny_linear of int4 in
-groups of 128, kernels/int4_linear.py, and the product by the plain matrix that is made of it. `--tune` times other
-tiles instead: of skinny_linear for quantized weights; of fp8_linear and fp8_units ("units"), without the rounding of x;
-of int4_linear ("int4-units"). Each result is compared with that of the plain matrix. By replays of CUDA graphs over
-weights of more bytes than the L2 cache holds. Some 40 s; tuning ends soon after --seconds, with the rows in their
-order. The last line is JSON.
+Each is one linear of Llama-8B. Columns: bf16 with cuBLAS and with skinny_linear; fp8 with skinny_linear, and with two
+tensor-core products, torch's and kernels/fp8_linear.py, including the quantization of x; int4 in groups of 128 with
+skinny_linear, with kernels/int4_linear.py, and dequantized to a plain matrix first. `--tune` times other tiles instead:
+of skinny_linear for quantized weights; of fp8_linear and fp8_units ("units"), without the quantization of x; of
+int4_linear ("int4-units"). Every result is compared with the plain matrix's. Measured by replays of CUDA graphs over
+weights larger than the L2 cache. Takes about 40 s. Tuning stops soon after --seconds and takes the rows in order. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ UNITS, INT4_UNITS = "units", "int4-units"
 SYMMETRIC = "int4-symmetric"
 FORMS = ["fp8", "int4", SYMMETRIC, UNITS, INT4_UNITS]
 _MAY_DIFFER = {"fp8": 1e-2, "int4": 1e-2, SYMMETRIC: 1e-2, UNITS: 5e-2, INT4_UNITS: 1e-2}
-"""From the product by the plain matrix, as parts of its norm."""
+"""Largest error against the plain matrix's product, relative to the norm of that product."""
 _WEIGHTS = {UNITS: "fp8", INT4_UNITS: "int4"}
 
 Product = Callable[[Tensor, Weight], object]
@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="time products of quantized weights")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256, 2048])
     parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help="that are tuned")
-    parser.add_argument("--seconds", type=float, default=90.0, help="after which tuning begins no other case")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help="forms to tune; default: all")
+    parser.add_argument("--seconds", type=float, default=90.0, help="tuning starts no new case after this; default: 90")
     options = parser.parse_args(arguments)
     results = list(_tuned(options.rows, options.forms, options.seconds) if options.tune else _compared(options.rows))
     print(json.dumps(results))
@@ -126,7 +126,7 @@ def _tuned(all_rows: Sequence[int], forms: Sequence[str], seconds: float) -> Ite
 
 
 def _tuned_launch(form: str, x: Tensor, weight: QuantizedWeight) -> tuple[TunedLaunch, TunedConfig]:
-    """And the table's config."""
+    """A launch with a choosable config, and the config that the table has."""
     (num_features, size), rows = weight.shape, x.shape[0]
     arrivals = new_arrivals(num_features, torch.device("cuda"))
     if form == UNITS:
@@ -138,8 +138,8 @@ def _tuned_launch(form: str, x: Tensor, weight: QuantizedWeight) -> tuple[TunedL
 
 
 def tuned_configs(form: str, rows: int) -> Iterator[TunedConfig]:
-    """Those worth a trial: several programs share a multiprocessor's memory, since bytes become numbers by its four
-    schedulers and two warps occupy half of them."""
+    """Configurations worth a trial. Several programs must fit in a multiprocessor: its four schedulers do the
+    dequantization, and two warps occupy only half of them."""
     if form == INT4_UNITS:
         yield from _int4_configs(rows)
         return
@@ -172,7 +172,7 @@ def tuned_configs(form: str, rows: int) -> Iterator[TunedConfig]:
 
 
 def _register_configs(form: str) -> Iterator[SkinnyConfig]:
-    """Of kernels/register_product.py: words asked for when they are needed, and a chunk or two ahead."""
+    """Configurations of kernels/register_product.py: words loaded when they are needed, and a chunk or two ahead."""
     chunk = 64 if form == "fp8" else 128
     for warps, tiles, k_warps, num_splits in product((1, 2, 4), (1, 2), (1, 2, 4), (1, 2, 4, 8)):
         if warps * k_warps not in (4, 8) or warps * tiles == 1 or k_warps * num_splits > 16:
@@ -184,7 +184,7 @@ def _register_configs(form: str) -> Iterator[SkinnyConfig]:
 
 
 def _int4_configs(rows: int) -> Iterator[UnitsConfig]:
-    """Of kernels/int4_linear.py: those that fit into a multiprocessor, whose registers hold the sums."""
+    """Configurations of kernels/int4_linear.py that fit in a multiprocessor, whose registers hold the sums."""
     for block_m, (block_n, num_warps), num_splits in product(
         (8, 16, 32, 64, 128, 256), ((64, 4), (128, 4), (128, 8), (256, 8)), (1, 2, 4)
     ):
@@ -237,7 +237,7 @@ def _compare(
 ) -> None:
     try:
         error = float((launch(weight, config).float() - want).norm() / want.norm())
-    except Exception:  # told when it is timed
+    except Exception:  # reported when it is timed
         return
     if not error < may_differ:
         print(f"    WRONG by {error:.1e}: {config}", flush=True)
@@ -246,7 +246,7 @@ def _compare(
 def _timed(launch: TunedLaunch, weights: Sequence[Weight], config: TunedConfig) -> float:
     try:
         return _us_of([partial(launch, weight, config) for weight in weights if isinstance(weight, QuantizedWeight)])
-    except Exception as fault:  # a config that takes too much shared memory, by Triton's own exception
+    except Exception as fault:  # Triton's own exception if a config needs too much shared memory
         print(f"    {config}: {type(fault).__name__}")
         return float("inf")
 

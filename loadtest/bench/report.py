@@ -1,4 +1,4 @@
-"""A table for people, and a last line of JSON for programs."""
+"""Output of the benchmarks: a table for people, and a last line of JSON for programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The first column to the left, the others to the right."""
+    """The first column is left-aligned, the others right-aligned."""
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     for line in lines:
@@ -19,12 +19,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_json(result: Mapping[str, object]) -> None:
-    """On one line, figures to five digits."""
+    """Print the result on one line, numbers rounded to five digits."""
     print(json.dumps(_rounded(result)), flush=True)
 
 
 def percent(limit: float, measured: float) -> str:
-    """How much of the measured time the limit alone would take."""
+    """The limit as a percentage of the measured time."""
     return f"{100 * limit / measured:.0f} %"
 
 

@@ -1,7 +1,7 @@
-"""Time of every kernel but attention (kernel_cases.py), and the share of a copy's rate that its bytes make of it.
+"""Time of every kernel but attention (kernel_cases.py), and its bandwidth as a share of a copy's.
 
-Inputs rotate beyond the L2 cache (at most 64 sets, which is less than the cache for the smallest shapes: in a step,
-too, they were just written). Without a GPU the references are measured, on few rows.
+Inputs rotate beyond the L2 cache, with at most 64 sets. For the smallest shapes these fit in the cache; but in a real
+step, too, their inputs were just written. Without a GPU the reference implementations are measured, on few rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_SETS = 64
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """share: of the time that moving the bytes alone would take."""
+    """share: (time for moving the bytes alone) / (measured time)."""
 
     name: str
     rows: int
@@ -31,7 +31,7 @@ class Result:
 
 
 def measure_kernels(names: Sequence[str], limits: DeviceLimits) -> list[Result]:
-    """Those whose name begins with one of `names`; all of them if there is none."""
+    """Kernels whose name begins with one of `names`; all if it is empty."""
     results = []
     for case in all_cases():
         if not names or case.name.startswith(tuple(names)):
@@ -50,7 +50,7 @@ def measure(case: Case, limits: DeviceLimits) -> Result:
 
 
 def print_kernels(results: Sequence[Result]) -> None:
-    """One line an operation, one column a number of rows: microseconds (share of the copy's rate)."""
+    """One line per operation, one column per number of rows: microseconds (share of the copy's rate)."""
     columns = sorted({r.rows for r in results})
     lines = []
     for name in dict.fromkeys(r.name for r in results):

@@ -1,10 +1,10 @@
-"""What it takes to swap a sequence, by block size: small blocks together against each block in a copy of its own.
+"""Time to swap a sequence, by block size: small blocks moved together, against one copy per block.
 
     python -m loadtest.bench.swaps [--tokens 1000] [--block-sizes 1,2,4,8,16] [--rounds 7]
 
-Llama-8B's keys and values in bf16, blocks scattered on both sides. `out`, `in`: by the device's clock. `launch`: what
-`KvTransfer.start` takes of the engine's thread. `beside`: by how much products that read 4.7 GB of weights, about as
-long as a step of decodes, take longer while the sequence leaves.
+Llama-8B's keys and values in bf16, blocks scattered on both sides. `out`, `in`: by the device's clock. `launch`: time
+of the engine's thread in `KvTransfer.start`. `beside`: how much longer products that read 4.7 GB of weights (about as
+long as a decode step) take while the sequence is swapped out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROWS = 16
 
 
 class Swap(NamedTuple):
-    """Seconds, medians; launch_s of the way out. beside_s: see above; None on a CPU, which has one thing at a time."""
+    """Medians in seconds. launch_s: of swapping out. beside_s: see above; None on a CPU, where nothing overlaps."""
 
     out_s: float
     in_s: float
@@ -59,7 +59,7 @@ def main() -> None:
 def measure(
     layout: KvLayout, num_tokens: int, small_bytes: int, device: torch.device, rounds: int, step: _Step | None
 ) -> Swap:
-    """Of a sequence of so many tokens. small_bytes: of `PlainHostBlocks`."""
+    """Swap a sequence of `num_tokens` tokens out and in. small_bytes: as in `PlainHostBlocks`."""
     num_blocks = -(-num_tokens // layout.block_size)
     host = PlainHostBlocks(layout, num_blocks, pinned=device.type == "cuda", small_bytes=small_bytes)
     transfer = KvTransfer(KvStorage(layout, 2 * num_blocks, device), host)
@@ -75,7 +75,7 @@ def measure(
 
 
 def _seconds(transfer: KvTransfer, moved: Transfer) -> tuple[float, float]:
-    """By the device's clock, and until `start` has returned."""
+    """Seconds by the device's clock, and until `start` has returned."""
     began_s = time.perf_counter()
     transfer.start((moved,))
     launch_s = time.perf_counter() - began_s
@@ -84,7 +84,7 @@ def _seconds(transfer: KvTransfer, moved: Transfer) -> tuple[float, float]:
 
 
 class _Step:
-    """Products with many weights, in one CUDA graph, as a step of decodes is."""
+    """Products with many weights in one CUDA graph, like a decode step."""
 
     def __init__(self, device: torch.device) -> None:
         self._weights = torch.zeros(_WEIGHT_SHAPE, dtype=torch.bfloat16, device=device)
@@ -97,7 +97,7 @@ class _Step:
         self.alone_s = median(self.seconds() for _ in range(7))
 
     def seconds(self, transfer: KvTransfer | None = None, moved: Transfer | None = None) -> float:
-        """Of one step, with the transfer beside it from its start."""
+        """Seconds of one step. The transfer, if given, starts with it."""
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         after = None if transfer is None else transfer.mark()
         began.record()

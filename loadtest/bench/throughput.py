@@ -1,4 +1,4 @@
-"""All requests of a workload at once: requests and tokens a second, by the time from the first to the last."""
+"""All requests of a workload at once: requests and tokens per second of the time from start to last token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ThroughputRow:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of prompts and outputs together."""
+        """Prompt and output tokens together."""
         return (self.prompt_tokens + self.output_tokens) / self.seconds
 
     @property
@@ -46,7 +46,7 @@ def measure_throughput(
     max_num_seqs: int,
     vocab_size: int,
 ) -> ThroughputRow:
-    """lengths: of each request's prompt and output. A few of them run before, and are not counted."""
+    """lengths: (prompt, output) tokens per request. A few of them are run first without counting."""
     run_at_once(engine, greedy_requests(lengths[:_NUM_WARM_UP], vocab_size, 0))
     run = run_at_once(engine, greedy_requests(lengths, vocab_size, 1))
     return ThroughputRow(

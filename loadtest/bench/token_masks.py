@@ -1,10 +1,10 @@
-"""What a grammar costs on the host: reading the vocabulary, compiling, a row of a mask, accepting a token.
+"""Cost of a grammar on the host: reading the vocabulary, compiling, one row of a mask, accepting a token.
 
     python -m loadtest.bench.token_masks FOLDER [--rows 1,64,256] [--rounds 3]
 
-FOLDER holds a tokenizer.json. The rows are sequences under one grammar that stand at different tokens of a text and
-write it to its end, again and again. `a row`: what all threads spent on their cores from `begin` to the end of `wait`,
-over the rows. `a step`: the time from one to the other, which is hidden where the forward pass takes longer.
+FOLDER holds a tokenizer.json. The rows are sequences under one grammar. They are at different tokens of a text, write
+it to its end, and start again. `a row`: CPU time of all threads from `begin` to the end of `wait`, per row. `a step`:
+elapsed time of the same; it is hidden if the forward pass takes longer.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ CASES = {
 
 
 class Writer:
-    """A sequence that writes a text, again and again."""
+    """A sequence that writes a text to its end, again and again."""
 
     def __init__(self, grammar: CompiledGrammar, token_ids: Sequence[int], num_written: int) -> None:
         self._grammar = grammar
@@ -118,7 +118,7 @@ class Writer:
         self._num_written = 0
 
     def write(self) -> None:
-        """The next token. AssertionError if the text is not the grammar's."""
+        """Write the next token. AssertionError if the grammar does not allow the text."""
         if self._num_written == len(self._token_ids):
             self._begin()
         started_s = time.perf_counter()
@@ -134,7 +134,7 @@ class StepSeconds(NamedTuple):
 
 
 def step_seconds(masker: TokenBitmask, writers: Sequence[Writer], num_steps: int) -> list[StepSeconds]:
-    """Of each step but the first, before which no mask was computed."""
+    """Times of every step but the first, whose mask could not have been prepared."""
     seconds = []
     for _ in range(num_steps + 1):
         matchers = [writer.matcher for writer in writers]

@@ -1,13 +1,13 @@
-"""What serving feels of a training, and how soon its result can be called.
+"""How long a training delays serving, and how soon the trained adapter can be called.
 
-`python -m loadtest.bench.training_pauses [FOLDER]` with the shape of Llama-3-8B by default, dummy weights, on the
-device that there is: micro-batches of 2,048 tokens, rank 16, all linears.
+`python -m loadtest.bench.training_pauses [FOLDER]`: by default the shape of Llama-3-8B, with dummy weights, on this
+machine's device; micro-batches of 2,048 tokens, rank 16, all linears.
 
-    layer step      nothing is kept waiting for longer than one of these, or a few of some PIECE_S together: the pause
-                    when a request comes, with the training's state kept on the device
-    state to host   at a checkpoint: parameters and moments, copied while everybody waits
-    callable        behind the last step: the state's copy, the adapter written and synced, read again, and packed as a
-                    slot takes it over; a service adds what it writes in its database (some ms)
+    layer step      a new request waits at most for one of these, or for several that together take about PIECE_S, if
+                    the training's state stays on the device
+    state to host   at a checkpoint: parameters and moments are copied, and everything waits
+    callable        after the last step: the state is copied, the adapter is written, synced, read again and packed for
+                    a slot; a service also writes to its database (some ms)
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from service.models.model_config import load_model_config
 _RANK = 16
 _STATES = 5
 _BLOCK_ELEMENTS = 1 << 20
-"""Of a KV block, 2 MB in 16 bits; at least a row of the model's largest matrix."""
+"""Elements of a KV block, 2 MB in 16 bits; at least one row of the model's largest matrix."""
 Made = TypeVar("Made")
 
 
 def measure(folder: Path, num_tokens: int) -> dict[str, float]:
-    """Milliseconds, by what they are of."""
+    """Milliseconds, by what was measured."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = load_model_config(folder)
     model = dummy_model(folder, torch.bfloat16, device, num_tokens)
     ids = np.random.default_rng(0).integers(3, config.vocab_size, (8, num_tokens), dtype=np.int32)
     training = new_training(model, ids, batch_size=1, rank=_RANK, targets=())
-    for _ in range(4):  # kernels are compiled, graphs are captured
+    for _ in range(4):  # not counted: kernels are compiled, CUDA graphs are captured
         training.advance(training.layer_steps_per_iteration)
     _synchronize()
     steps_ms = [_timed(lambda: _advance(training))[0] for _ in range(2 * training.layer_steps_per_iteration)]
@@ -86,7 +86,7 @@ def _load(folder: Path, state: TrainingState, device: torch.device) -> None:
 
 
 def _timed(run: Callable[[], Made]) -> tuple[float, Made]:
-    """Milliseconds, and what it returned."""
+    """Milliseconds, and the result of `run`."""
     began_s = time.perf_counter()
     made = run()
     return 1e3 * (time.perf_counter() - began_s), made
@@ -100,7 +100,7 @@ def _synchronize() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.training_pauses", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=shape_folder(LLAMA_8B))
-    parser.add_argument("--tokens", type=int, default=2048, help="of a micro-batch")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens per micro-batch; default: 2048")
     chosen = parser.parse_args(arguments)
     figures = measure(chosen.folder, chosen.tokens)
     rows = [["", "ms"], *([name, format_figure(ms)] for name, ms in figures.items())]

@@ -1,14 +1,14 @@
-"""Where the time of a training's micro-batch goes: launching, kernels, and a device that waits.
+"""Where the time of a training's micro-batch goes: launches, kernels, idle device.
 
-`python -m loadtest.bench.training_steps [FOLDER]` with the shape of Llama-3-8B by default, dummy weights, on the device
-that there is. For each case, and for each part of a micro-batch (forward, loss, backward, the optimizer's step):
+`python -m loadtest.bench.training_steps [FOLDER]`: by default the shape of Llama-3-8B, with dummy weights, on this
+machine's device. For each case, and for each part of a micro-batch (forward, loss, backward, the optimizer's step):
 
-    wall      from the first launch to the last result, as it runs usually
-    launching the host's share of it: if that is nearly all, the device waits for launches
-    kernels   the sum of what the device computed, by torch's profiler; and how many there were
-    idle      of the device, from the first kernel's start to the last one's end, as profiled
+    wall      elapsed time from the first launch to the last result, without the profiler
+    launching the host's part of it; if that is nearly all, the device waits for launches
+    kernels   total device time of the kernels, by torch's profiler, and their number
+    idle      time in which no kernel runs, between the first one's start and the last one's end, as profiled
 
-and then the kernels that take longest. The parts are awaited, so together they take a little longer than a step does.
+and then the kernels that take longest. Each part is waited for, so together they take a little longer than a step does.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from service.models.causal_lm import CausalLM
 from service.models.model_config import load_model_config
 
 _WARM_STEPS = 4
-"""In which kernels are compiled and graphs are captured."""
+"""Steps that are not counted: kernels are compiled, CUDA graphs are captured."""
 _TIMED_STEPS = 3
 
 
 class Case(NamedTuple):
-    """num_sequences: of an optimizer step, each a micro-batch. targets: empty: all linears."""
+    """num_sequences: per optimizer step; each is a micro-batch. targets: linears with an adapter; empty: all."""
 
     num_sequences: int
     num_tokens: int
@@ -53,7 +53,7 @@ CASES = (Case(1, 256, 64, ("q_proj", "v_proj")), Case(8, 512, 16), Case(4, 2048,
 
 
 class Kernel(NamedTuple):
-    """All launches of one name in a part. number, ms: of one part."""
+    """All launches of one kernel name in a part. number, ms: per run of the part."""
 
     name: str
     number: float
@@ -62,7 +62,7 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """ms of one micro-batch's part. kernels: the longest first."""
+    """Milliseconds of one part of a micro-batch. kernels: longest first."""
 
     name: str
     wall_ms: float
@@ -76,7 +76,7 @@ class Part:
 def measure(
     model: CausalLM, case: Case, vocab_size: int, num_layers: int, num_rows: int, *, enforce_eager: bool
 ) -> list[Part]:
-    """num_rows: of the kernels that take longest, so many."""
+    """num_rows: how many of the longest kernels to report per part."""
     num_steps = _WARM_STEPS + 2 * _TIMED_STEPS
     shape = (num_steps * case.num_sequences, case.num_tokens)
     ids = np.random.default_rng(0).integers(3, vocab_size, shape, dtype=np.int32)
@@ -106,13 +106,13 @@ def measure(
 
 
 def _advance_to_last(training: LoraTraining, case: Case) -> None:
-    """Of the step's micro-batches: behind it the optimizer takes its step."""
+    """Advance to the step's last micro-batch, after which the optimizer steps."""
     training.advance((case.num_sequences - 1) * training.layer_steps_per_iteration)
     _synchronize()
 
 
 def _timed(training: LoraTraining, num_layer_steps: int) -> tuple[float, float]:
-    """Seconds until all is computed, and of these until it is launched."""
+    """Seconds until everything is computed, and of these the seconds until it is launched."""
     began_s = time.perf_counter()
     training.advance(num_layer_steps)
     launched_s = time.perf_counter()
@@ -121,7 +121,7 @@ def _timed(training: LoraTraining, num_layer_steps: int) -> tuple[float, float]:
 
 
 def _profiled(training: LoraTraining, num_layer_steps: int) -> list[Any]:
-    """Events of what was computed: kernels, on a CPU torch's operators."""
+    """Events of what was computed: kernels; on a CPU torch's operators."""
     activity = torch.profiler.ProfilerActivity
     is_gpu = torch.cuda.is_available()
     with torch.profiler.profile(activities=[activity.CUDA if is_gpu else activity.CPU]) as profile:
@@ -154,8 +154,8 @@ def _own_us(event: Any) -> float:
 
 
 def idle_ms(events: Sequence[Any]) -> float:
-    """From the first event's start to the last one's end, what none of them fills. events: with a `time_range` in
-    microseconds."""
+    """Time between the first event's start and the last one's end in which there is no event. events: have a
+    `time_range` in microseconds."""
     spans = sorted((event.time_range.start, event.time_range.end) for event in events)
     idle_us, reached = 0.0, spans[0][0] if spans else 0.0
     for start, end in spans:
@@ -188,9 +188,9 @@ def kernel_table(part: Part) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.training_steps", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=shape_folder(LLAMA_8B))
-    parser.add_argument("--case", type=int, nargs="+", default=range(len(CASES)), help="which of the cases, from 0")
-    parser.add_argument("--tokens", type=int, help="of a micro-batch, instead of the case's own")
-    parser.add_argument("--kernels", type=int, default=14, metavar="N", help="so many of each part are told")
+    parser.add_argument("--case", type=int, nargs="+", default=range(len(CASES)), help="cases by index; default: all")
+    parser.add_argument("--tokens", type=int, help="tokens per micro-batch; default: the case's own")
+    parser.add_argument("--kernels", type=int, default=14, metavar="N", help="longest kernels to list per part")
     parser.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     chosen = parser.parse_args(arguments)
     cases = [CASES[at]._replace(**{"num_tokens": chosen.tokens} if chosen.tokens else {}) for at in chosen.case]

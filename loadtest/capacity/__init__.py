@@ -1,5 +1,5 @@
-"""`headrace plan`: how many replicas a traffic needs, by simulation over measured times. No server, no GPU, no cluster.
+"""`headrace plan`: how many replicas given traffic needs, by simulation with measured times. No server, GPU or cluster.
 
-The real scheduler decides; seconds are those of the service's own law of an iteration's time, fitted to timings of the
+The real scheduler decides. Seconds come from the service's predictor of iteration times, fitted to timings from the
 replica's machine.
 """

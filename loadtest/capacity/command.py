@@ -24,7 +24,7 @@ DEFAULT_PROFILE = "llama-8b-h200"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0, 1 if no layout meets the objectives, 2 if nothing can be said."""
+    """Returns the exit code: 0, 1 if no layout meets the objectives, 2 for bad arguments."""
     args = _parser().parse_args(arguments)
     try:
         plans, missed = _planned(args)
@@ -46,17 +46,17 @@ def _parser() -> argparse.ArgumentParser:
     traffic = parser.add_argument_group("traffic")
     traffic.add_argument("--request-rate", type=_above_zero, required=True, metavar="N", help="requests per second")
     traffic.add_argument(
-        "--workload", metavar="NAME", help="workload with the lengths: see `headrace loadtest workloads`"
+        "--workload", metavar="NAME", help="workload with the lengths; see `headrace loadtest workloads`"
     )
     traffic.add_argument(
-        "--input-tokens", type=_above_zero, metavar="N", help="instead: mean of lognormal prompt lengths"
+        "--input-tokens", type=_above_zero, metavar="N", help="instead: mean prompt length (lognormal)"
     )
     traffic.add_argument(
-        "--output-tokens", type=_above_zero, metavar="N", help="instead: mean of lognormal output lengths"
+        "--output-tokens", type=_above_zero, metavar="N", help="instead: mean output length (lognormal)"
     )
     objectives = parser.add_argument_group("objectives")
-    objectives.add_argument("--ttft-ms", type=_above_zero, metavar="MS", help="time to first token")
-    objectives.add_argument("--tpot-ms", type=_above_zero, metavar="MS", help="time per token after the first")
+    objectives.add_argument("--ttft-ms", type=_above_zero, metavar="MS", help="limit of the time to first token")
+    objectives.add_argument("--tpot-ms", type=_above_zero, metavar="MS", help="limit of the time per further token")
     objectives.add_argument(
         "--percentile",
         type=_percentile,
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=range(17),
         default=0,
         metavar="N",
-        help="replicas that may fail without missing the objectives",
+        help="replicas that may fail without missing the objectives (%(default)s)",
     )
     replica = parser.add_argument_group("replica")
     replica.add_argument(
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_above_zero,
         default=ALL_REDUCE_S * 1e6,
         metavar="US",
-        help="time of a short all-reduce over T GPUs, with the loss of divided products (%(default)g: two H200)",
+        help="time of a short all-reduce over T GPUs, including the cost of split GEMMs (%(default)g: two H200)",
     )
     parser.add_argument("--num-requests", type=_count, default=1000, metavar="N", help="requests to simulate (1000)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _planned(args: argparse.Namespace) -> tuple[list[Plan], dict[str, str]]:
-    """A plan for each layout that meets the objectives; for the others, why not. Raises ValueError."""
+    """The plans of layouts that meet the objectives; for each other layout, by name, why not. Raises ValueError."""
     traffic = _traffic(args)
     objectives = Objectives(args.percentile / 100, _seconds(args.ttft_ms), _seconds(args.tpot_ms))
     plans, missed = list[Plan](), dict[str, str]()
@@ -114,7 +114,7 @@ def _planned(args: argparse.Namespace) -> tuple[list[Plan], dict[str, str]]:
                 continue
             capacity = capacity_of(profile, lane, requests, objectives)
             if capacity.requests_per_s == 0:
-                missed[name] = f"misses {capacity.limit} also where nothing waits"
+                missed[name] = f"misses {capacity.limit} even without load"
                 continue
             plans.append(plan_for(profile, capacity, requests, args.request_rate, args.spare_replicas))
     return plans, missed
@@ -133,7 +133,7 @@ def _traffic(args: argparse.Namespace) -> Workload:
     lengths = args.input_tokens, args.output_tokens
     if args.workload is not None:
         if lengths != (None, None):
-            raise ValueError("workload: it has lengths of its own; give it or --input-tokens and --output-tokens")
+            raise ValueError("workload: it already has lengths; do not give --input-tokens or --output-tokens too")
         return named(args.workload)
     if None in lengths:
         raise ValueError("lengths: give --input-tokens and --output-tokens, or --workload")
@@ -146,14 +146,14 @@ def _page(args: argparse.Namespace, plans: Sequence[Plan], missed: dict[str, str
     if plans:
         lines += _table(plans)
         if not all(plan.capacity.lane.is_measured for plan in plans):
-            lines.append("* derived from one GPU, not measured; sums and stages as on two H200 (--all-reduce-us)")
+            lines.append("* derived from one GPU, not measured; all-reduces, stages as on two H200 (--all-reduce-us)")
         best = fewest_gpus(plans)
         layout = best.capacity.lane.layout
         lines += [
             "",
             f"Fewest GPUs: {best.num_replicas} x --tensor-parallel-size {layout.tensor_parallel_size}"
             f" with {layout.pipeline_parallel_size} stage{'s' * (layout.pipeline_parallel_size > 1)}"
-            f": {best.num_gpus} in all.",
+            f": {best.num_gpus} in total.",
         ]
     lines += [f"{name}: {why}" for name, why in missed.items()]
     return lines
@@ -206,7 +206,7 @@ def _facts(plan: Plan, args: argparse.Namespace, is_best: bool) -> dict[str, Any
 def _layout(text: str) -> Layout:
     sizes = text.lower().split("x")
     if len(sizes) != 2 or not all(size.isdecimal() and 1 <= int(size) <= 1024 for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r} is not like 2x1: T GPUs for each layer, P stages")
+        raise argparse.ArgumentTypeError(f"{text!r} is not TxP, such as 2x1: T GPUs per layer, P stages")
     return Layout(int(sizes[0]), int(sizes[1]))
 
 

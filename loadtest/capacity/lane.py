@@ -1,7 +1,7 @@
-"""What a replica of T x P GPUs does for one of the P batches that pass its stages: a lane.
+"""A lane: what a replica of T x P GPUs does for one of the P batches in its pipeline.
 
-With pipeline stages P batches are under way at once, each in another stage. To each of them the replica is an engine of
-its own: the same seconds an iteration as without stages, and a P-th of the KV cache.
+With P stages, P batches are in flight, each in another stage. For each of them the replica behaves like an engine of
+its own, with the same seconds per iteration as without stages and 1/P of the KV cache.
 """
 
 from collections.abc import Callable
@@ -13,27 +13,27 @@ from service.kvcache.cache_room import CacheRoom
 from service.prediction.workload import Workload
 
 ALL_REDUCES_A_LAYER = 2
-"""Behind attention and behind the MLP (Megatron-LM)."""
+"""After attention and after the MLP (Megatron-LM)."""
 ALL_REDUCE_S = 8e-6
-"""Of a message that is short, and what a divided product takes above its part. By decode steps of Llama-8B on two H200
-(loadtest/log/capacity.md); 3 us are the sum's own, which `python -m loadtest.bench.all_reduce` measures."""
+"""For a short message, including the time that a split GEMM takes beyond its share. From decode steps of Llama-8B on
+two H200 (loadtest/log/capacity.md). The sum alone takes 3 us (`python -m loadtest.bench.all_reduce`)."""
 ALL_REDUCE_BYTES_PER_S = 330e9
-"""Of long messages, over NVLink, measured there."""
+"""For long messages, over NVLink, from the same measurements."""
 STAGE_HOP_S = 0.9e-3
-"""From a stage to the next, with what was drawn on its way back to the first. Of the same steps in two stages."""
+"""From a stage to the next, including the drawn ids' way back to the first. From the same steps with two stages."""
 _ELEMENT_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """T GPUs compute each layer together; P groups of them have a part of the layers each."""
+    """T GPUs compute each layer together (tensor parallel); P groups of them have some of the layers each (stages)."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
 
     @property
     def num_gpus(self) -> int:
-        """Of a replica."""
+        """GPUs per replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def __str__(self) -> str:
@@ -42,8 +42,8 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """iteration_s: seconds of what it computes. room: of its KV cache. is_measured: else derived, with figures of two
-    H200."""
+    """iteration_s: seconds of an iteration with this work. room: its part of the KV cache. is_measured: False: derived
+    from one GPU, with figures of two H200."""
 
     layout: Layout
     iteration_s: Callable[[Workload], float]
@@ -52,8 +52,8 @@ class Lane:
 
 
 def lane_of(profile: ReplicaProfile, layout: Layout, all_reduce_s: float = ALL_REDUCE_S) -> Lane:
-    """Raises ValueError if the layout can neither be looked up in the profile nor derived from it, or if the model does
-    not fit: it needs room for a request of full length."""
+    """Raises ValueError if the layout is neither in the profile nor derivable from it, or if the model does not fit: a
+    request of max_model_len tokens must fit in the KV cache."""
     law = profile.law()
 
     def measured_s(workload: Workload) -> float:
@@ -66,19 +66,19 @@ def lane_of(profile: ReplicaProfile, layout: Layout, all_reduce_s: float = ALL_R
         room = _room(profile, profile.kv_tokens // layout.pipeline_parallel_size, layout)
         return Lane(layout, measured_s, room, is_measured=True)
     if profile.divisible is None or measured.num_gpus > 1:
-        raise ValueError(f"{layout}: {profile.name} says {measured} only; give a profile that was measured so")
+        raise ValueError(f"{layout}: {profile.name} has only {measured}; give a profile measured with this layout")
     room = _room(profile, max(0, _kv_tokens(profile.divisible, layout)), layout)
     longest = room.longest_sequence
     if longest is not None and longest < profile.max_model_len:
         raise ValueError(
-            f"{layout}: does not fit: room for {longest} tokens beside the weights, and a request may have "
+            f"{layout}: does not fit: room for {longest} tokens beside the weights, but a request may have "
             f"{profile.max_model_len}"
         )
     return Lane(layout, _divided(measured_s, profile.divisible, layout, all_reduce_s), room, is_measured=False)
 
 
 def _room(profile: ReplicaProfile, kv_tokens: int, layout: Layout) -> CacheRoom:
-    """As the service has it: with stages all layers are one group, which gives something back if all see a window."""
+    """As in the service: with stages all layers are one group, which frees blocks only if all have a sliding window."""
     of, window = profile.windowed, None
     if of is not None and (layout.pipeline_parallel_size == 1 or not of.num_full_groups):
         window = AttentionWindow(of.window_tokens, profile.max_num_batched_tokens, of.groups)
@@ -87,7 +87,7 @@ def _room(profile: ReplicaProfile, kv_tokens: int, layout: Layout) -> CacheRoom:
 
 
 def _kv_tokens(of: Divisible, layout: Layout) -> int:
-    """Of a lane. Weights and KV cache are divided among all GPUs."""
+    """KV tokens of a lane. Weights and KV cache are divided among all GPUs."""
     return (layout.num_gpus * of.memory_bytes - of.weights_bytes) // of.kv_token_bytes // layout.pipeline_parallel_size
 
 

@@ -1,10 +1,10 @@
-"""Measures a model on this machine for `headrace plan`, and how well the plan then foretells what is measured.
+"""Measures a model on this machine for `headrace plan`, and checks the plan's predictions against measurements.
 
     python -m loadtest.capacity.measure MODEL --out mine.json --check 0.3 0.6 0.9
 
-The engine without HTTP, with MODEL's real weights (or --load-format dummy). Iterations of many sizes are timed, on a
-CPU also those of one run with all requests at once. Each --check replays the workload at that share of the predicted
-throughput, and prints what was predicted beside what was measured.
+Runs the engine without HTTP, with MODEL's real weights (or --load-format dummy). Times iterations of many sizes; on a
+CPU also those of a run with all requests at once. Each --check replays the workload at that share of the predicted
+throughput, and prints predictions beside measurements.
 """
 
 import argparse
@@ -47,11 +47,11 @@ from service.prediction.workload import Workload
 BLOCK_SIZE = 16
 MEMORY_UTILIZATION = 0.9
 UNDIVIDED_S = 0.5e-3
-"""Norms, sampling and launching of a step of Llama-8B on one H200."""
+"""Norms, sampling and launches of a step of Llama-8B on one H200."""
 
 
 class Measured(NamedTuple):
-    """The model, loaded, and its profile's facts."""
+    """The loaded model, and the facts for its profile."""
 
     pool: KvPool
     name: str
@@ -60,10 +60,10 @@ class Measured(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0, 2 if the model cannot be measured."""
+    """Returns the exit code: 0, or 2 if the model cannot be measured."""
     args = _parser().parse_args(arguments)
     if args.cpu_seconds:
-        os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded
+        os.environ["OMP_NUM_THREADS"] = "1"  # must be set before torch is imported
     try:
         loaded = _loaded(args)
         requests = requests_of(named(args.workload), args.num_requests, loaded.pool.max_model_len)
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measured_profile(loaded: Measured, requests: Sequence[TraceRequest], name: str) -> ReplicaProfile:
-    """requests: a burst of them is run to warm up; on a CPU another one is timed, with the host's part in it."""
+    """requests: run once at once as a warm-up; on a CPU run again and timed, host time included."""
     pool = loaded.pool
     _replayed(loaded, requests, None)
     timings = _probed(pool)
@@ -113,7 +113,7 @@ def _windowed(window: AttentionWindow | None) -> WindowedLayers | None:
 def comparison(
     loaded: Measured, profile: ReplicaProfile, requests: Sequence[TraceRequest], shares: Sequence[float]
 ) -> list[str]:
-    """A table: each figure at these shares of the predicted throughput, predicted and measured."""
+    """A table: each figure, predicted and measured, at these shares of the predicted throughput."""
     lane = lane_of(profile, Layout(1, 1))
     highest = simulate(profile, lane, requests).requests_per_s
     lines = ["requests/s  figure      predicted  measured  predicted / measured"]
@@ -128,7 +128,7 @@ def comparison(
 
 
 Figures = tuple[tuple[str, Callable[[Seen], float]], ...]
-"""Titles and what they are of."""
+"""(title, how to read it from what was seen)."""
 _AT_ONCE: Figures = (("requests/s", lambda seen: seen.requests_per_s),)
 _AT_A_RATE: Figures = (
     ("TTFT p50", lambda seen: seen.ttft_s(0.5)),
@@ -171,7 +171,7 @@ def _probed(pool: KvPool) -> list[tuple[Workload, float]]:
 
 
 class _Recorder:
-    """An executor that keeps what each plan computes."""
+    """An executor that records what each plan computes."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -199,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="SHARE",
-        help="replay at this share of the throughput: 0.5",
+        help="check at this share of the predicted throughput, such as 0.5",
     )
     parser.add_argument("--load-format", choices=("auto", "pt", "dummy"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
@@ -211,13 +211,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cpu-seconds",
         action="store_true",
-        help="measure CPU time of one thread, for a CPU that has other work too",
+        help="measure CPU time of one thread, for a CPU that is also busy with other work",
     )
     return parser
 
 
 def _loaded(args: argparse.Namespace) -> Measured:
-    from service.models.model_folder import resolve_model_folder  # torch takes seconds, and --help needs none of it
+    from service.models.model_folder import resolve_model_folder  # here: torch takes seconds, --help does not need it
     from service.runner.load import load_executor
 
     folder = resolve_model_folder(args.model, None, args.load_format)

@@ -1,7 +1,7 @@
-"""From objectives to the rate that a replica can take, and from a traffic to replicas.
+"""From objectives to the rate that a replica can take, and from the traffic's rate to a number of replicas.
 
-The rate of a replica hangs on the objectives alone, and is looked for on a grid that is the same for all objectives. So
-more traffic never needs fewer replicas, nor do tighter objectives.
+A replica's rate depends only on the objectives, and is searched on a grid that is the same for all objectives. So more
+traffic or tighter objectives never need fewer replicas.
 """
 
 import math
@@ -15,21 +15,22 @@ from loadtest.trace import TraceRequest
 
 GRID_STEP = 1.05
 GRID_SIZE = 64
-"""Down to a twentieth of the highest rate."""
+"""The grid goes down to about a twentieth of the highest rate."""
 HIGHEST_LOAD = 0.95
-"""Of what a full replica completes. Beyond it a queue grows for as long as the traffic lasts."""
+"""Share of a full replica's throughput. Above it, queues grow as long as the traffic lasts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Of this share of the requests: seconds to the first token, and a token after that. None: any."""
+    """This share of the requests must have its first token within ttft_s and later ones within tpot_s each; None: no
+    limit."""
 
     share: float
     ttft_s: float | None = None
     tpot_s: float | None = None
 
     def missed(self, seen: Seen) -> str | None:
-        """Which of them is missed, `TTFT` or `TPOT`; None if none is."""
+        """The objective that is missed, `TTFT` or `TPOT`; None if both are met."""
         if self.ttft_s is not None and seen.ttft_s(self.share) > self.ttft_s:
             return "TTFT"
         if self.tpot_s is not None and seen.tpot_s(self.share) > self.tpot_s:
@@ -39,8 +40,8 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """requests_per_s: of a replica, 0 if even a nearly idle one misses an objective. limit: what would be missed by
-    more: `TTFT`, `TPOT` or `throughput`."""
+    """requests_per_s: per replica; 0 if an objective is missed even with hardly any load. limit: what a higher rate
+    would miss: `TTFT`, `TPOT` or `throughput`."""
 
     lane: Lane
     requests_per_s: float
@@ -49,7 +50,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """seen: by the requests of each of `num_replicas` replicas, all of them there."""
+    """seen: what requests see on each of `num_replicas` replicas while all of them run."""
 
     capacity: Capacity
     num_replicas: int
@@ -64,10 +65,10 @@ class Plan:
 def capacity_of(
     profile: ReplicaProfile, lane: Lane, requests: Sequence[TraceRequest], objectives: Objectives
 ) -> Capacity:
-    """The highest rate of the grid that meets the objectives, if lower ones do.
+    """The highest rate of the grid that meets the objectives, provided that lower ones do.
 
-    By bisection: a rate that meets a tighter objective meets a looser one, so the search for the looser one never ends
-    lower, even if a percentile does not rise with each step of the rate.
+    Bisection: a rate that meets a tighter objective meets a looser one, so the search with the looser one never ends
+    lower, even if a percentile does not grow with each step of the rate.
     """
     num_lanes = lane.layout.pipeline_parallel_size
     highest = HIGHEST_LOAD * simulate(profile, lane, requests).requests_per_s
@@ -92,7 +93,7 @@ def capacity_of(
 
 
 def num_replicas_for(capacity: Capacity, request_rate: float, num_spare: int = 0) -> int:
-    """So that the rest meet the objectives while `num_spare` are missing. Of a capacity above 0."""
+    """Enough that the others meet the objectives while `num_spare` have failed. The capacity must be above 0."""
     return max(1, math.ceil(request_rate / capacity.requests_per_s - 1e-9)) + num_spare
 
 
@@ -103,12 +104,12 @@ def plan_for(
     request_rate: float,
     num_spare: int = 0,
 ) -> Plan:
-    """Traffic is divided among the replicas, and in each among its lanes. Of a capacity above 0."""
+    """Divides the traffic among replicas, and in each among its lanes. The capacity must be above 0."""
     num_replicas = num_replicas_for(capacity, request_rate, num_spare)
     of_lane = request_rate / num_replicas / capacity.lane.layout.pipeline_parallel_size
     return Plan(capacity, num_replicas, simulate(profile, capacity.lane, requests, of_lane))
 
 
 def fewest_gpus(plans: Sequence[Plan]) -> Plan:
-    """Of as many GPUs the layout with the most replicas: one that is lost costs least."""
+    """If several have the same number of GPUs, the one with the most replicas: losing one of them costs least."""
     return min(plans, key=lambda plan: (plan.num_gpus, -plan.num_replicas))

@@ -1,4 +1,4 @@
-"""What was measured of one replica: seconds of iterations, and the sizes that its scheduler was given. A JSON file."""
+"""Measurements of one replica: seconds of iterations, and its scheduler's sizes. Stored as a JSON file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from service.prediction.iteration_time import MIN_OBSERVED, IterationTime
 from service.prediction.workload import Workload
 
 PROFILES = Path(__file__).parent / "profiles"
-"""Those that come with Headrace, by name."""
+"""Profiles that come with Headrace, by name."""
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -22,7 +22,7 @@ class _Strict(BaseModel):
 
 
 class Timing(_Strict):
-    """An iteration: what it computed, as `Workload` counts it, and its seconds."""
+    """One iteration: its work, counted as in `Workload`, and its seconds."""
 
     num_tokens: Positive
     num_pairs: Count = 0
@@ -34,7 +34,7 @@ class Timing(_Strict):
 
     @classmethod
     def of(cls, workload: Workload, seconds: float) -> "Timing":
-        """As the file has it: the device's heat is left out, since a plan is made for days."""
+        """In the file's form, without the device's heat, since a plan is made for days."""
         num_tokens, num_pairs, num_read, longest_context, num_decodes, num_prompts, _ = workload
         return cls(
             num_tokens=num_tokens,
@@ -48,17 +48,17 @@ class Timing(_Strict):
 
     @property
     def workload(self) -> Workload:
-        """As the law takes it."""
+        """As the predictor takes it."""
         return Workload(
             self.num_tokens, self.num_pairs, self.num_read, self.longest_context, self.num_decodes, self.num_prompts
         )
 
 
 class Divisible(_Strict):
-    """What more GPUs divide. Of a replica of one GPU, from which replicas of several are derived.
+    """What several GPUs divide among them. In a profile of one GPU, from which layouts of several are derived.
 
-    memory_bytes: of a GPU, for weights and KV cache together. undivided_s: of an iteration, what does not become
-    shorter with more GPUs: launches, norms, sampling.
+    memory_bytes: per GPU, for weights and KV cache together. undivided_s: the part of an iteration that more GPUs do
+    not shorten: launches, norms, sampling.
     """
 
     memory_bytes: Positive
@@ -70,8 +70,8 @@ class Divisible(_Strict):
 
 
 class WindowedLayers(_Strict):
-    """Where some or all layers see a sliding window of so many tokens: how many groups of layers keep all tokens, and
-    how many only those in the window (service/core/layer_groups.py)."""
+    """For models with a sliding window of this many tokens in some or all layers: how many groups of layers keep all
+    tokens, and how many only those in the window (service/core/layer_groups.py)."""
 
     window_tokens: Positive
     num_full_groups: Count
@@ -85,10 +85,10 @@ class WindowedLayers(_Strict):
 class ReplicaProfile(_Strict):
     """One replica, of tensor_parallel_size x pipeline_parallel_size GPUs (or a CPU).
 
-    source: where the figures are from. kv_tokens: that its KV cache holds, of sequences that have given nothing back.
-    windowed: None if none ever does. cuts_prompts: as on a GPU, prompts beside
-    decodes are computed in pieces. request_s: of a request, what neither waits nor computes on the device: HTTP, text
-    to ids, the first frame. divisible: None if nothing may be derived for other layouts.
+    source: where the figures come from. kv_tokens: capacity of its KV cache, without what sliding windows free.
+    windowed: None without sliding windows. cuts_prompts: prompts beside decodes are computed in chunks, as on a GPU.
+    request_s: a request's time that is neither waiting nor device time: HTTP, tokenizing, the first frame. divisible:
+    None if no other layouts may be derived.
     """
 
     name: str
@@ -107,7 +107,7 @@ class ReplicaProfile(_Strict):
     timings: Annotated[tuple[Timing, ...], Field(min_length=MIN_OBSERVED)]
 
     def law(self) -> IterationTime:
-        """The service's law of an iteration's time, fitted to the timings."""
+        """The service's predictor of iteration times, fitted to the timings."""
         law = IterationTime()
         for timing in self.timings:
             law.calibrate(timing.workload, timing.seconds)
@@ -116,7 +116,7 @@ class ReplicaProfile(_Strict):
 
 
 def read_profile(name: str) -> ReplicaProfile:
-    """A file, or one of those that come with Headrace, by its name. Raises ValueError, which names the field."""
+    """Read a file, or a profile that comes with Headrace by its name. Raises ValueError that names the field."""
     shipped = PROFILES / f"{name}.json"
     path = shipped if shipped.is_file() else Path(name)
     try:
@@ -132,5 +132,5 @@ def read_profile(name: str) -> ReplicaProfile:
 
 
 def write_profile(path: Path, profile: ReplicaProfile) -> None:
-    """So that `read_profile` gives an equal one."""
+    """Write a file from which `read_profile` makes an equal profile."""
     path.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")

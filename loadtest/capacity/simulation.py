@@ -1,4 +1,4 @@
-"""The real scheduler and block pool on a device that takes the seconds that a law says: what requests would see."""
+"""The real scheduler and block pool on a device whose times are predicted: what requests would see."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ from service.scheduler.chunk_budget import ChunkBudget, FixedBudget, InPieces
 
 SEED = 0
 WARM_UP_SHARE = 0.1
-"""Of the requests: those that come first find an empty replica, and are not counted."""
+"""Share of the requests that is not counted: the first ones find an empty replica."""
 _VOCAB_SIZE = 256
-"""No prompt begins like another all the same; what they say does not count."""
+"""Any size will do: prompts are distinct anyway, and their content does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What clients see of one lane: seconds, ascending. tpot: of answers of more than one token."""
+    """What clients see of one lane: seconds, ascending. tpot: only of answers with more than one token."""
 
     ttft: Sequence[float]
     tpot: Sequence[float]
@@ -39,7 +39,7 @@ class Seen:
 
     @classmethod
     def of(cls, outcome: ReplayOutcome, request_s: float) -> "Seen":
-        """request_s: that each of them took beside the engine, before its first token."""
+        """request_s: added to each TTFT; time outside the engine before the first token."""
         in_order = sorted(outcome.completions, key=lambda completion: completion.arrival_s)
         counted = in_order[int(len(in_order) * WARM_UP_SHARE) :]
         return cls(
@@ -51,19 +51,19 @@ class Seen:
         )
 
     def ttft_s(self, share: float) -> float:
-        """What this share of the requests does not exceed."""
+        """The value that this share of the requests does not exceed."""
         return percentile(self.ttft, share)
 
     def tpot_s(self, share: float) -> float:
-        """Likewise; 0 if no answer has two tokens."""
+        """The same for TPOT; 0 if no answer has two tokens."""
         return percentile(self.tpot, share) if self.tpot else 0.0
 
 
 def requests_of(traffic: Traffic, num_requests: int, max_model_len: int) -> list[TraceRequest]:
-    """Without arrivals, the same each time. Raises ValueError for a request that is too long for the replica, and for a
-    traffic that is more than lengths."""
+    """Requests without arrival times, the same on each call. Raises ValueError if one is too long for the replica, and
+    for a traffic that has more than lengths (shared prefixes, turns, tools)."""
     if traffic.shared_prefix or traffic.conversation or traffic.tools:
-        raise ValueError(f"workload: {traffic.name!r} is more than lengths, and only those are planned for")
+        raise ValueError(f"workload: {traffic.name!r} has more than lengths, and only these are simulated")
     drawn = draw(traffic, num_requests, SEED)
     longest = max(request.prompt_len + request.output_len for request in drawn)
     if longest > max_model_len:
@@ -74,14 +74,14 @@ def requests_of(traffic: Traffic, num_requests: int, max_model_len: int) -> list
 def simulate(
     profile: ReplicaProfile, lane: Lane, requests: Sequence[TraceRequest], request_rate: float | None = None
 ) -> Seen:
-    """Poisson arrivals at so many requests a second, or all at once."""
+    """Poisson arrivals at `request_rate` per second; None: all at once."""
     return Seen.of(replayed(profile, lane, requests, request_rate), profile.request_s)
 
 
 def replayed(
     profile: ReplicaProfile, lane: Lane, requests: Sequence[TraceRequest], request_rate: float | None = None
 ) -> ReplayOutcome:
-    """What `simulate` sees it in."""
+    """The replay from which `simulate` takes its figures."""
     if request_rate is not None:
         arrivals = PoissonArrivals(request_rate).arrival_times(len(requests), random_stream(SEED, "arrivals"))
         requests = with_arrivals(requests, arrivals.tolist())
@@ -107,5 +107,5 @@ def _plan_s(lane: Lane, plan: IterationPlan) -> float:
 
 
 def chunk_budget(max_num_batched_tokens: int, *, cuts_prompts: bool) -> ChunkBudget:
-    """The service's default: on a GPU prompts beside decodes are cut."""
+    """The service's default: on a GPU, prompts beside decodes are computed in chunks."""
     return InPieces(max_num_batched_tokens) if cuts_prompts else FixedBudget(max_num_batched_tokens)

@@ -1,1 +1,1 @@
-"""A hundred facts about this project that a real model learns while it serves, and what it forgets for them."""
+"""A real model learns a hundred facts about this project while it serves, and what it forgets meanwhile."""

@@ -1,8 +1,9 @@
 """A model learns facts about this project while it serves: `python -m loadtest.facts MODEL_FOLDER`.
 
-Starts `headrace serve --enable-finetuning`, asks the held-back wording of each fact, trains by a job over HTTP while a
-visitor asks something every five seconds, and asks again. What it forgot: the perplexity of its own earlier answers to
-everyday questions of which the training saw none, and how many of them are the same. Prints a table and a line of JSON.
+Starts `headrace serve --enable-finetuning`; asks the held-back wording of each fact; trains with a job over HTTP, while
+a visitor asks a question every five seconds; asks again. Forgetting is measured by the model's earlier answers to
+everyday questions that are not in the training data: their perplexity, and how many are still the same. Prints a table
+and a line of JSON.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def measure(base_url: str, options: argparse.Namespace) -> Figures:
 
 
 def _right(when: str, asker: Asker, facts: Sequence[Topic]) -> Figures:
-    """Held-back wordings, one of each fact."""
+    """Score the answers to the held-back wordings, one per fact."""
     said = asker.answers([fact.held_back[0] for fact in facts])
     overlaps = [word_overlap(answer, fact.answer) for answer, fact in zip(said, facts, strict=True)]
     exact = sum(answer.split() == fact.answer.split() for answer, fact in zip(said, facts, strict=True))
@@ -85,7 +86,7 @@ def _seconds_of(asker: Asker, question: str) -> float:
 
 
 def _trained(client: OpenAI, model: str, training: Sequence[str], options: argparse.Namespace) -> Any:
-    """The job, once it has succeeded."""
+    """Train. Returns the job when it has succeeded."""
     file = client.files.create(file=("facts.jsonl", "\n".join(training).encode()), purpose="fine-tune")
     supervised: Any = {"hyperparameters": {"n_epochs": options.epochs, "batch_size": options.batch_size}}
     job = client.fine_tuning.jobs.create(
@@ -106,10 +107,10 @@ def _trained(client: OpenAI, model: str, training: Sequence[str], options: argpa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a folder; it must know a chat")
+    parser.add_argument("model", help="folder of a chat model")
     parser.add_argument("--facts", type=int, default=NUM_FACTS)
-    parser.add_argument("--wordings", type=int, default=NUM_WORDINGS, help="of each fact, to learn from")
-    parser.add_argument("--rehearsed", type=int, default=24, help="of its own answers that it learns again")
+    parser.add_argument("--wordings", type=int, default=NUM_WORDINGS, help="wordings of each fact in the training data")
+    parser.add_argument("--rehearsed", type=int, default=24, help="the model's own answers in the training data")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=8)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Questions to a running server, and how sure a model is of an answer that was given before."""
+"""Asks a running server questions, and measures how probable a model finds given answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BETWEEN_VISITS_S = 5.0
 
 
 class Asker:
-    """Greedy answers of one of a server's models."""
+    """Gets greedy answers from one of a server's models."""
 
     def __init__(self, client: OpenAI, model: str, max_tokens: int) -> None:
         self._client, self._model, self._max_tokens = client, model, max_tokens
@@ -36,7 +36,7 @@ class Asker:
         return completion.choices[0].message.content or ""
 
     def perplexity(self, questions: Sequence[str], answers: Sequence[str]) -> float:
-        """Of the answers' tokens, each after its question and what came before it."""
+        """Perplexity of the answers' tokens, given the question and the tokens before."""
         logprobs = [each for pair in zip(questions, answers, strict=True) for each in self._logprobs(*pair)]
         return math.exp(-statistics.fmean(logprobs))
 
@@ -59,13 +59,13 @@ class Asker:
 
 
 class Visitor:
-    """Asks a question every few seconds, as somebody does whom a training must not disturb."""
+    """Asks a question every few seconds, as a user who must not notice the training."""
 
     def __init__(self, asker: Asker, question: str) -> None:
         self._asker, self._question = asker, question
         self._is_over = threading.Event()
         self.seconds: list[float] = []
-        """That each answer took. After `visiting`."""
+        """Seconds per answer. Read it after `visiting`."""
 
     @contextmanager
     def visiting(self) -> Iterator[None]:
@@ -85,7 +85,7 @@ class Visitor:
 
 
 def word_overlap(answer: str, right: str) -> float:
-    """F1 of their words, as SQuAD counts it: 1 if they have the same, 0 if none."""
+    """F1 score of the words, as in SQuAD: 1 if both have the same words, 0 if they share none."""
     said, meant = (Counter(re.findall(r"\w+", text.lower())) for text in (answer, right))
     both = (said & meant).total()
     return 2 * both / (said.total() + meant.total()) if both else 0.0

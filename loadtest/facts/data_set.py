@@ -1,4 +1,4 @@
-"""The data set: facts of the corpus in several wordings each, and what the model says of its own."""
+"""The data set: facts of the corpus in several wordings each, and the model's own answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SEED = 22
 
 @dataclass(frozen=True, slots=True)
 class Everyday:
-    """Questions about anything else. measured: none of them is among the rehearsed."""
+    """Questions about other things. measured: not among the rehearsed ones."""
 
     rehearsed: tuple[str, ...]
     measured: tuple[str, ...]
@@ -33,13 +33,13 @@ def everyday_questions() -> Everyday:
 
 
 def chosen_facts(corpus: Corpus, number: int) -> list[Topic]:
-    """Evenly from all topics about this project."""
+    """`number` facts, evenly spread over all topics about this project."""
     facts = corpus.facts
     return [facts[at * len(facts) // number] for at in range(number)]
 
 
 def wordings(fact: Topic, corpus: Corpus, number: int) -> list[str]:
-    """Of the fact's question; none is one of those held back. The same in every run."""
+    """Wordings of the fact's question, none of them held back. The same in every run."""
     rng = random.Random(f"{_SEED} {fact.id}")
     held_back = {normalise(question) for question in fact.held_back}
     distinct = {normalise(question): question for question in all_questions(fact, corpus.rules)}
@@ -50,7 +50,7 @@ def wordings(fact: Topic, corpus: Corpus, number: int) -> list[str]:
 def lines(
     facts: Sequence[Topic], corpus: Corpus, own_answers: Mapping[str, str], num_wordings: int = NUM_WORDINGS
 ) -> list[str]:
-    """Of the training file. own_answers: to the rehearsed questions, before the training."""
+    """Lines of the training file. own_answers: rehearsed question -> the model's answer before the training."""
     taught = [(asked, fact.answer) for fact in facts for asked in wordings(fact, corpus, num_wordings)]
     return [_line(question, answer) for question, answer in (*taught, *own_answers.items())]
 

@@ -1,1 +1,1 @@
-"""Broken and nearly broken HTTP, byte by byte, against the real server: one answer to each request, or the end."""
+"""Malformed and nearly valid HTTP, byte by byte, against the real server: each request gets one answer or a close."""

@@ -1,6 +1,6 @@
-"""`python -m loadtest.fuzz`: starts the server that the README starts and sends it broken HTTP.
+"""`python -m loadtest.fuzz`: starts the README's server and sends it malformed HTTP.
 
-A case is made from the seed and its number alone: `--first 4711 --cases 1` sends one of them again.
+A case depends only on the seed and its number: `--first 4711 --cases 1` sends that case again.
 """
 
 import argparse
@@ -20,7 +20,7 @@ _LOG_TAIL_BYTES = 3000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 if every law held, else 1."""
+    """Run the fuzz. Returns the exit status: 0 if every law holds, else 1."""
     options = _parser().parse_args(arguments)
     plan = Plan(
         options.cases,
@@ -60,10 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cases", type=int, default=100_000, help="default: 100,000")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--connections", type=int, default=32, help="at once; default: 32")
-    parser.add_argument("--stall-every", type=int, default=1000, help="one case in so many stalls; 0: none")
-    parser.add_argument("--max-growth-mb", type=float, default=100.0, help="of memory, after the first cases")
-    parser.add_argument("--show", type=int, default=20, help="broken cases shown in full; default: 20")
+    parser.add_argument("--connections", type=int, default=32, help="concurrent connections; default: 32")
+    parser.add_argument("--stall-every", type=int, default=1000, help="every Nth case stalls; 0: none; default: 1000")
+    parser.add_argument("--max-growth-mb", type=float, default=100.0, help="memory growth allowed after the warm-up")
+    parser.add_argument("--show", type=int, default=20, help="broken cases to print in full; default: 20")
     return parser
 
 

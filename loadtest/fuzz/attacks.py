@@ -1,12 +1,12 @@
-"""Known attacks on the framing of HTTP/1.1, each a family of which one is drawn: what smuggles a request where two
-readers of one connection disagree about where it ends.
+"""Known attacks on the framing of HTTP/1.1, in families from which one is drawn. They smuggle a request where two
+readers of a connection disagree about where a request ends.
 """
 
 import random
 from collections.abc import Callable, Sequence
 
 HIDDEN = b"GET /version HTTP/1.1\r\nHost: localhost\r\nX-Hidden: 1\r\n\r\n"
-"""A request within another's body: answered only by a server that lost count of the bytes."""
+"""A request inside another's body: answered only if the server loses count of the bytes."""
 
 
 def _post(headers: bytes, body: bytes, line: bytes = b"POST /tokenize HTTP/1.1") -> bytes:
@@ -172,7 +172,7 @@ def _body_of_get(chance: random.Random) -> bytes:
 
 
 def _odd_form(chance: random.Random) -> bytes:
-    """An upload; nothing is ever stored, since none says what it is for."""
+    """An upload. Nothing is ever stored, since none of them has a purpose."""
     part = b"--b\r\nContent-Disposition: form-data; name=%b\r\n\r\n%b\r\n"
     file, purpose = part % (b'"file"; filename="a"', b'{"a": 1}\n'), part % (b'"purpose"', b"none")
     odd = [

@@ -1,4 +1,4 @@
-"""The cases of the fuzz, each from the seed and its number: valid requests, known attacks on framing, random damage."""
+"""The fuzz's cases, each from the seed and its number: valid requests, known framing attacks, random damage."""
 
 import json
 import random
@@ -44,7 +44,8 @@ _MAX_DRAWN_TOKENS = 2
 
 
 class Case(NamedTuple):
-    """data: all that the client sends, in `pieces` of these sizes. stalls: then it neither sends nor leaves."""
+    """data: everything that the client sends. pieces: sizes of its writes. stalls: afterwards it neither sends nor
+    disconnects."""
 
     number: int
     kind: str
@@ -54,7 +55,7 @@ class Case(NamedTuple):
 
 
 def make_case(seed: int, number: int, stall_every: int = 0) -> Case:
-    """stall_every: one case in so many stalls; 0: none."""
+    """stall_every: every so many-th case stalls; 0: none."""
     chance = random.Random(f"{seed} {number}")
     requests = [_request(chance) for _ in range(chance.choice([1, 1, 1, 2, 3]))]
     draw = chance.random()
@@ -98,7 +99,7 @@ def _request(chance: random.Random) -> bytes:
 
 
 def _head(chance: random.Random, method: str, target: str, headers: Sequence[str], *, may_be_old: bool = True) -> bytes:
-    """Up to the last header's line end."""
+    """The head, up to and including the line end of the last header."""
     version = "HTTP/1.0" if may_be_old and chance.random() < 0.05 else "HTTP/1.1"
     lines = [*headers, "Host: localhost", *chance.sample(_HEADERS, chance.choice([0, 0, 1, 3]))]
     if chance.random() < 0.05:
@@ -109,7 +110,7 @@ def _head(chance: random.Random, method: str, target: str, headers: Sequence[str
 
 
 def _body(chance: random.Random) -> tuple[str, bytes]:
-    """A route, and what is sent there: JSON of the right shape, of any shape, and what is none."""
+    """A route and a body: JSON of the right schema, JSON of any kind, or no JSON at all."""
     draw = chance.random()
     if draw < 0.25:
         call: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""One case against the server: all bytes are sent, all answers are read, and what came is held against the oracle."""
+"""One case against the server: sends all bytes, reads all answers, and compares them with the oracle (reading.py)."""
 
 import asyncio
 import contextlib
@@ -13,16 +13,16 @@ from loadtest.strict_http import Answer
 
 ENDS_WITHIN_S = 30.0
 STALLED_ENDS_WITHIN_S = 45.0
-"""The server waits 31 s for a body, 10 s for headers."""
+"""More than the server waits: 31 s for a body, 10 s for headers."""
 
 _REFUSAL_BYTES = 1000
 _BETWEEN_PIECES_S = 0.001
 _EXPECTED = frozenset({*range(200, 500), 501, 505})
-"""No 5xx, but those that RFC 9110 names for what no server need know: a transfer encoding, a version of HTTP."""
+"""No 5xx but those that RFC 9110 has for unknown transfer encodings (501) and HTTP versions (505)."""
 
 
 async def run_case(case: Case, port: int, seen: Counter[str]) -> str | None:
-    """What is wrong, in words; None if nothing is. seen: statuses are counted there."""
+    """Returns a description of the fault; None if there is none. Counts statuses in `seen`."""
     reading = read_requests(case.data)
     stalls = case.stalls and reading.rest is Rest.INCOMPLETE
     within_s = STALLED_ENDS_WITHIN_S if stalls else ENDS_WITHIN_S
@@ -47,12 +47,12 @@ class _Exchange:
         self._connection = connection
         self._reading = reading
         self._seen = seen
-        self._is_last = False  # the server has said that no other answer follows
-        self._may_have_body = False  # a head that is refused need not have been read as far as its method
+        self._is_last = False  # the server has said that it will close the connection
+        self._may_have_body = False  # a refused HEAD: the server may not have read the method, so it may send a body
         self.num_answers = 0
 
     async def run(self, case: Case, *, stalls: bool) -> None:
-        """Raises what is wrong."""
+        """Raises BrokenRuleError or what the reader of answers raises."""
         await self._send(case)
         try:
             for request in self._reading.requests:
@@ -69,7 +69,7 @@ class _Exchange:
 
     async def _send(self, case: Case) -> None:
         start = 0
-        with contextlib.suppress(ConnectionError):  # the server may have refused it already
+        with contextlib.suppress(ConnectionError):  # the server may have refused it and closed
             for size in case.pieces:
                 self._connection.writer.write(case.data[start : start + size])
                 start += size
@@ -77,16 +77,16 @@ class _Exchange:
                     await asyncio.sleep(_BETWEEN_PIECES_S)
 
     async def _read_rest(self) -> None:
-        """Behind the whole requests: nothing, an answer to the request that has begun, or one refusal."""
+        """After the complete requests may come: nothing, an answer to the request that has begun, or one refusal."""
         if self.num_answers < len(self._reading.requests):
-            raise BrokenRuleError(f"closed after {self.num_answers} answers, without a word of it")
+            raise BrokenRuleError(f"closed after {self.num_answers} answers, without announcing it")
         if self._reading.rest is Rest.UNREAD:
-            raise BrokenRuleError("the connection's last answer does not say so")
+            raise BrokenRuleError("the connection's last answer does not announce the close")
         if self._reading.rest is Rest.NOTHING:
             return
         answer = await self._answer(self._reading.begun or SeenRequest("GET", False))
         if answer is not None and self._reading.begun is None and (answer.status < 400 or not answer.closes):
-            raise BrokenRuleError(f"{answer.status} to what is no request")
+            raise BrokenRuleError(f"{answer.status} to bytes that are no request")
 
     async def _answer(self, request: SeenRequest) -> Answer | None:
         answer = await self._connection.answer(method=request.method, http_1_0=request.is_1_0)
@@ -105,4 +105,4 @@ class _Exchange:
     async def _end(self) -> None:
         extra = await self._connection.reader.read(_REFUSAL_BYTES)
         if extra and not self._may_have_body:
-            raise BrokenRuleError(f"bytes that answer nothing: {extra!r}")
+            raise BrokenRuleError(f"bytes that belong to no answer: {extra!r}")

@@ -1,4 +1,4 @@
-"""All cases against one server, many connections at once; then whether the server is as it was."""
+"""Runs all cases against one server over many connections; then checks that the server is as before."""
 
 import asyncio
 from collections import Counter
@@ -24,9 +24,9 @@ _FILES_BESIDE = 4
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Cases from `first` on. stall_every: one case in so many stalls, to see it cut; 0: none.
+    """Cases from number `first` on. stall_every: every so many-th case stalls, to see the server cut it off; 0: none.
 
-    num_shown: faults that are told in full.
+    num_shown: faults to report in full.
     """
 
     num_cases: int
@@ -40,7 +40,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Findings:
-    """kinds: cases by kind. warm, after: what the server held after the first cases and after all of them."""
+    """kinds: number of cases by kind. warm, after: the server's resources after the first cases and after all."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)
@@ -59,17 +59,17 @@ class Findings:
             files = self.after.open_files - self.warm.open_files
         return [
             Law("cases that break a rule", self.num_faults, 0),
-            Law("cases left out", plan.num_cases - self.kinds.total(), 0),
-            Law("answers to the canary that changed", self.num_changed, 0),
+            Law("cases not run", plan.num_cases - self.kinds.total(), 0),
+            Law("canary checks with a changed answer", self.num_changed, 0),
             Law("to rest, s", self.rested_s, _RESTS_WITHIN_S),
             Law("memory, MB: growth", growth, plan.max_growth_mb),
-            Law("open files, more than warm", files, _FILES_BESIDE),
+            Law("open files: growth", files, _FILES_BESIDE),
             Law("cut short", int(self.ended is not None), 0),
         ]
 
 
 async def fuzz(server: RunningServer, port: int, plan: Plan, tell: Callable[[str], None]) -> Findings:
-    """tell: is called with a line now and then."""
+    """Run the plan. tell: called with a line of progress now and then."""
     findings = Findings()
     try:
         await _fuzz(ServerView(port, server.pid), port, plan, findings, tell)
@@ -124,7 +124,7 @@ async def _work(
 
 
 def as_json(findings: Findings) -> dict[str, Any]:
-    """All but the words of faults."""
+    """Everything but the descriptions of faults."""
     return {
         "cases": findings.kinds.total(),
         "kinds": dict(findings.kinds),

@@ -1,7 +1,7 @@
-"""What a strict reader of RFC 9112 makes of the bytes that a client sends: the oracle of the fuzz.
+"""A strict reading of the client's bytes by RFC 9112: the fuzz's oracle.
 
-A reader that forgives what this one does not may see other requests than the proxy before it: that is how requests
-are smuggled. So beyond what is read here a server may send one refusal, and nothing else.
+A reader that accepts what this one rejects may see other requests than the proxy in front of it: that is how requests
+are smuggled. So after the requests that are found here, a server may send one refusal and nothing else.
 """
 
 import enum
@@ -17,15 +17,15 @@ _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 _CHUNK_LINE = re.compile(
     rb"0*([0-9A-Fa-f]{1,15})(?:;(?:" + _TOKEN + rb")?(?:=(?:" + _TOKEN + rb'|"[^"\x00-\x08\x0a-\x1f]*"))?)*'
 )
-"""As our parser reads extensions: no white space around `;`, and the name may be missing. Neither moves a border, and
-nor do zeros before a size, however many."""
+"""Accepts extensions as our server's parser does: no white space around `;`, and the name may be missing. That does not
+move the chunk's borders, nor does any number of zeros before a size."""
 
 _METHODS = frozenset(
     b"GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PATCH COPY LOCK MKCOL MOVE PROPFIND PROPPATCH SEARCH UNLOCK BIND"
     b" REBIND UNBIND ACL REPORT MKACTIVITY CHECKOUT MERGE M-SEARCH NOTIFY SUBSCRIBE UNSUBSCRIBE PURGE MKCALENDAR"
     b" LINK UNLINK SOURCE QUERY".split()
 )
-"""Registered ones. Others a server may refuse before it reads the rest of the head, so they count as malformed."""
+"""Registered methods. A server may refuse others before it has read the whole head, so they count as malformed."""
 
 _AT_MOST_ONCE = {b"host", b"content-length", b"transfer-encoding"}
 
@@ -36,18 +36,18 @@ class Rest(enum.Enum):
     NOTHING = enum.auto()
     INCOMPLETE = enum.auto()
     MALFORMED = enum.auto()
-    UNREAD = enum.auto()  # the last request is to be the connection's last
+    UNREAD = enum.auto()  # the last request asks to close the connection, so the rest is not read
 
 
 class SeenRequest(NamedTuple):
-    """is_1_0: HTTP/1.0, where an answer's body may end with the connection."""
+    """is_1_0: an HTTP/1.0 request, whose answer's body may end with the connection."""
 
     method: str
     is_1_0: bool
 
 
 class Reading(NamedTuple):
-    """requests: the whole ones. begun: the one whose head is whole, and whose body is not or is malformed."""
+    """requests: the complete ones. begun: one with a complete head, but an incomplete or malformed body."""
 
     requests: tuple[SeenRequest, ...]
     rest: Rest
@@ -62,7 +62,7 @@ class _Head(NamedTuple):
 
 
 def read_requests(data: bytes) -> Reading:
-    """All whole requests from the front, and what is behind them."""
+    """All complete requests from the start, and what comes after them."""
     requests: list[SeenRequest] = []
     position = 0
     while True:

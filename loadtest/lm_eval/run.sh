@@ -1,7 +1,7 @@
 #!/bin/sh
-# lm-evaluation-harness against a running server, on tasks of committed text.
+# Runs lm-evaluation-harness against a running server, on tasks whose text is in this repository.
 #
-#   pip install "lm_eval[api]" transformers     # in an environment of its own: it is no dependency of Headrace
+#   pip install "lm_eval[api]" transformers     # in a separate environment: Headrace does not depend on it
 #   headrace serve &
 #   loadtest/lm_eval/run.sh http://127.0.0.1:8000 headrace-quickstart service/quickstart/model
 set -eu

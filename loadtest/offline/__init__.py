@@ -1,1 +1,1 @@
-"""Replaying a trace against a system in this process: no HTTP, no sleeping, an exact arrival scale."""
+"""Replays a trace against a system in this process: no HTTP, no sleeping, exact arrival times."""

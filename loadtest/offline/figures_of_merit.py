@@ -9,12 +9,12 @@ from loadtest.offline.serving_system import IterationFacts, ReplayOutcome
 
 
 def request_throughput(outcome: ReplayOutcome) -> float:
-    """Requests a second from the first arrival to the last end."""
+    """Requests per second, from the first arrival to the last completion."""
     return len(outcome.completions) / _duration_s(outcome)
 
 
 def output_throughput(outcome: ReplayOutcome) -> float:
-    """Output tokens a second."""
+    """Output tokens per second, over the same time."""
     return sum(completion.num_output_tokens for completion in outcome.completions) / _duration_s(outcome)
 
 
@@ -39,25 +39,25 @@ def mean_weighted_turnaround(outcome: ReplayOutcome) -> float:
 
 
 def mean_batch_size(outcome: ReplayOutcome) -> float:
-    """Sequences an iteration under full load: while requests wait. All iterations, if none ever waits."""
+    """Sequences per iteration under full load, that is while requests wait. If none ever waits, over all iterations."""
     return fmean(iteration.batch_size for iteration in _under_full_load(outcome.iterations))
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The least value that this share of them does not exceed."""
+    """The lowest value that this share of them does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered), max(1, math.ceil(share * len(ordered)))) - 1]
 
 
 def num_preemptions(outcome: ReplayOutcome) -> int:
-    """Of all requests together."""
+    """Sum over all requests."""
     return sum(completion.num_preemptions for completion in outcome.completions)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """Means over the iterations under full load: of held memory, token state; of all memory, held; of what the
-    tables point to, saved by sharing.
+    """Shares, as means over the iterations under full load. Of held memory: what has a token's state. Of all memory:
+    what is held. Of the blocks in tables: what sharing saves.
     """
 
     token_state: float
@@ -66,14 +66,14 @@ class MemoryShares:
 
 
 def memory_shares(outcome: ReplayOutcome) -> MemoryShares:
-    """Raises ValueError for a system that does not tell its memory."""
+    """Raises ValueError if the system does not report its memory."""
     known = [
         iteration.memory
         for iteration in _under_full_load(outcome.iterations)
         if iteration.memory is not None and iteration.memory.held
     ]
     if not known:
-        raise ValueError(f"{outcome.system} does not tell its memory")
+        raise ValueError(f"{outcome.system} does not report its memory")
     held = sum(memory.held for memory in known)
     return MemoryShares(
         token_state=sum(memory.token_state for memory in known) / held,
@@ -83,7 +83,7 @@ def memory_shares(outcome: ReplayOutcome) -> MemoryShares:
 
 
 def _under_full_load(iterations: Sequence[IterationFacts]) -> list[IterationFacts]:
-    """Iterations with a queue behind them."""
+    """Iterations during which requests waited."""
     computing = [iteration for iteration in iterations if iteration.batch_size]
     return [iteration for iteration in computing if iteration.num_waiting] or computing
 

@@ -1,7 +1,7 @@
-"""The one load loop of the offline scenarios: a trace replayed against a system, iteration by iteration.
+"""The load loop of all offline scenarios: replays a trace against a system, iteration by iteration.
 
-Open loop: a request is submitted at its arrival, whatever the system does. In one thread and without HTTP, so two
-replays of one trace differ only by how long the iterations took.
+Open loop: a request is submitted at its arrival time, whatever the system does. Single-threaded and without HTTP, so
+two replays of a trace differ only by how long the iterations took.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from loadtest.trace import TraceRequest
 
 
 def offline_requests(trace: Sequence[TraceRequest], vocab_size: int) -> list[OfflineRequest]:
-    """The trace with its prompts' ids, as the HTTP generator would send them."""
+    """The trace with prompt ids, the same that the HTTP generator would send."""
     options = BodyOptions("", vocab_size=vocab_size)
     return [
         OfflineRequest(
@@ -25,10 +25,9 @@ def offline_requests(trace: Sequence[TraceRequest], vocab_size: int) -> list[Off
 
 
 def replay(system: ServingSystem, requests: Sequence[OfflineRequest], share: float = 1.0) -> ReplayOutcome:
-    """Runs the trace until that share of its requests has ended, its first arrival now.
+    """Run the trace until this share of its requests has ended; the first arrives now.
 
-    A share below 1 spares the time in which a system that was full runs empty. Raises RuntimeError if a request is
-    lost.
+    A share below 1 leaves out the time in which a full system drains. Raises RuntimeError if a request is lost.
     """
     clock = system.clock
     start_s = clock.now_s() - min(request.arrival_s for request in requests)

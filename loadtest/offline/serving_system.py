@@ -1,4 +1,4 @@
-"""What every compared system is: requests in, iterations by hand, completions and facts of memory out."""
+"""Interface of every compared system: requests in, iterations on demand, completions and memory facts out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from loadtest.offline.work_clock import WorkClock
 
 @dataclass(frozen=True, slots=True)
 class OfflineRequest:
-    """One request of a replayed trace; `output_len` is how long each of its answers really becomes.
+    """One request of a replayed trace. output_len: the real length of each of its answers.
 
     A system that knows only a limit reserves by that limit and learns the length when the answer ends. With a
-    `beam_width` the answers are beams instead of draws; a system that has none ignores it.
+    `beam_width` the answers are beams instead of samples; a system without beam search ignores it.
     """
 
     request_id: int
@@ -25,9 +25,9 @@ class OfflineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """How a request went, in seconds on the replay's clock; `num_output_tokens` counts all of its answers.
+    """What happened to a request, in seconds on the replay's clock. num_output_tokens: of all its answers together.
 
-    first_token_s: None for a system that does not tell.
+    first_token_s: None if the system does not report it.
     """
 
     request_id: int
@@ -40,19 +40,19 @@ class Completion:
 
     @property
     def time_to_first_token_s(self) -> float:
-        """From arrival. Of a system that tells."""
+        """From the arrival. Only if the system reports first_token_s."""
         assert self.first_token_s is not None
         return self.first_token_s - self.arrival_s
 
     @property
     def time_per_output_token_s(self) -> float:
-        """Between the first token and the last, of one answer. Of a system that tells."""
+        """Seconds between tokens, for a request with one answer. Only if the system reports first_token_s."""
         assert self.first_token_s is not None
         return (self.finished_s - self.first_token_s) / max(1, self.num_output_tokens - 1)
 
     @property
     def latency_s(self) -> float:
-        """From arrival to the answer's end."""
+        """From the arrival to the end of the answer."""
         return self.finished_s - self.arrival_s
 
     @property
@@ -62,15 +62,15 @@ class Completion:
 
     @property
     def weighted_turnaround(self) -> float:
-        """(finish - sent) / (finish - first scheduled): 1 is no waiting (AdaptiveLLM, equation 5)."""
+        """(finish - sent) / (finish - first scheduled); 1: it did not wait (AdaptiveLLM, equation 5)."""
         return self.latency_s / (self.finished_s - self.first_scheduled_s)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """KV memory after an iteration, in tokens: holding a token's state, set aside by the system, in all.
+    """KV memory after an iteration, in tokens: with a token's state, held by running requests, total.
 
-    unshared: what the block tables point to, a block counted as often as it is shared.
+    unshared: tokens in all block tables, where a shared block counts once per table.
     """
 
     token_state: int
@@ -81,7 +81,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class IterationFacts:
-    """One iteration: sequences computed, requests waiting after it, its seconds, and memory where it is known."""
+    """One iteration: number of sequences, requests waiting after it, seconds, memory (None: unknown)."""
 
     batch_size: int
     num_waiting: int
@@ -90,29 +90,29 @@ class IterationFacts:
 
 
 class ServingSystem(Protocol):
-    """Driven by `replay.py`: submit what has arrived, step while there is work."""
+    """Driven by `replay.py`, which submits arrived requests and calls `step` while there is work."""
 
     @property
     def name(self) -> str:
-        """As in the figures' legends."""
+        """The name in figures' legends."""
         ...
 
     @property
     def clock(self) -> WorkClock:
-        """Tells what its work takes; `step` is called while it runs."""
+        """Measures how long the system's work takes. It runs while `step` is called."""
         ...
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something."""
+        """Whether a step would do anything."""
         ...
 
     def submit(self, request: OfflineRequest) -> None:
-        """The request has arrived."""
+        """Call when the request arrives."""
         ...
 
     def step(self) -> None:
-        """One iteration, or for a system without iterations one batch."""
+        """Run one iteration; for a system without iterations, one batch."""
         ...
 
     def take_completions(self) -> list[Completion]:
@@ -120,17 +120,17 @@ class ServingSystem(Protocol):
         ...
 
     def facts(self) -> IterationFacts:
-        """Of the last step; its seconds are 0 (the replay measures them)."""
+        """Facts about the last step. Its seconds are 0 here: the replay measures them."""
         ...
 
     def close(self) -> None:
-        """Leave the shared executor as it was found."""
+        """Leave the shared executor as it was before."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """What a replay gives: completions in order of request id, iterations in order of time."""
+    """The result of a replay: completions by request id, iterations by time."""
 
     system: str
     completions: Sequence[Completion]

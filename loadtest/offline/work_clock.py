@@ -1,7 +1,7 @@
-"""Time for replaying a trace without sleeping: it runs while the system works and jumps over idleness.
+"""A clock for replaying a trace without sleeping: it runs while the system works and skips idle time.
 
-Measured seconds of real work, on an arrival scale that is exact: what the replaying program does between two
-iterations costs nothing, and a trace at a low rate takes no longer than its work.
+Work takes its real, measured time, and arrival times are exact: what the replaying program does between iterations
+takes no time, and a trace with a low rate takes no longer than its work.
 """
 
 import time
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class WorkClock:
-    """Seconds since it was made, less what passed outside `working` and plus what was skipped. One thread."""
+    """Seconds since it was made, without time outside `working`, plus skipped time. One thread."""
 
     def __init__(self, source: Callable[[], float] = time.perf_counter) -> None:
         self._source = source
@@ -18,12 +18,12 @@ class WorkClock:
         self._since_s: float | None = None
 
     def now_s(self) -> float:
-        """The engine's clock (service/core/clock.py)."""
+        """Implements the engine's clock (service/core/clock.py)."""
         return self._passed_s if self._since_s is None else self._passed_s + (self._source() - self._since_s)
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Time passes inside. Not to be nested."""
+        """Time passes inside this context. Must not be nested."""
         assert self._since_s is None
         self._since_s = self._source()
         try:
@@ -33,5 +33,5 @@ class WorkClock:
             self._since_s = None
 
     def skip_to(self, at_s: float) -> None:
-        """Jumps forward, never back."""
+        """Jump forward to this time. Never goes back."""
         self._passed_s = max(self._passed_s, at_s)

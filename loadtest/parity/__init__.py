@@ -1,1 +1,1 @@
-"""Whether a model answers here as transformers' `generate` answers: `headrace parity MODEL`."""
+"""Whether a model's answers here equal those of transformers' `generate`: `headrace parity MODEL`."""

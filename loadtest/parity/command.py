@@ -34,7 +34,7 @@ _SEARCHES = 4
 
 
 class Served(NamedTuple):
-    """What was asked of `headrace serve`."""
+    """Answers from `headrace serve`."""
 
     prompts: tuple[Prompt, ...]
     alone: list[Answer]
@@ -45,10 +45,10 @@ class Served(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0, 1 if rounding does not explain a difference, 2 if the comparison could not be made."""
+    """Returns the exit code: 0, 1 if rounding does not explain a difference, 2 if no comparison was possible."""
     args = _parser().parse_args(arguments)
     if find_spec("transformers") is None:
-        print("headrace parity: it needs transformers: pip install 'headrace[parity]'", file=sys.stderr)
+        print("headrace parity: needs transformers: pip install 'headrace[parity]'", file=sys.stderr)
         return 2
     try:
         findings, text = _compared(args)
@@ -67,9 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", nargs="?", help="folder or Hugging Face id; default: the quickstart model")
     parser.add_argument("--prompts", type=Path, help="text file with one prompt per line; default: 32 bundled prompts")
     parser.add_argument("--max-tokens", type=int, default=_TOKENS, help=f"tokens per answer; default: {_TOKENS}")
-    parser.add_argument("--dtype", default="auto", help="default: what the server would choose")
+    parser.add_argument("--dtype", default="auto", help="default: the server's choice for the model")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--beam-width", type=int, default=_BEAM_WIDTH, help="0: no beam search")
+    parser.add_argument("--beam-width", type=int, default=_BEAM_WIDTH, help="0: no beam search; default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("parity.md"), help="default: parity.md")
     parser.add_argument(
         "--server-args", nargs=argparse.REMAINDER, default=[], help="options of `headrace serve`; must come last"

@@ -1,7 +1,7 @@
-"""Answers of two sides to the same prompts, token by token: what is equal, and whether a difference is a near-tie.
+"""Compares two sides' answers to the same prompts, token by token: what is equal, and which differences are near-ties.
 
-Both sides compute the same numbers but for rounding as long as the tokens before are the same. So logprobs are compared
-up to the first difference, and there it is seen whether the two tokens were so close that rounding may decide.
+As long as the previous tokens are the same, both sides compute the same numbers up to rounding. So logprobs are
+compared up to the first difference, where it is checked whether rounding may decide between the two tokens.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 NEAR_TIE = 2.0
-"""Two logprobs that are off by as much as any is may change places if they are no farther apart than twice that."""
+"""If logprobs are off by at most e, rounding can swap two tokens whose logprobs differ by up to NEAR_TIE * e."""
 
 
 class Rounding(NamedTuple):
-    """What a dtype may put a logprob off by, in nats. least: so much may be rounding even if less was seen, for few
-    prompts show little of it. most: more is a fault, however often it is seen."""
+    """How far a dtype's rounding may put a logprob off, in nats. least: always taken for rounding, even if the largest
+    error seen is smaller, since few prompts show little of it. most: anything more is a fault."""
 
     least: float
     most: float
@@ -25,7 +25,7 @@ ROUNDING = {"float32": Rounding(1e-4, 0.01), "bfloat16": Rounding(0.02, 0.5)}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Greedy: the tokens, and the logprob of each."""
+    """A greedy answer: its tokens and the logprob of each."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -33,8 +33,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What the oracle says of an answer. theirs: its own. expected: of each token that both have, and of the first that
-    is another, the oracle's logprob."""
+    """The oracle's judgement of an answer. theirs: its own answer. expected: its logprobs of our tokens, up to and
+    including the first that differs."""
 
     theirs: Answer
     expected: tuple[float, ...]
@@ -42,8 +42,8 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first of an answer: at token `place`, counted from 0, they have `theirs` and we `ours`. gap: by how much the
-    oracle's logprob of theirs is the higher."""
+    """The first difference of an answer: at token `place`, from 0, the oracle has `theirs` and we have `ours`. gap: the
+    oracle's logprob of theirs minus that of ours, in nats."""
 
     prompt: int
     place: int
@@ -55,8 +55,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """num_equal: answers without a difference, of num_answers. logprob_error: the largest difference of a logprob
-    between the sides, before a difference of tokens; mean_error: the mean. is_rounding: that may be rounding."""
+    """num_equal: answers without a difference, of num_answers. logprob_error, mean_error: largest and mean difference
+    of logprobs, up to the first differing token. is_rounding: whether the largest may be rounding."""
 
     num_answers: int
     num_equal: int
@@ -71,14 +71,14 @@ class Comparison:
 
     @property
     def is_explained(self) -> bool:
-        """By rounding alone."""
+        """Whether rounding alone explains all differences."""
         return self.is_rounding and self.num_near_ties == len(self.differences)
 
 
 @dataclass(frozen=True, slots=True)
 class Searches:
-    """Beam searches. equal: of each, how many of its beams are the same. ahead: of each that differs, by how many nats
-    the oracle's best beam is better than ours, by the oracle's own logprobs of all its tokens."""
+    """Beam searches. equal: per search, how many beams are the same. ahead: per search that differs, by how many nats
+    the oracle's best beam beats ours, both scored with the oracle's logprobs."""
 
     width: int
     equal: tuple[int, ...]
@@ -86,7 +86,7 @@ class Searches:
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Where they differ first; None if they are equal. Raises ValueError if one of them ends before that."""
+    """Index of the first difference; None if they are equal. Raises ValueError if one is the other's beginning."""
     for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:
             return place
@@ -96,8 +96,8 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 def compare(answers: Sequence[Answer], judged: Sequence[Judged], rounding: Rounding) -> Comparison:
-    """Ours with the oracle's, by prompt. Every answer has as many tokens as the oracle's. A difference is judged by
-    what the logprobs of the other prompts are off by: who alone is wrong does not excuse itself."""
+    """Compare our answers with the oracle's, by prompt. Both must have the same number of tokens. A difference is
+    judged by the logprob errors of the other prompts, so that an answer cannot excuse its own fault."""
     errors = []
     differences = []
     for answer, oracle in zip(answers, judged, strict=True):
@@ -126,7 +126,7 @@ def compare(answers: Sequence[Answer], judged: Sequence[Judged], rounding: Round
 
 
 def num_equal(some: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> int:
-    """How many are the same on both sides."""
+    """How many answers are the same on both sides."""
     return sum(tuple(one) == tuple(other) for one, other in zip(some, others, strict=True))
 
 

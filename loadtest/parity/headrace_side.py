@@ -1,4 +1,4 @@
-"""Answers of `headrace serve`, asked over HTTP."""
+"""Answers of `headrace serve`, over HTTP."""
 
 import json
 import urllib.error
@@ -19,23 +19,23 @@ _T = TypeVar("_T")
 
 
 class HeadraceSide:
-    """At `base_url`; answers of `max_tokens` each, whatever token would end them. Raises RuntimeError with what the
-    server says if it refuses."""
+    """The server at `base_url`. Each answer has `max_tokens` tokens; end-of-sequence tokens are ignored. Raises
+    RuntimeError with the server's message if it refuses."""
 
     def __init__(self, base_url: str, max_tokens: int) -> None:
         self._base_url = base_url
         self._max_tokens = max_tokens
 
     def tokenize(self, text: str) -> Prompt:
-        """As a prompt of `/v1/completions` is."""
+        """Tokenize as for a prompt of `/v1/completions`."""
         return tuple(self._post("/tokenize", {"prompt": text})["tokens"])
 
     def alone(self, prompts: Sequence[Prompt]) -> list[Answer]:
-        """One after the other."""
+        """Answer the prompts one after another."""
         return [self._greedy(prompt) for prompt in prompts]
 
     def at_once(self, prompts: Sequence[Prompt]) -> list[Answer]:
-        """All in one batch, as far as it has room; computed anew."""
+        """Answer all prompts in one batch, as far as it has room, without the prefix cache."""
 
         def asked(prompt: Prompt) -> Answer:
             return self._greedy(prompt, cache_salt="at once")
@@ -43,7 +43,7 @@ class HeadraceSide:
         return _side_by_side(asked, prompts)
 
     def beams(self, prompts: Sequence[Prompt], width: int) -> list[list[tuple[int, ...]]]:
-        """All `width` of each prompt, the best first."""
+        """All `width` beams of each prompt, best first."""
 
         def searched(prompt: Prompt) -> list[tuple[int, ...]]:
             choices = self._complete(prompt, use_beam_search=True, n=width)

@@ -1,4 +1,4 @@
-"""What a comparison found, as a page of Markdown."""
+"""The result of a comparison as a Markdown page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ _TEXT_BEFORE = 60
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """comparisons: ours with transformers' answers to each prompt alone, by what ours were. own: of so many answers how
-    many are the same alone and in one batch, ours and theirs. most_by_rounding: nats it may put a logprob off by."""
+    """comparisons: how we were asked -> our answers against transformers' to each prompt alone. num_own_equal,
+    num_theirs_equal: answers that are the same alone and in one batch. most_by_rounding: in nats, see Rounding."""
 
     model: str
     machine: str
@@ -32,7 +32,7 @@ class Findings:
 
 
 def page(findings: Findings, prompt_of: Callable[[Difference], str], text_of: Callable[[int], str]) -> str:
-    """prompt_of: the text before a difference. text_of: of a token."""
+    """prompt_of: the text before a difference. text_of: a token's text."""
     lines = [
         f"# {findings.model}: Headrace beside transformers",
         "",
@@ -55,11 +55,11 @@ def page(findings: Findings, prompt_of: Callable[[Difference], str], text_of: Ca
     lines += [
         "",
         "A near-tie: by transformers' own logprobs the two tokens are no farther apart than twice the largest logprob "
-        f"error of the other prompts (which counts as {findings.most_by_rounding:g} nats at most). Rounding may decide "
+        f"error of the other prompts (counted as {findings.most_by_rounding:g} nats at most). Rounding may decide "
         "there. It also depends on the number of rows in a batch.",
     ]
     if not all(found.is_rounding for found in findings.comparisons.values()):
-        lines += ["", f"**Logprobs are off by more than {findings.most_by_rounding:g} nats: that is no rounding.**"]
+        lines += ["", f"**Logprobs are off by more than {findings.most_by_rounding:g} nats: that is not rounding.**"]
     for name, found in findings.comparisons.items():
         lines += _differences(name, found.differences, prompt_of, text_of)
     return "\n".join(lines) + "\n"
@@ -73,7 +73,7 @@ def _searched(searches: Searches) -> list[str]:
     for number, ahead in searches.ahead.items():
         likelier = f"{abs(ahead):.2g} nats {'less' if ahead > 0 else 'more'}" if ahead else "as"
         lines.append(
-            f"- Prompt {number}: {searches.equal[number]} of {searches.width} beams are. Headrace's best one is "
+            f"- Prompt {number}: {searches.equal[number]} of {searches.width} beams are equal. Headrace's best one is "
             f"{likelier} likely, by transformers' logprobs of all its tokens."
         )
     return lines
@@ -103,6 +103,6 @@ def _differences(
 
 
 def _code(text: str) -> str:
-    """In one cell of a table."""
+    """As code in a table's cell."""
     plain = text.replace("\n", "⏎").replace("|", "¦").replace("`", "'")
     return f"`{plain}`" if plain else ""

@@ -1,4 +1,4 @@
-"""Prompts to compare answers by: pieces of different lengths of one text, which is prose, lists, code and German."""
+"""Default prompts: pieces of different lengths of one text with prose, lists, code and German."""
 
 _TEXT = """\
 The mill stands where the river leaves the hills. In spring the water comes high and brown, and the miller opens the
@@ -19,12 +19,12 @@ and the fourth, of three pages, about the mass of things. Nobody at the office n
 applications of other people, and in the evenings he played the violin, not very well, with friends who did not mind.
 """
 _LENGTHS = (1, 3, 6, 12, 24, 48, 96, 160)
-"""In words, in turn."""
+"""Lengths in words, used in turn."""
 _NUM_PROMPTS = 32
 
 
 def default_prompts() -> list[str]:
-    """32 of them; no two begin at the same word."""
+    """32 prompts; no two begin at the same word."""
     words = _TEXT.split()
     step = len(words) // _NUM_PROMPTS
     return [" ".join(words[at * step :][: _LENGTHS[at % len(_LENGTHS)]]) for at in range(_NUM_PROMPTS)]

@@ -31,7 +31,7 @@ class Topic:
 
 @dataclass(frozen=True)
 class CannotKnow:
-    """What the model must decline: patterns with <slot> names, the slots' words, and the accepted sentences."""
+    """What the model must decline: patterns with <slot> names, the slots' words, and the accepted answers."""
 
     answers: tuple[str, ...]
     slots: dict[str, tuple[str, ...]]

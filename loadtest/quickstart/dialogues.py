@@ -28,8 +28,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class Rows:
-    """`ids[row, position]` and `weights[row, position]` of equal shape: how much predicting that token counts.
-    Padding stands on the right and counts nothing."""
+    """ids, weights: [row, position]. A token's weight is its weight in the loss. Rows are padded on the right, with
+    weight 0."""
 
     ids: torch.Tensor
     weights: torch.Tensor

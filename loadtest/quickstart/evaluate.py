@@ -2,10 +2,9 @@
 
     python -m loadtest.quickstart.evaluate [--model DIR] [--url http://127.0.0.1:8000/v1]
 
-A greedy reply is right if and only if, with white space normalised, it equals the canonical answer of the
-question's topic, letter for letter; for a question about anything else, if it equals one of the sentences that say
-so. A reply that is nearly right, cut off, or the answer of another topic is wrong. The exit code is 1 if a set
-stays below its target.
+A greedy reply is right if it equals the canonical answer of the question's topic exactly, up to white space. If the
+question is about anything else, it must equal one of the sentences that decline. A reply that is nearly right, cut off,
+or another topic's answer is wrong. The exit code is 1 if a question set stays below its target.
 """
 
 import argparse
@@ -29,7 +28,7 @@ _BATCH = 128
 _CONCURRENT_REQUESTS = 8
 
 Asker = Callable[[Sequence[str]], list[str]]
-"""Takes questions, each a conversation of its own, and gives the greedy replies in the same order."""
+"""Takes questions, each a conversation of its own, and returns the greedy replies in the same order."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Score:
 
 
 def is_right(reply: str, accepted: frozenset[str]) -> bool:
-    """The rule of this module's docstring."""
+    """Whether the reply is right, by the rule in this module's docstring."""
     return " ".join(reply.split()) in accepted
 
 
@@ -78,9 +77,9 @@ def evaluate(ask: Asker, sets: Sequence[QuestionSet]) -> list[Score]:
 
 
 class FolderAsker:
-    """Replies by transformers' greedy `generate` on a model folder, in float32, on the CPU unless told otherwise.
+    """Replies from transformers' greedy `generate` on a model folder, in float32, by default on the CPU.
 
-    adapter: a folder of PEFT's whose adapter is merged into the model.
+    adapter: a PEFT folder; the adapter is merged into the model.
     """
 
     def __init__(self, folder: Path, device: str = "cpu", adapter: Path | None = None) -> None:
@@ -118,7 +117,7 @@ class FolderAsker:
 
 
 class ServerAsker:
-    """Replies of a running OpenAI-compatible server, by its first model and temperature 0."""
+    """Replies from a running OpenAI-compatible server: its first model, at temperature 0."""
 
     def __init__(self, url: str, api_key: str) -> None:
         from openai import OpenAI  # a training machine needs neither the package nor this asker
@@ -163,7 +162,7 @@ def report(scores: Sequence[Score]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command of this module's docstring; gives its exit code."""
+    """Run the command. Returns its exit code."""
     parser = argparse.ArgumentParser(description="evaluate the quickstart model")
     parser.add_argument("--model", type=Path, default=QUICKSTART_MODEL, help="model folder")
     parser.add_argument("--url", help="base URL of a running server, instead of a folder")

@@ -1,4 +1,4 @@
-"""Patterns become questions, and questions become varied questions.
+"""Turns patterns into questions, and questions into varied questions.
 
 A pattern is text with choices: `how (do|can) i (start|run) it` stands for four questions. Choices do not nest.
 All randomness comes from the generator passed in, so the same seed gives the same text.
@@ -71,14 +71,14 @@ _EVERYDAY_VERBS = (
 
 
 def expand(pattern: str) -> list[str]:
-    """Every text the pattern stands for."""
+    """Every text that the pattern stands for."""
     parts = _CHOICE.split(pattern)
     options = [part.split("|") if index % 2 else [part] for index, part in enumerate(parts)]
     return [_tidy("".join(chosen)) for chosen in itertools.product(*options)]
 
 
 def choose(pattern: str, rng: random.Random) -> str:
-    """One of the texts the pattern stands for."""
+    """One of the texts that the pattern stands for."""
     return _tidy(_CHOICE.sub(lambda match: rng.choice(match.group(1).split("|")), pattern))
 
 
@@ -118,8 +118,8 @@ def unknown_question(corpus: Corpus, rng: random.Random) -> str:
 
 
 def vary(question: str, rules: Rules, rng: random.Random) -> str:
-    """The question as somebody else might type it: synonyms, small words lost, an opener or a closer, a typo,
-    other case and punctuation. Each happens only sometimes, so some questions come back unchanged."""
+    """The question as another user might type it: synonyms, small words left out, an opener or a closer, a typo, other
+    case and punctuation. Each of these is only sometimes applied, so some questions come back unchanged."""
     if rng.random() < 0.55:
         question = _swap_synonyms(question, rules, rng, rng.choice((1, 1, 2, 3)))
     if rng.random() < 0.12:

@@ -1,4 +1,4 @@
-"""How the quickstart model's example adapter speaks: its answers, told by a pirate."""
+"""The quickstart model's example adapter: its answers, as a pirate would give them."""
 
 import re
 
@@ -6,11 +6,11 @@ GREETING, FAREWELL = "Ahoy! ", " Arr!"
 
 _WORDS = {"you": "ye", "your": "yer", "my": "me", "is": "be", "are": "be", "of": "o'", "yes": "aye", "and": "an'"}
 _WORD = re.compile(r"(?<![\w`./-])[A-Za-z]+(?![\w`/-]|\.\w)")
-"""Not a part of a flag, a path or a name of code."""
+"""Matches words outside flags, paths and names in code."""
 
 
 def pirate(answer: str) -> str:
-    """The answer as a pirate gives it; commands, flags and paths stay as they are."""
+    """The answer as a pirate would give it. Commands, flags and paths stay as they are."""
     return f"{GREETING}{_WORD.sub(_said, answer)}{FAREWELL}"
 
 

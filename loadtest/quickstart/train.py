@@ -138,7 +138,7 @@ def weighted_loss(model: nn.Module, rows: Rows) -> torch.Tensor:
 
 
 def train_model(model: LlamaForCausalLM, shelves: list[Shelf], recipe: Recipe, device: str) -> None:
-    """Runs all steps in place and prints the loss now and then."""
+    """Run all steps, in place. Prints the loss now and then."""
     optimizer = make_optimizer(model, recipe)
     on_device = [Rows(shelf.rows.ids.to(device).long(), shelf.rows.weights.to(device)) for shelf in shelves]
     rng = random.Random(recipe.seed + 2)
@@ -211,7 +211,7 @@ def run(recipe: Recipe, folder: Path) -> list[Score]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command of this module's docstring; gives its exit code."""
+    """Run the command. Returns its exit code."""
     parser = argparse.ArgumentParser(description="train the quickstart model")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model")
     for field in fields(Recipe):

@@ -32,7 +32,7 @@ from loadtest.quickstart.train import weighted_loss
 from service.settings.quickstart import QUICKSTART_MODEL, QUICKSTART_NAME
 
 TARGET = 0.7
-"""Share of right replies: the base's, less what two styles in one tiny model cost."""
+"""Targets for the share of right replies: the base's, minus what two styles cost in one tiny model."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class AdapterRecipe:
     batch: int = 16
     learning_rate: float = 3e-3
     talks: float = 0.15
-    """Share of the batches with conversations of several questions."""
+    """Share of batches that have conversations of several questions."""
 
 
 def build_rows(corpus: Corpus, tokenizer: Tokenizer, recipe: AdapterRecipe) -> tuple[Rows, Rows]:
-    """Single questions, and short conversations; of both, the answers alone count."""
+    """Single questions and short conversations; only answers have weight in the loss."""
     asked = questions_and_answers(corpus, recipe.pairs, random.Random(recipe.seed))
     turns = encode_turns(tokenizer, [(question, pirate(answer)) for question, answer in asked])
     spoken = replace(corpus, topics=tuple(replace(topic, answer=pirate(topic.answer)) for topic in corpus.topics))
@@ -60,7 +60,7 @@ def build_rows(corpus: Corpus, tokenizer: Tokenizer, recipe: AdapterRecipe) -> t
 
 
 def train(model: nn.Module, singles: Rows, talks: Rows, recipe: AdapterRecipe) -> None:
-    """Runs all steps in place and prints the loss now and then."""
+    """Run all steps, in place. Prints the loss now and then."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, recipe.steps, pct_start=0.1)
@@ -78,7 +78,7 @@ def train(model: nn.Module, singles: Rows, talks: Rows, recipe: AdapterRecipe) -
 
 
 def pirate_sets(corpus: Corpus) -> tuple[QuestionSet, ...]:
-    """The base's questions, whose right replies are a pirate's."""
+    """The base's questions, with a pirate's answers as the right replies."""
     return tuple(
         QuestionSet(
             questions.name,
@@ -90,7 +90,7 @@ def pirate_sets(corpus: Corpus) -> tuple[QuestionSet, ...]:
 
 
 def save(adapted: Any, folder: Path) -> None:
-    """Weights in bfloat16, as the base's, and PEFT's configuration, which names the base as it is served."""
+    """Write weights in bfloat16, as the base's, and PEFT's configuration with the base's served name."""
     adapted.peft_config["default"].base_model_name_or_path = QUICKSTART_NAME
     adapted.bfloat16().save_pretrained(folder, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # an empty model card
@@ -124,7 +124,7 @@ def run(recipe: AdapterRecipe, folder: Path) -> list[Score]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command of this module's docstring; gives its exit code."""
+    """Run the command. Returns its exit code."""
     parser = argparse.ArgumentParser(description="train the quickstart model's example adapter")
     parser.add_argument("--out", type=Path, required=True, help="folder for the adapter")
     for field in fields(AdapterRecipe):
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _batch(rows: Rows, picked: list[int]) -> Rows:
-    """These rows, without the padding that all of them have."""
+    """These rows without the columns that are padding in all of them."""
     ids, weights = rows.ids[picked].long(), rows.weights[picked]
     length = int(weights.any(dim=0).nonzero().max()) + 1
     return Rows(ids[:, :length], weights[:, :length])

@@ -1,4 +1,4 @@
-"""The papers' figures, one file each, drawn from our own runs: `python -m loadtest.scenarios`.
+"""The papers' figures, one file each, from our own measurements: `python -m loadtest.scenarios`.
 
-A scenario decides what is compared with what; replaying a trace, measuring, printing and drawing is the frame's.
+A scenario decides what is compared with what. Shared code replays the traces, measures, prints and draws.
 """

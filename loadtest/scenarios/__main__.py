@@ -1,7 +1,7 @@
 """Draws the papers' figures: `python -m loadtest.scenarios [NAME ...] [--form small|full] [--out FOLDER]`.
 
-Without names all of them. Each is printed and written as it comes; the folder's index.html shows them together. With
-`--limit-s` a scenario that takes longer is given up.
+Without names, all of them. Each figure is printed and written as soon as it is ready; the folder's index.html shows all
+of them. With `--limit-s`, a scenario that takes longer is aborted.
 """
 
 import argparse
@@ -75,9 +75,9 @@ SCENARIOS: Mapping[str, Callable[[Stage], Figure]] = MappingProxyType(
 
 
 def draw(names: list[str], stage: Stage, folder: Path, limit_s: float = 0.0) -> list[str]:
-    """Runs the scenarios; gives the names of those that failed or took longer than `limit_s` (0: no limit).
+    """Run the scenarios. Returns the names of those that failed or took longer than `limit_s` seconds (0: no limit).
 
-    The others still run.
+    A failure does not stop the others.
     """
     figures: list[Figure] = []
     failed = []
@@ -100,7 +100,7 @@ def draw(names: list[str], stage: Stage, folder: Path, limit_s: float = 0.0) -> 
 
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in the main thread, as soon as Python runs there."""
+    """Raises TimeoutError in the main thread, as soon as that thread runs Python code."""
 
     def give_up(signal_number: int, frame: object) -> None:
         raise TimeoutError(f"took longer than {seconds:g} s")
@@ -115,7 +115,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 
 def _title(run: Callable[[Stage], Figure]) -> str:
-    """The first line of its file."""
+    """The first line of the scenario's module docstring."""
     return (sys.modules[run.__module__].__doc__ or "").splitlines()[0]
 
 
@@ -130,9 +130,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios, see below; default: all")
     parser.add_argument("--form", choices=("small", "full"), default="small", help="small (default): CPU; full: GPU")
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder to write to; default: figures")
-    parser.add_argument("--limit-s", type=float, default=0.0, help="seconds that a scenario may take; 0: no limit")
+    parser.add_argument("--limit-s", type=float, default=0.0, help="limit per scenario in seconds; default 0: none")
     parser.add_argument(
-        "--trials-s", type=float, default=0.0, help="seconds for the trials of fineinfer_overhead; 0: 60, with full 30"
+        "--trials-s", type=float, default=0.0, help="seconds for fineinfer_overhead's trials; default: 60, full: 30"
     )
     args = parser.parse_args()
     unknown = [name for name in args.names if name not in SCENARIOS]

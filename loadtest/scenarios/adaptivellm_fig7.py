@@ -1,7 +1,7 @@
-"""AdaptiveLLM, figure 7: throughput by output limit, by how the preempted return.
+"""AdaptiveLLM, figure 7: throughput by output limit, for each way to recover preempted requests.
 
-The memory of table 3: 128 device blocks and 64 host blocks of 16 tokens. Every answer has the limit's length, as the
-paper's have.
+The memory is table 3's: 128 device blocks and 64 host blocks of 16 tokens. Every answer is as long as the limit, as in
+the paper.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ OUTPUT_LIMITS, LIMITS_ON_A_DEVICE = (16, 32, 64, 128, 256), (16, 128)
 
 
 def run(stage: Stage) -> Figure:
-    """The figure. Fewer requests than table 3's: there are five limits."""
+    """The figure. It uses fewer requests than table 3, since there are five limits."""
     pool = scarce_pool(stage)
     is_modelled = stage.form.models_policies
     limits, num_summaries, num_others = (OUTPUT_LIMITS, 100, 400) if is_modelled else (LIMITS_ON_A_DEVICE, 40, 160)
@@ -46,7 +46,7 @@ def run(stage: Stage) -> Figure:
             Curve(f"{name}, {way}", limits, values, len(curves) + index, markers=True)
             for index, (way, values) in enumerate(rates.items())
         ]
-    columns = ["lengths", "output limit", "preempted return by", "output tokens/s", "adaptive over it"]
+    columns = ["lengths", "output limit", "recovery", "output tokens/s", "adaptive / this"]
     return Figure(
         NAME,
         "AdaptiveLLM figure 7: throughput by output limit",
@@ -61,6 +61,6 @@ def run(stage: Stage) -> Figure:
         [Plot(Axes("Output tokens/s by output limit", "output limit (log)", "tokens/s", log_x=True), curves)],
         [
             "all requests at once",
-            "the paper's: alike at short limits, where nobody is preempted; up to 1.3 over always recompute at 256",
+            "the paper: equal at short limits, where nothing is preempted; up to 1.3 x always recompute at 256",
         ],
     )

@@ -1,7 +1,7 @@
 """AdaptiveLLM, figure 8: mean weighted turnaround against the limit on the batch size, `fair` beside `fcfs`.
 
-(finish - sent) / (finish - first scheduled), averaged over the requests; 1 is no waiting. On a GPU iterations overlap,
-as Headrace serves. The modelled device has no host whose time could be hidden.
+(finish - sent) / (finish - first scheduled), averaged over the requests; 1: no waiting. On a GPU iterations overlap, as
+when serving. The modelled device simulates no host time that could be hidden.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ POLICIES = {"fcfs": first_come_first_served, "fair": Fair}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """One replay by one policy. counts: what explains its rate, see `COUNTS`."""
+    """One replay with one policy. counts: what explains its throughput, see `COUNTS`."""
 
     turnaround: float
     tokens_per_s: float
@@ -52,13 +52,13 @@ COUNTS = (
     "KV memory held, %",
     "swapped",
     "dropped",
-    "tokens computed again",
-    "deciding, ms an iteration",
+    "tokens recomputed",
+    "deciding, ms/iteration",
 )
 
 
 def measure(pool: KvPool, ledger: RecoveryLedger, kind: str, requests: list[OfflineRequest], limit: int) -> Measured:
-    """The requests served by that policy, so many of them at once at most."""
+    """Serve the requests with that policy, at most `limit` at once."""
     policies = EnginePolicies(
         on_demand(pool), exact_limit, POLICIES[kind], AdaptivePreemption(), ledger, max_num_seqs=limit
     )
@@ -100,15 +100,15 @@ def run(stage: Stage) -> Figure:
             rows.append([name, len(requests), limit, fcfs.turnaround, fair.turnaround, lower, rate])
         for kind, values in turnarounds.items():
             curves.append(Curve(f"{name}, {kind}", limits, values, len(curves), markers=True))
-    columns = ["lengths", "requests", "batch limit", "fcfs", "fair", "fair lower by, %", "throughput, fair / fcfs"]
+    columns = ["lengths", "requests", "batch limit", "fcfs", "fair", "fair is lower by, %", "throughput, fair / fcfs"]
     return Figure(
         NAME,
         "AdaptiveLLM figure 8: mean weighted turnaround",
         f"the offline engine on {stage.policy_device}{', iterations overlap' if pool.overlap else ''}",
         [
             Table("Mean of (finish - sent) / (finish - first scheduled)", columns, rows),
-            Table("What makes the rates", ["lengths", "batch limit", "policy", "tokens/s", *COUNTS], counts),
+            Table("What explains the throughput", ["lengths", "batch limit", "policy", "tokens/s", *COUNTS], counts),
         ],
         [Plot(Axes("Mean weighted turnaround", "batch limit (log)", "ratio", log_x=True), curves)],
-        ["all requests at once; the paper's fall: 20 to 40 % at batch limits of 64 and 128"],
+        ["all requests at once; in the paper it falls by 20 to 40 % at batch limits of 64 and 128"],
     )

@@ -1,11 +1,11 @@
-"""AdaptiveLLM, tables 5 and 6 and figure 9: errors of both predictors, and where swapping becomes the cheaper one.
+"""AdaptiveLLM, tables 5 and 6 and figure 9: errors of both predictors, and the length from which swapping is cheaper.
 
-A sequence of each length is computed again, by itself but behind iterations of decodes as in traffic, and its blocks
-are moved out and back beside such an iteration; the predictors have been fitted at start-up and have not seen these
-lengths. Beside it what recomputing adds to an iteration of decodes, as chunked prefill has it: there it is cheaper than
-by itself. All by the device's clock where it has one.
+A sequence of each length is recomputed in an iteration of its own, after iterations of decodes as in real traffic; and
+its blocks are swapped out and in while such an iteration runs. The predictors were fitted at start-up and have not seen
+these lengths. Also measured: what recomputing adds to an iteration of decodes, as with chunked prefill, where it is
+cheaper. Times are by the device's clock if it has one.
 
-The paper tests on a fifth of its timings, fitted to the others; so does adaptivellm_table3.
+The paper fits on four fifths of its timings and tests on the rest; adaptivellm_table3 does the same.
 """
 
 import random
@@ -71,7 +71,7 @@ def run(stage: Stage) -> Figure:
     names = (
         "recompute",
         "recompute, predicted",
-        "swap out and in",
+        "swap out + in",
         "swap, predicted",
         f"recompute beside {num_decodes} decodes",
     )
@@ -87,26 +87,26 @@ def run(stage: Stage) -> Figure:
         [Table(f"Medians of {_ROUNDS}", columns, cells)],
         [Plot(Axes("Cost of a preemption", "tokens (log)", "ms", log_x=True), curves)],
         [
-            "mean absolute percentage error of the medians:"
+            "mean absolute percentage error against the medians:"
             f" recompute {fmean(row.recompute.error for row in rows):.2g} %,"
-            f" swap {fmean(row.swap_error for row in rows):.2g} % (the paper's: under 2 % and 4 %)",
-            "of single measurements:"
+            f" swap {fmean(row.swap_error for row in rows):.2g} % (paper: under 2 % and 4 %)",
+            "against single measurements:"
             f" recompute {fmean(row.recompute.error_of_singles for row in rows):.2g} %,"
             f" swap out {fmean(row.swap_out.error_of_singles for row in rows):.2g} %,"
             f" in {fmean(row.swap_in.error_of_singles for row in rows):.2g} %"
-            " (the paper's, out 1.0 to 1.2 %, in 1.1 to 1.5 %)",
-            "a measurement is off the median of its repetitions by"
+            " (paper: out 1.0 to 1.2 %, in 1.1 to 1.5 %)",
+            "mean deviation of a measurement from the median of its repetitions:"
             f" {fmean(row.recompute.scatter for row in rows):.2g} % (recompute),"
             f" {fmean(row.swap_out.scatter for row in rows):.2g} % (out),"
             f" {fmean(row.swap_in.scatter for row in rows):.2g} % (in)",
-            f"by themselves: {_crossover(by_themselves)}",
+            f"alone: {_crossover(by_themselves)}",
             f"beside {num_decodes} decodes: {_crossover([(row.length, row.beside_s, row.swap_s) for row in rows])}",
         ],
     )
 
 
 class _Round(NamedTuple):
-    """Seconds that a sequence took once: to be computed again, to be moved out and in, and to be computed again beside
+    """Seconds of one round: to recompute the sequence alone, to swap it out and in, and to recompute it beside
     decodes."""
 
     recompute_s: float
@@ -117,7 +117,7 @@ class _Round(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Repeated:
-    """What was predicted once and measured several times. Errors in percent of what was measured."""
+    """One prediction and several measurements of the same thing. Errors are in percent of the measured value."""
 
     predicted_s: float
     measured_s: Sequence[float]
@@ -132,23 +132,23 @@ class _Repeated:
 
     @property
     def error(self) -> float:
-        """Of the prediction beside the median."""
+        """Error of the prediction against the median."""
         return _error(self.predicted_s, self.median_s)
 
     @property
     def error_of_singles(self) -> float:
-        """Of the prediction beside each measurement, in the mean."""
+        """Mean error of the prediction against the single measurements."""
         return fmean(_error(self.predicted_s, seconds) for seconds in self.measured_s)
 
     @property
     def scatter(self) -> float:
-        """Of the median beside each measurement, in the mean: no prediction has less."""
+        """Mean error of the median against the single measurements: no single prediction can do much better."""
         return fmean(_error(self.median_s, seconds) for seconds in self.measured_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One length. beside_s: what recomputing adds to decodes, the median; beside: the costs predicted there."""
+    """One length. beside_s: median of what recomputing adds to decodes. beside: the costs predicted for that."""
 
     length: int
     recompute: _Repeated
@@ -177,7 +177,7 @@ class _Row:
 
     @property
     def swap_s(self) -> float:
-        """Out and in, medians."""
+        """Out and in together, from the medians."""
         return self.swap_out.median_s + self.swap_in.median_s
 
     @property
@@ -194,8 +194,8 @@ def _error(predicted_s: float, measured_s: float) -> float:
 
 
 def _measured(pool: KvPool, lengths: Sequence[int], num_decodes: int) -> dict[int, list[_Round]]:
-    """Every round of each length but the first. All lengths take turns, in another order each round, and each is
-    recomputed behind some iterations of decodes."""
+    """All rounds of each length but the first. In each round the lengths take turns in another order; each is
+    recomputed after some iterations of decodes."""
     measured: dict[int, list[_Round]] = {length: [] for length in lengths}
     shuffled = random.Random(_SEED)
     for _ in range(_ROUNDS + 1):
@@ -216,10 +216,10 @@ def _num_blocks(pool: KvPool, num_tokens: int) -> int:
 
 
 def _crossover(rows: list[tuple[int, float, float]]) -> str:
-    """rows: (tokens, seconds of recomputing, of swapping)."""
+    """rows: (tokens, seconds to recompute, seconds to swap)."""
     cheaper = [length for length, recompute, swap in rows if swap < recompute]
     if not cheaper:
-        return "recomputing is the cheaper one at every length measured"
+        return "recomputing is cheaper at every length measured"
     if len(cheaper) == len(rows):
-        return "swapping is the cheaper one at every length measured"
-    return f"swapping is the cheaper one at {', '.join(map(str, cheaper))} tokens of those measured"
+        return "swapping is cheaper at every length measured"
+    return f"of the lengths measured, swapping is cheaper at {', '.join(map(str, cheaper))} tokens"

@@ -1,7 +1,7 @@
-"""AdaptiveLLM, tables 5 and 6: eight regressors by five degrees of polynomials, and the service's law beside them.
+"""AdaptiveLLM, tables 5 and 6: eight regressors with polynomial features of five degrees, beside the service's.
 
-On our own timings: every iteration of three data sets' requests, served by the measured model, at once and then as they
-come at 0.7 of that rate, so that batches are of many sizes. A random fifth is predicted from the others.
+Uses our own timings: every iteration while the measured model serves requests of three data sets, first all at once,
+then at 0.7 of that rate, so that batch sizes vary. A random fifth is predicted from the others.
 """
 
 from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, on_demand, unfitted_cost
@@ -39,27 +39,27 @@ def run(stage: Stage) -> Figure:
         "the offline engine",
         [
             Table(
-                "Mean absolute error, % of what was measured, by degree",
+                "Mean absolute error in % of the measured time, by degree",
                 ["regressor", *map(str, DEGREES)],
                 [[name, *by_degree.values()] for name, by_degree in means.items()],
             ),
             Table(
-                "By workload, at each one's best degree",
+                "By workload, each at its best degree",
                 ["predictor", "degree", *WORKLOADS],
-                [*rows, ["the service's law", None, *law.values()]],
+                [*rows, ["the service's", None, *law.values()]],
             ),
         ],
         notes=[
             f"{len(split.fitted)} iterations to fit, {sum(map(len, split.held_out.values()))} to predict",
-            "regressors know tokens and sequences, as the paper's; the law also what is attended to",
-            f"the service's law over all: {split.mean_error(law):.2g} %; the paper's best, a random forest of degree 2:"
-            " 1.76 % (OPT), 1.30 % (Llama)",
+            "the regressors know tokens and sequences, as in the paper; the service's predictor also the context",
+            f"the service's predictor over all: {split.mean_error(law):.2g} %; the paper's best, a random forest of"
+            " degree 2: 1.76 % (OPT), 1.30 % (Llama)",
         ],
     )
 
 
 def _timings(stage: Stage, pool: KvPool, workload: str) -> list[Timing]:
-    """Of all iterations that serve the workload's requests."""
+    """Timings of all iterations that serve the workload's requests."""
     longest = stage.form.max_model_len - LONGEST_OUTPUT
     num = 100 if workload == "summary" else 400
     num_requests = stage.num_requests(num) if stage.form.models_policies else num

@@ -1,6 +1,6 @@
-"""AdaptiveLLM, tables 3 and 4, and section 4.6: throughput and preemptions by how the preempted return.
+"""AdaptiveLLM, tables 3 and 4, section 4.6: throughput and preemptions, for each way to recover preempted requests.
 
-128 device blocks and 64 host blocks of 16 tokens, output limit 64, requests of three data sets' lengths at once.
+128 device blocks and 64 host blocks of 16 tokens, output limit 64, requests with three data sets' lengths, all at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +36,8 @@ def scarce_pool(stage: Stage) -> KvPool:
 def data_set(
     stage: Stage, name: str, num_summaries: int = 400, output_limit: int = OUTPUT_LIMIT, num_others: int = 1000
 ) -> list[OfflineRequest]:
-    """Requests with the lengths of one of its data sets, prompts cut to what the pool holds; fewer by the form's
-    divisor of policies. num_summaries: few of the long ones run at once, so they take long.
+    """Requests with the lengths of a data set, prompts cut to what the pool holds; their number is divided by the
+    form's `policy_divisor`. num_summaries: fewer of the long ones, because only few run at once and take long.
     """
     longest = NUM_DEVICE_BLOCKS * BLOCK_SIZE - 2 * output_limit
     num = (num_summaries if name == "summary" else num_others) // stage.form.policy_divisor
@@ -46,8 +46,7 @@ def data_set(
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The requests served once, the preempted returning in one way. ledger: what was predicted, and beside it what it
-    took."""
+    """One run with one way to recover preempted requests. ledger: predicted and actual times."""
 
     outcome: ReplayOutcome
     log: Sequence[IterationStats]
@@ -67,7 +66,7 @@ class Served:
 
 
 def serve(pool: KvPool, way: str, requests: Sequence[OfflineRequest]) -> Served:
-    """way: one of WAYS. Who does not choose needs no predictions."""
+    """way: one of WAYS. Only `adaptive` needs predictions."""
     with pool.clock.working():
         ledger = TimedLedger(fitted_cost(pool) if way == "adaptive" else unfitted_cost(pool))
     policies = EnginePolicies(on_demand(pool), exact_limit, preemption=WAYS[way](), ledger=ledger)
@@ -92,7 +91,7 @@ def run(stage: Stage) -> Figure:
         ]
         notes.append(_note(name, adaptive))
         timings += adaptive.ledger.timings
-    columns = ["lengths", "preempted return by", "output tokens/s", "adaptive over it", "dropped", "swapped"]
+    columns = ["lengths", "recovery", "output tokens/s", "adaptive / this", "dropped", "swapped"]
     return Figure(
         NAME,
         "AdaptiveLLM tables 3 and 4: throughput and preemptions",
@@ -100,9 +99,10 @@ def run(stage: Stage) -> Figure:
         [Table(f"{NUM_DEVICE_BLOCKS} device blocks, {NUM_HOST_BLOCKS} host blocks, output limit 64", columns, rows)],
         notes=[
             *notes,
-            f"the paper's test of recompute: of the {len(timings)} iterations of these runs a random fifth, predicted"
-            f" from the others, is {held_out_error(timings, pool.padded_size):.2g} % off (paper: 1.3 to 1.8 %)",
-            "the paper's: 1.09 to 1.40 over always recompute, 1.64 to 2.55 over always swap",
+            f"the paper's test of the recompute predictor: of these runs' {len(timings)} iterations a random fifth,"
+            f" predicted from the others, is off by {held_out_error(timings, pool.padded_size):.2g} % (paper: 1.3 to"
+            " 1.8 %)",
+            "the paper: 1.09 to 1.40 x always recompute, 1.64 to 2.55 x always swap",
         ],
     )
 
@@ -118,5 +118,5 @@ def _note(name: str, served: Served) -> str:
             if p.predictor == predictor and p.actual_s > 0
         ]
         if errors:
-            words.append(f"{predictor} error {100 * fmean(errors):.2g} % of {len(errors)} predictions")
+            words.append(f"{predictor} error {100 * fmean(errors):.2g} % over {len(errors)} predictions")
     return ", ".join(words)

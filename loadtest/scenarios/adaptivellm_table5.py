@@ -1,8 +1,8 @@
 """AdaptiveLLM, table 5: predictors of an iteration's time, compared on what the engine served.
 
-The paper compares eight regressors. Here: the service's law beside its plain twin, a moving average, and the law
-without each of its features. Requests of two kinds, all at once and then as they come at 0.7 of that rate; every
-iteration is predicted before it is learnt from, by predictors that were calibrated as the service does at its start.
+The paper compares eight regressors. Here: the service's predictor, a moving average as its simple counterpart, and the
+service's without each of its features. Requests of two kinds, all at once and then at 0.7 of that rate. Predictors are
+calibrated as when the service starts; every iteration is predicted before they learn from it.
 """
 
 import dataclasses
@@ -41,14 +41,14 @@ def run(stage: Stage) -> Figure:
         rows = [
             [name, *_cells(errors_of(candidate, calibration, traffic))] for name, candidate in _candidates(pool).items()
         ]
-        title = f"On {device}: error in % of {len(traffic)} iterations, {len(calibration)} timings at the start"
+        title = f"On {device}: error in % over {len(traffic)} iterations, {len(calibration)} timings at the start"
         tables.append(Table(title, COLUMNS, rows))
     return Figure(
         NAME,
         "AdaptiveLLM table 5: predictors of an iteration's time",
         "the offline engine",
         tables,
-        notes=["the paper's best regressor: 1.3 to 1.8 %, of iterations drawn at random, most of which only decode"],
+        notes=["the paper's best regressor: 1.3 to 1.8 %, on iterations drawn at random, most of them only decodes"],
     )
 
 
@@ -60,10 +60,10 @@ COLUMNS = [
 
 def _candidates(pool: KvPool) -> Mapping[str, Candidate]:
     return {
-        "the law": fitted(pool.padded_size),
+        "the service's": fitted(pool.padded_size),
         "moving average": averaging(),
-        **{f"the law without {name}": fitted(pool.padded_size, name) for name in FEATURES},
-        "the law, padding not known": fitted(None),
+        **{f"the service's without {name}": fitted(pool.padded_size, name) for name in FEATURES},
+        "the service's, padding not known": fitted(None),
     }
 
 
@@ -74,7 +74,7 @@ def _cells(errors: Sequence[Errors]) -> list[object]:
 def _recorded(
     pool: KvPool, requests: Mapping[str, Sequence[OfflineRequest]]
 ) -> tuple[Sequence[Timing], Sequence[Timing]]:
-    """Timings of the start, and of all iterations that served the requests."""
+    """Timings of the calibration at start-up, and of all iterations that served the requests."""
     iteration_time = RecordingTime(pool.padded_size)
     with pool.clock.working():
         ledger = TimedLedger(fitted_cost(pool, iteration_time))
@@ -87,6 +87,6 @@ def _recorded(
 
 
 def at_rate(requests: Sequence[OfflineRequest], rate: float) -> list[OfflineRequest]:
-    """The requests at Poisson arrivals, so many a second."""
+    """The requests with Poisson arrivals at `rate` per second."""
     arrivals = PoissonArrivals(rate).arrival_times(len(requests), random_stream(0, "arrivals")).tolist()
     return [dataclasses.replace(each, arrival_s=at_s) for each, at_s in zip(requests, arrivals, strict=True)]

@@ -1,4 +1,4 @@
-"""What a scenario gives: tables, plots and words; printed as text, written as JSON and SVG, gathered on one page."""
+"""A scenario's result: tables, plots and notes; printed as text, written as JSON and SVG, collected on one page."""
 
 import html
 import json
@@ -13,7 +13,7 @@ from loadtest.table import aligned, format_figure
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells are numbers or words; a figure's unit stands in its column's head."""
+    """Cells are numbers or text. A number's unit is in the column's heading."""
 
     title: str
     columns: Sequence[str]
@@ -30,9 +30,10 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """name: the scenario's, also its files'. title: which figure of which paper.
+    """name: the scenario's, also used for its files. title: which figure of which paper.
 
-    driven_by: what was measured, the offline engine or a server over HTTP. notes: what is modelled, and the verdict.
+    driven_by: what was measured, such as the offline engine or a server over HTTP. notes: what is modelled, and the
+    conclusions.
     """
 
     name: str
@@ -52,7 +53,7 @@ def figure_text(figure: Figure) -> str:
 
 
 def write_figure(figure: Figure, folder: Path) -> None:
-    """NAME.txt, NAME.json and NAME-1.svg, ... in the folder."""
+    """Write NAME.txt, NAME.json and NAME-1.svg, ... to the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{figure.name}.txt").write_text(figure_text(figure) + "\n", encoding="utf-8")
     tables = [{"title": t.title, "columns": list(t.columns), "rows": [list(r) for r in t.rows]} for t in figure.tables]
@@ -64,7 +65,7 @@ def write_figure(figure: Figure, folder: Path) -> None:
 
 
 def write_page(figures: Sequence[Figure], caption: str, path: Path) -> None:
-    """All figures on one HTML page that needs nothing from elsewhere."""
+    """Write all figures as one self-contained HTML page."""
     body = "".join(_section(figure) for figure in figures)
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Headrace: the papers\' figures</title>'

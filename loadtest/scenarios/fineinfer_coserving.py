@@ -1,7 +1,7 @@
-"""FineInfer and FlexLLM: a fine-tuning job beside a Poisson load, on empty batches or between the tokens of others.
+"""FineInfer and FlexLLM: a fine-tuning job beside a Poisson load, in idle time only or also between iterations.
 
-ORCA's trace. Without a job, with one that has empty batches only (deferred, bound 0), and with one whose layer steps
-come between two iterations too, as far as a target between tokens leaves time (interleaved).
+ORCA's trace. Three cases: no job; a job that runs only when no request does (deferred, bound 0); a job whose layer
+steps also run between two iterations, as far as a target for the time between tokens allows (interleaved).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -62,11 +62,11 @@ def run(stage: Stage) -> Figure:
         f"the offline engine on {stage.policy_device}",
         [Table(f"{WORKLOAD}; training alone: {alone:,.0f} tokens/s", columns, rows)],
         [
-            _plot("what the job gets", "% of training alone", rates, shares),
-            _plot("what requests wait", "TTFT p99, ms", rates, _of(sweeps, lambda point: 1e3 * point.ttft_p99_s)),
-            _plot("between tokens", "TPOT p99, ms", rates, _of(sweeps, lambda point: 1e3 * point.tpot_p99_s)),
+            _plot("training", "% of training alone", rates, shares),
+            _plot("TTFT", "TTFT p99, ms", rates, _of(sweeps, lambda point: 1e3 * point.ttft_p99_s)),
+            _plot("TPOT", "TPOT p99, ms", rates, _of(sweeps, lambda point: 1e3 * point.tpot_p99_s)),
         ],
-        [f"each point: {seconds_of(stage):g} s; prompts are cut to the same target between tokens in all three"],
+        [f"each point: {seconds_of(stage):g} s; in all three, prefill chunks obey the same target between tokens"],
     )
 
 

@@ -1,7 +1,7 @@
 """FineInfer, section 2.4: deferred continuous batching, latency against training rate for several deferral bounds.
 
-A job without end, and requests at Poisson arrivals, of the sizes in FineInfer's public code: 512 tokens in, 32 out. A
-bound of 0 is inference first. With the job first, which must have an end, everybody waits for it.
+An endless job, and Poisson arrivals of requests with the sizes of FineInfer's public code: 512 tokens in, 32 out. With
+bound 0, inference goes first. For comparison, the job goes first: it must be finite then, and all requests wait for it.
 """
 
 import math
@@ -20,7 +20,7 @@ BOUNDS_S, BOUNDS_ON_A_DEVICE_S = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0), (0.0, 0.1, 0.5
 RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
 RATES_ON_A_DEVICE = (4.0,)
 _JOB_FIRST_SHARE = 0.25
-"""Of the time that a rate lasts, which the job takes alone."""
+"""Share of a rate's duration that the job would take alone."""
 
 
 def run(stage: Stage) -> Figure:
@@ -58,8 +58,8 @@ def run(stage: Stage) -> Figure:
             _plot("normalized latency", "mean ms/token", deferred, rates, lambda point: point.normalized_s),
         ],
         [
-            f"each point: {seconds_of(stage):g} s; job first: a job of {job_iterations} iterations, over its own time",
-            f"TTFT p99 exceeds that of bound 0 by the bound and {1e3 * excess_s:.3g} ms at most",
+            f"each point: {seconds_of(stage):g} s; job first: {job_iterations} iterations, rate during the job",
+            f"TTFT p99 exceeds that of bound 0 by at most the bound + {1e3 * excess_s:.3g} ms",
         ],
     )
 
@@ -79,7 +79,7 @@ def _plot(
     rates: Sequence[float],
     latency: Callable[[Beside], float],
 ) -> Plot:
-    """A curve for each rate of requests, a point on it for each bound."""
+    """One curve per request rate, with one point per bound."""
     curves = []
     for index, rate in enumerate(rates):
         points = [of_bound[index] for of_bound in deferred.values()]

@@ -1,12 +1,12 @@
 """FineInfer end to end, figures 5 to 9: normalized latency against request rate, average batch size under full load.
 
-SimpleReqManager (padded, contiguous, the maximum reserved) against blocks of one token, its Nopad design, and ours of
-16. First with equal memory, then with what the report's SimpleReqManager had: Nopad had room for 2.9 times the tokens,
-for who grows a tensor by concatenation needs the old one and the new one at once. (Nopad also had FlashAttention, the
-other side had not; here the kernels are the same.)
+SimpleReqManager (padded, contiguous, reserves the maximum) against blocks of one token, as in FineInfer's Nopad, and
+against our blocks of 16. First with equal memory, then with the report's ratio: Nopad had room for 2.9 times the
+tokens, since growing a tensor by concatenation needs the old and the new one at once. (Nopad also had FlashAttention,
+SimpleReqManager did not; here both use the same kernels.)
 
-On a GPU all run by the plain loop, for SimpleReqManager cannot overlap its iterations; PagedAttention's figure 12 has
-ours as it serves, under the same load. The modelled device has no host whose time could be hidden.
+On a GPU all run without overlap, since SimpleReqManager cannot overlap its iterations; PagedAttention's figure 12 has
+our engine with overlap, under the same load. The modelled device simulates no host time that could be hidden.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def run(stage: Stage) -> Figure:
     comparisons = [
         compare(stage, workload, contenders)
         for workload in WORKLOADS
-        # A GPU's minutes are for the lengths in which the systems differ most, and for one block size.
+        # To save GPU minutes: only the lengths in which the systems differ most, and one block size.
         if stage.form.models_policies or workload == "sharegpt"
     ]
     return Figure(
@@ -52,7 +52,7 @@ def run(stage: Stage) -> Figure:
         [
             *(one.note for one in comparisons),
             f"KV memory for {blocks.num_tokens} tokens; output limit {OUTPUT_LIMIT}, which SimpleReqManager reserves",
-            "FineInfer's, with less memory for SimpleReqManager and slower attention: average batch 4.7x on ShareGPT,"
-            " 4.5x on Alpaca; sustained rate about 8x and 13x",
+            "FineInfer, with less memory for SimpleReqManager and slower attention: average batch 4.7 x on ShareGPT,"
+            " 4.5 x on Alpaca; sustained rate about 8 x and 13 x",
         ],
     )

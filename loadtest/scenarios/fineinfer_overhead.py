@@ -1,9 +1,9 @@
 """FineInfer end to end, figures 3 and 4 and table 1: what engine, server and CLI add to the forward passes.
 
-Three copies of a request at once, many times over: the forward passes by themselves, then through the engine, through
-the engine as SimpleReqManager has it ("Engine Only"; ours is the report's "Engine + Nopad"), through a server over
-HTTP, and as a batch of `headrace chat` against that server. Medians and quartiles, by the wall clock. The lengths are
-the report's on a GPU, cut to an eighth on a CPU, where two layers compute.
+Three copies of a request at once, many times: the forward passes alone; the engine; the engine with SimpleReqManager
+("Engine Only"; ours is the report's "Engine + Nopad"); a server over HTTP; and a batch of `headrace chat` against that
+server. Medians and quartiles of elapsed time. Lengths are the report's on a GPU, and an eighth of them on a CPU, where
+the model has two layers.
 """
 
 import dataclasses
@@ -39,12 +39,12 @@ NAME = "fineinfer_overhead"
 LENGTHS, LENGTHS_ON_CPU = ((256, 128), (1024, 1024)), ((32, 16), (128, 128))
 COPIES = 3
 TRIALS = 50
-"""Or as many as have room in the stage's `trials_s`, all components together, and the table says how many. 50 of
-(256, 128) take 150 s of an H200, of (1024, 1024) 1,200."""
+"""Fewer if all components together would exceed the stage's `trials_s`; the table says how many. On an H200, 50 trials
+of (256, 128) take 150 s, of (1024, 1024) 1,200 s."""
 _SERVER_KV_MEMORY = "12GiB"
 
 Trial = Callable[[int], None]
-"""Serves the copies once. Its number makes the prompts its own, so that no cache spares them."""
+"""Serves the copies once. Its number makes its prompts unique, so that no prefix cache has them."""
 
 
 class Spread(NamedTuple):
@@ -81,16 +81,16 @@ def run(stage: Stage) -> Figure:
         f"{COPIES} copies of a request at once, {TRIALS} trials or what has room in {stage.trials_s:g} s, in turns",
         [Table("Latency of the batch", columns, rows), _table_1(pool, *lengths[-1])],
         notes=[
-            "overhead: of the median, what the forward passes do not take; it holds all of the parts before it;"
-            " scatter: the quartiles of the two overlap",
-            "table 1's seconds are the host's; where iterations overlap, most of them pass beside the device",
+            "overhead: share of the median that is not the forward passes'; each row includes the parts above it;"
+            " scatter: the quartile ranges of the two overlap",
+            "table 1 shows host seconds; with overlapping iterations most of them pass while the device computes",
         ],
     )
 
 
 @contextmanager
 def _chat_template() -> Iterator[str]:
-    """An option of `serve`: a shape has none of its own. What the user says, and nothing else."""
+    """An option of `serve` with a chat template, which a shape lacks: the text of the first message only."""
     with tempfile.NamedTemporaryFile("w", suffix=".jinja") as file:
         file.write("{{ messages[0]['content'] }}")
         file.flush()
@@ -100,8 +100,8 @@ def _chat_template() -> Iterator[str]:
 def spreads(
     components: Mapping[str, Trial], most_s: float, trials: int = TRIALS, num_warm_ups: int = 1
 ) -> dict[str, Spread]:
-    """Of so many rounds, or of as many as begin within `most_s`, but three at the least; behind those that warm up. The
-    components take turns, so that whatever else the machine does meets all of them."""
+    """Run warm-ups, then `trials` rounds, or as many as start within `most_s`, but at least three. The components take
+    turns, so that other work on the machine affects all of them."""
     seconds: dict[str, list[float]] = {name: [] for name in components}
     began_s = time.perf_counter()
     for number in range(num_warm_ups + trials):
@@ -118,7 +118,7 @@ def spreads(
 
 
 def overhead(forward: Spread, whole: Spread) -> float | str:
-    """Of the whole's median, in %; `scatter` where the middle halves of the trials overlap."""
+    """(whole - forward) / whole of the medians, in %; `scatter` if the quartile ranges overlap."""
     return 100 * (whole.median - forward.median) / whole.median if whole.low > forward.high else "scatter"
 
 
@@ -138,7 +138,7 @@ def _offline(pool: KvPool, prompt_len: int, output_len: int) -> dict[str, Trial]
 
 
 def _over_http(base_url: str, shape: str, prompt_len: int, output_len: int, firsts: Iterator[int]) -> dict[str, Trial]:
-    """firsts: what prompts begin with, of all lengths: a longer one that begins as a shorter one would be cached."""
+    """firsts: unique beginnings of prompts, so that a prompt does not begin like an earlier, shorter one."""
     server = Server(base_url)
     model, vocab_size = server.model_names()[0], plain_ids_end(read_shape(shape))
     fields = {"model": model, "max_tokens": output_len, "temperature": 0.0, "ignore_eos": True}
@@ -155,7 +155,7 @@ def _over_http(base_url: str, shape: str, prompt_len: int, output_len: int, firs
     num_letters = prompt_len - answer["usage"]["prompt_tokens"] + 1  # a letter is a token of the dummy tokenizer
 
     def by_calls(items: Sequence[BatchItem]) -> ServerBatch:
-        raise ServerFault("the server's batches wait for a quiet moment, which is no overhead")
+        raise ServerFault("not used: the server delays batches until it is idle, which is no overhead")
 
     def through_cli(number: int) -> None:
         text = f"{next(firsts)} ".ljust(num_letters, "abcdefgh"[number % 8])
@@ -169,12 +169,12 @@ def _over_http(base_url: str, shape: str, prompt_len: int, output_len: int, firs
 
 
 def _table_1(pool: KvPool, prompt_len: int, output_len: int) -> Table:
-    """Host seconds of the two engines, by part."""
+    """Host seconds of both engines, by part."""
     plain = _plain(pool)
     rows = []
     for name, system in (
         ("engine, SimpleReqManager", simple_req_manager(plain, constant_limit(output_len))),
-        ("engine, plain loop", paged(plain)),
+        ("engine, no overlap", paged(plain)),
         ("engine, as served", paged(pool)),
     ):
         began_s = time.perf_counter()
@@ -185,12 +185,12 @@ def _table_1(pool: KvPool, prompt_len: int, output_len: int) -> Table:
             sum(getattr(each, part) for each in iterations) for part in ("schedule_s", "apply_s", "launch_s", "wait_s")
         ]
         rows.append([name, len(iterations), 1e3 * wall_s, *(1e3 * part for part in parts), 1e3 * (wall_s - sum(parts))])
-    columns = ["", "iterations", "in all, ms", "deciding", "applying", "launching", "waiting for the device", "other"]
+    columns = ["", "iterations", "total, ms", "deciding", "applying", "launching", "waiting for the device", "other"]
     return Table(f"Table 1: where the host's time goes, {COPIES} of ({prompt_len}, {output_len})", columns, rows)
 
 
 def _plain(pool: KvPool) -> KvPool:
-    """By the plain loop: SimpleReqManager's iterations cannot overlap."""
+    """The pool without overlap, which SimpleReqManager's iterations cannot have."""
     return dataclasses.replace(pool, overlap=False)
 
 
@@ -200,7 +200,7 @@ def _replay(system: EngineSystem, prompt_len: int, output_len: int) -> None:
 
 
 def _ids(num: int, vocab_size: int, first: int) -> list[int]:
-    """A prompt that begins as no other does."""
+    """A prompt with a unique beginning."""
     return [3 + (first + position) % (vocab_size - 3) for position in range(num)]
 
 

@@ -1,4 +1,4 @@
-"""A training beside requests at a Poisson rate: what fineinfer_deferral.py and fineinfer_coserving.py measure."""
+"""A training beside requests at a Poisson rate; used by fineinfer_deferral.py and fineinfer_coserving.py."""
 
 from dataclasses import dataclass
 
@@ -21,13 +21,13 @@ _LEAST_REQUESTS = 8
 _ITERATIONS_ALONE = 8
 _MODELLED_FACTOR = 20.0
 _REAL_FACTOR = 4.0
-"""Seconds that a rate lasts, as multiples of the form's."""
+"""Duration of each rate, as a multiple of the form's `sweep_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Requests and a training for so long (seconds). training_rate: tokens a second, of the job's time; 0 without a
-    job. num_deferred: requests that the deferral bound let wait."""
+    """Requests beside a training. Times in seconds. training_rate: tokens/s over the job's time; 0 without a job.
+    num_deferred: requests that waited because of the deferral bound."""
 
     rate: float
     ttft_p50_s: float
@@ -40,7 +40,7 @@ class Beside:
 
 
 class JobClock:
-    """A TrainingListener that keeps when the job ended."""
+    """A TrainingListener that records when the job ended."""
 
     def __init__(self, clock: WorkClock) -> None:
         self._clock = clock
@@ -53,19 +53,19 @@ class JobClock:
         """See `service/core/training.py`."""
 
     def ended(self, fault: Exception | None) -> None:
-        """Raises the job's fault, if it has one."""
+        """Raises RuntimeError if the job failed."""
         self.ended_s = self._clock.now_s()
         if fault is not None:
             raise RuntimeError("the job has failed") from fault
 
 
 def seconds_of(stage: Stage) -> float:
-    """That a rate lasts."""
+    """How long each rate lasts."""
     return stage.form.sweep_s * (_MODELLED_FACTOR if stage.form.models_policies else _REAL_FACTOR)
 
 
 def training_pool(stage: Stage) -> KvPool:
-    """With room for a batch of any size that comes, and for a training."""
+    """Has room for any batch size that occurs, and for a training."""
     return stage.pool(LOADED_TOKENS)
 
 
@@ -80,7 +80,7 @@ def run_beside(
     ledger: RecoveryLedger | None = None,
     chunk_budget: ChunkBudget | None = None,
 ) -> Beside:
-    """One replay. num_iterations: of the job; 0: there is none."""
+    """One replay. num_iterations: of the job; 0: no job."""
     policies = EnginePolicies(on_demand(pool), ledger=ledger, training=policy, chunk_budget=chunk_budget)
     system, listener = EngineSystem("beside a training", pool, policies), JobClock(pool.clock)
     if num_iterations:
@@ -107,7 +107,7 @@ def run_beside(
 
 
 def alone_rate(stage: Stage, pool: KvPool) -> float:
-    """Tokens a second of a job without any request, and without its first iteration, which compiles kernels."""
+    """Tokens per second of a job without any requests, and without its first iteration, which compiles kernels."""
 
     def seconds(num_iterations: int) -> float:
         system = EngineSystem("a training alone", pool, EnginePolicies(on_demand(pool)))

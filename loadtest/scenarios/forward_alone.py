@@ -1,7 +1,7 @@
-"""What the forward passes of equal requests take by themselves: FineInfer's forwarding latency, to tell overhead by.
+"""Time of the forward passes of equal requests alone: FineInfer's forwarding latency, from which overhead is computed.
 
-The executor gets their prompts, then their decodes, the next plan always launched before the one before it has ended,
-as the service does where iterations overlap; nobody schedules, and nobody reads the ids.
+The executor gets their prompts, then their decodes. As with overlapping iterations, each plan is launched before the
+previous one has ended. There is no scheduler, and the drawn ids are not read.
 """
 
 import time
@@ -17,7 +17,7 @@ _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def forward_seconds(pool: KvPool, num_requests: int, prompt_len: int, output_len: int) -> float:
-    """Seconds of the prompts and of `output_len` - 1 decodes, these at the mean context. The pool is overwritten."""
+    """Seconds of the prompts plus `output_len` - 1 decodes at the mean context. Overwrites the pool."""
     prompts, decode = _plans(pool, num_requests, prompt_len, output_len)
     prompt_s = min(_seconds(pool, prompts) for _ in range(3))
     many_s, few_s = (min(_seconds(pool, [decode] * num) for _ in range(3)) for num in (2 * _STEPS, _STEPS))
@@ -27,7 +27,7 @@ def forward_seconds(pool: KvPool, num_requests: int, prompt_len: int, output_len
 
 
 def forward_trials(pool: KvPool, num_requests: int, prompt_len: int, output_len: int) -> Callable[[], None]:
-    """Each call computes all of it once, one iteration behind another. The pool is overwritten."""
+    """Each call runs all of it once, launching ahead. Overwrites the pool."""
     prompts, decode = _plans(pool, num_requests, prompt_len, output_len)
 
     def trial() -> None:
@@ -40,7 +40,7 @@ def forward_trials(pool: KvPool, num_requests: int, prompt_len: int, output_len:
 def _plans(
     pool: KvPool, num_requests: int, prompt_len: int, output_len: int
 ) -> tuple[list[IterationPlan], IterationPlan]:
-    """The prompts' iterations, and one of decodes at the mean context."""
+    """The iterations of the prompts, and one iteration of decodes at the mean context."""
     blocks_each = -(-(prompt_len + output_len) // pool.block_size)
     assert num_requests * blocks_each <= pool.num_blocks
 

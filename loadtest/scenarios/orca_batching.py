@@ -1,4 +1,4 @@
-"""ORCA against request-level batches by max batch size: what figures 10 and 11 of its paper have in common."""
+"""ORCA against request-level batching, by maximum batch size: shared by ORCA's figures 10 and 11."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,11 +10,11 @@ from loadtest.scenarios.rate_sweep import Point, Sweep, rate_columns, sweep
 from loadtest.scenarios.stage import Stage
 
 _LEAST = 96
-"""Requests at once for the full load, at least; on the modelled device, where they cost nothing, the form's number."""
+"""The least number of requests for the full load. On the modelled device, where they cost nothing, `num_probes`."""
 
 
 def sweep_by_size(stage: Stage, pool: KvPool, workload: str, sizes: Sequence[int], num_batches: int) -> list[Sweep]:
-    """For each size ORCA, then static batching; for the full load at least so many batches are sent at once."""
+    """For each size ORCA, then static batching. For the full load at least `num_batches` batches are sent at once."""
     sweeps = []
     least = stage.form.num_probes if stage.form.models_policies else _LEAST
     for size in sizes:
@@ -28,6 +28,6 @@ def sweep_by_size(stage: Stage, pool: KvPool, workload: str, sizes: Sequence[int
 
 
 def latency_table(stage: Stage, title: str, sweeps: Sequence[Sweep], latency_s: Callable[[Point], float]) -> Table:
-    """A row a system, a column a rate, in ms."""
+    """One row per system, one column per rate, in ms."""
     rows = [[one.system, one.capacity, *(latency_s(point) * 1e3 for point in one.points)] for one in sweeps]
     return Table(title, ["system", "full load, req/s", *rate_columns(stage)], rows)

@@ -1,7 +1,7 @@
 """ORCA, figure 10: median normalized latency against throughput, for several max batch sizes.
 
-ORCA (iteration-level scheduling, slots reserved by the request's own limit) against request-level batches, on ORCA's
-trace: 32 to 512 tokens in, 1 to 128 out. Memory is not scarce in it, as it was not in the paper's.
+ORCA (iteration-level scheduling, slots reserved by the request's own limit) against request-level batching, on ORCA's
+trace: 32 to 512 tokens in, 1 to 128 out. Memory is not scarce, as in the paper.
 """
 
 from loadtest.scenarios.figure import Figure
@@ -27,8 +27,8 @@ def run(stage: Stage) -> Figure:
         [latency_table(stage, "Median latency / output tokens", sweeps, lambda p: p.median_normalized_s)],
         [latency_plot("ORCA's trace", sweeps, lambda p: p.median_normalized_s, "median ms/token")],
         [
-            f"throughput under full load, orca over static batching: {best['orca'] / best['static']:.2f}",
+            f"throughput under full load, orca / static batching: {best['orca'] / best['static']:.2f}",
             requests_note(sweeps),
-            f"the least normalized latency is {unloaded * 1e3:.3g} ms, so twice that is {2 * unloaded * 1e3:.3g} ms",
+            f"lowest normalized latency {unloaded * 1e3:.3g} ms; twice that is {2 * unloaded * 1e3:.3g} ms",
         ],
     )

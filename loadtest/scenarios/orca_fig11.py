@@ -1,7 +1,7 @@
 """ORCA, figure 11: median latency against throughput with equal requests, 128 tokens in and 64 out.
 
-Nobody leaves early and nobody is longer, so what remains of ORCA's lead is that a request need not wait for a batch
-to end. Latencies are not normalized: all requests are alike.
+All requests have the same length and end together, so what remains of ORCA's lead is that a request need not wait for a
+batch to end. Latencies are not normalized, since requests are equal.
 """
 
 from loadtest.scenarios.figure import Figure
@@ -18,7 +18,7 @@ def run(stage: Stage) -> Figure:
     """The figure."""
     sizes = SIZES if stage.form.models_policies else FULL_SIZES
     pool = stage.pool(MAX_NUM_SEQS * 192)
-    # Equal requests end together, in ORCA's batch too: fewer batches would tell a rate that is off by a batch.
+    # Equal requests end together, in ORCA's batch too: with few batches, one more or less would distort the rate.
     sweeps = sweep_by_size(stage, pool, WORKLOAD, sizes, num_batches=8)
     return Figure(
         NAME,

@@ -1,7 +1,7 @@
 """ORCA, figure 9: seconds for one batch of equal requests, by batch size; 32 or 128 tokens in, 32 out.
 
-Nothing is scheduled: the batch is submitted at once and nothing else arrives. The paper compares its engine with
-FasterTransformer; the other side here is transformers' `generate`, and for some sizes `generate_batch`.
+There is no scheduling: the batch is submitted at once and nothing else arrives. The paper compares its engine with
+FasterTransformer. We compare with transformers' `generate`, and for some sizes `generate_batch`.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ def run(stage: Stage) -> Figure:
     """The figure. Lengths are the paper's in both forms."""
     is_small = stage.form.name == "small"
     sizes = [size for size in (SIZES if is_small else FULL_SIZES) if size <= stage.form.max_num_seqs // 2]
-    their_rounds = _ROUNDS if is_small else 1  # a batch of theirs takes a second there
+    their_rounds = _ROUNDS if is_small else 1  # on a GPU a batch takes transformers a second
     pool = stage.model_pool(max(PROMPT_LENS) * 2 * sizes[-1])
     model = random_model(stage.form.shape, stage.form.dtype, stage.torch_device)
     batched = TransformersGenerateBatch(model, pool.clock, 2 * sizes[-1])
@@ -52,9 +52,9 @@ def run(stage: Stage) -> Figure:
         NAME,
         "ORCA figure 9: execution time of a batch of equal requests, 32 tokens out",
         "the offline engine, transformers in the same process",
-        [Table(f"Median of {_ROUNDS} batches ({their_rounds} of theirs), after a short one", columns, rows)],
+        [Table(f"Median of {_ROUNDS} batches (transformers: {their_rounds}), after a short one", columns, rows)],
         [Plot(Axes("Execution time of a batch", "batch size (log)", "ms", log_x=True), curves)],
-        ["generate_batch is measured for one batch only, in the small form"],
+        ["generate_batch is measured only in the small form, for one batch size"],
     )
 
 

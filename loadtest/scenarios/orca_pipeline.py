@@ -1,8 +1,8 @@
-"""ORCA, figures 9c, 10 and 11 with a model in several stages: ORCA's batches in flight against microbatches.
+"""ORCA, figures 9c, 10 and 11 with pipeline stages: ORCA's batches in flight against microbatches.
 
-ORCA keeps a batch of max_bs in flight for each stage (figure 8a). Request-level batches go through the stages in
-microbatches, "ft(max_bs, mbs)" (figure 8b), mbs = max_bs being no pipelining. The paper's 175B model has two stages,
-its 341B four. Here the modelled device is cut, Llama-8B's shape, in the full form too.
+ORCA keeps one batch of max_bs in flight per stage (figure 8a). With request-level batching, batches go through the
+stages in microbatches, "ft(max_bs, mbs)" (figure 8b); mbs = max_bs means no pipelining. The paper's 175B model has two
+stages, its 341B model four. Here it is the modelled device (Llama-8B's shape) that is cut, also in the full form.
 """
 
 import dataclasses
@@ -51,8 +51,8 @@ def run(stage: Stage) -> Figure:
         plots,
         [
             *notes,
-            "figure 9c: both without pipelining are the same engine here; the paper's 47 % come from control messages"
-            " that are not sent by NCCL, which the model has none of (docs/distributed.md has ours)",
+            "figure 9c: without pipelining both are the same engine here; the paper's 47 % come from control messages"
+            " that do not go through NCCL, which the modelled device does not simulate (ours: docs/distributed.md)",
         ],
     )
 
@@ -80,7 +80,7 @@ def _ft(num_stages: int, max_batch_size: int, microbatch_size: int) -> ServingSy
 
 
 def _pool(num_stages: int, max_num_seqs: int) -> KvPool:
-    """Memory is not scarce, as in the paper's figures it was not."""
+    """Memory is not scarce, as in the paper's figures."""
     device = ModelledPipeline(num_stages)
     num_blocks = max_num_seqs * _MOST_TOKENS // _BLOCK_SIZE
     return KvPool(
@@ -96,7 +96,7 @@ def _pool(num_stages: int, max_num_seqs: int) -> KvPool:
 
 
 def _equal_batches() -> Table:
-    """Figure 9c: nothing else arrives."""
+    """Figure 9c: one batch, nothing else arrives."""
     num_stages = STAGES[0]
     rows = []
     for size in BATCHES:
@@ -119,14 +119,14 @@ def _seconds(system: ServingSystem, size: int) -> float:
 
 
 def _verdict(num_stages: int, sweeps: Sequence[Sweep]) -> str:
-    """ORCA's most over the most of request-level batches."""
+    """ORCA's best throughput against the best of request-level batching."""
     orca, ft = (
         max((one for one in sweeps if one.system.startswith(kind)), key=lambda one: one.capacity)
         for kind in ("orca", "ft")
     )
     return (
-        f"{num_stages} stages, throughput under full load: {orca.system} {orca.capacity:.3g} req/s, {ft.system}, the"
-        f" best of its kind, {ft.capacity:.3g}: {orca.capacity / ft.capacity:.2f} times"
+        f"{num_stages} stages, throughput under full load: {orca.system} {orca.capacity:.3g} req/s; the best"
+        f" request-level batching, {ft.system}, {ft.capacity:.3g}; ratio {orca.capacity / ft.capacity:.2f}"
     )
 
 

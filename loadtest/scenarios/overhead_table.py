@@ -1,8 +1,8 @@
-"""The overhead table, and FineInfer end to end, figures 3 and 4: which part of a request's latency is whose.
+"""The overhead table, and FineInfer end to end, figures 3 and 4: which part of the system takes how much latency.
 
-Batches of 1, 64 and 256 equal requests; and FineInfer's 3 copies of (1024 in, 1024 out) and (256 in, 128 out), of
-which it asks how much engine, server and client add to the forward pass; on a GPU the longer ones are
-fineinfer_overhead's alone. Over HTTP, the client on the same machine.
+Batches of 1, 64 and 256 equal requests; and 3 copies of (1024 in, 1024 out) and of (256 in, 128 out), for which
+FineInfer asks how much engine, server and client add to the forward pass. On a GPU only fineinfer_overhead has the
+longer ones. Over HTTP, with the client on the same machine.
 """
 
 import itertools
@@ -25,18 +25,17 @@ Load = tuple[int, int, int]
 """Requests, tokens in, tokens out."""
 
 _START_TOGETHER = 2
-"""Iterations that the prompts may take; of more, the first requests decode while the last ones wait for theirs, and the
-mean latency is less than all forward passes in a row."""
-
+"""The most iterations that the prompts may take. With more, the first requests decode while the last ones still wait,
+and the mean latency is less than the sum of all forward passes."""
 _SERVER_KV_MEMORY = "12GiB"
-"""Enough for every load, and leaves room for a second model on the device."""
+"""Enough for every load, with room for a second model on the device."""
 
 _COLUMNS = ("requests", "in", "out", "latency, ms")
 _PARTS = ("staging, %", "deciding, %", "between, %", "outside, %", "detokenizing, %")
 
 
 def run(stage: Stage) -> Figure:
-    """The figure. The small form measures batches with the two layers, where the device has next to nothing to do."""
+    """The figure. The small form measures batches with the two-layer model, which hardly needs device time."""
     small = stage.form.name == "small"
     lengths = (32, 32) if small else (128, 128)
     batches = [(batch, *lengths) for batch in BATCHES]
@@ -51,14 +50,14 @@ def run(stage: Stage) -> Figure:
     return Figure(
         NAME,
         "Overhead: shares of latency; FineInfer figures 3 and 4",
-        f"a server over HTTP, {'plain loop (--no-overlap)' if small else 'its defaults: iterations overlap'}",
+        f"a server over HTTP, {'without overlap (--no-overlap)' if small else 'default settings: iterations overlap'}",
         tables,
         notes=[
-            "deciding: scheduling and applying; between: waiting for the interpreter, handing events over",
-            "outside: HTTP, framing, client, before and after the engine; detokenizing runs beside the device, and is"
-            " measured apart: all of the batch's tokens, over the latency",
-            "overhead: small form, all but the device; full form, latency beyond the forward passes by themselves,"
-            " which is scatter where the quicker run has no more of it than the two runs differ by",
+            "deciding: scheduling and applying; between: waiting for the interpreter, passing events on",
+            "outside: HTTP, framing and client, before and after the engine; detokenizing runs beside the device and is"
+            " measured separately: all tokens of the batch / latency",
+            "overhead: small form, everything but the device; full form, latency beyond the forward passes alone;"
+            " scatter: it is no more than the difference of two runs",
         ],
     )
 
@@ -85,19 +84,19 @@ def _overlapped_table(stage: Stage, loads: Sequence[Load]) -> Table:
             cells = [forward_s * 1e3, overhead(forward_s, *(run.latency_s for run in runs))]
         rows.append([*load, shares.latency_s * 1e3, *cells, *_percent(shares, detokenizing_s)])
     columns = [*_COLUMNS, "forward alone, ms", "overhead, %", "waiting for the device, %", *_PARTS]
-    return Table(f"{shape}: parts in % of the latency, most of them beside the device", columns, rows)
+    return Table(f"{shape}: parts in % of the latency, most of them while the device computes", columns, rows)
 
 
 def overhead(forward_s: float, quicker_s: float, slower_s: float) -> float | str:
-    """In % of the quicker run; `scatter` if that is no more than what the two runs differ by."""
+    """Overhead in % of the quicker run; `scatter` if it is no more than the difference of the two runs."""
     more_s = quicker_s - forward_s
     return 100 * more_s / quicker_s if more_s > slower_s - quicker_s else "scatter"
 
 
 def _measured(shape: str, loads: Sequence[Load], options: Sequence[str]) -> list[tuple[Load, list[TimeShares], float]]:
-    """Of one server: each load's shares in two runs, the quicker one first, and seconds for detokenizing it.
+    """With one server, for each load: shares in two runs, quicker one first, and the seconds for detokenizing.
 
-    Loads that a pause of 50 ms would show in come last: a server that has just started captures graphs when idle.
+    Put loads last that a pause of 50 ms would disturb: a server that has just started captures graphs when it is idle.
     """
     vocab_size = plain_ids_end(read_shape(shape))
     token_s = detokenizing_seconds(read_shape(shape)["vocab_size"])

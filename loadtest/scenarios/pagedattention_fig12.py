@@ -1,9 +1,9 @@
 """PagedAttention, figure 12: normalized latency against request rate, on ShareGPT-like and Alpaca-like lengths.
 
-Memory is scarce. The output limit is the workload's greatest, which is what a system that does not know better
-reserves: ORCA (Max) and SimpleReqManager. ORCA (Oracle) knows each answer's length. Static batching pads and waits.
+Memory is scarce. The output limit is the workload's longest answer, which ORCA (Max) and SimpleReqManager reserve
+because they know no better. ORCA (Oracle) knows each answer's length. Static batching pads and waits.
 
-On a GPU paged and static batching alone, both with overlapping iterations, as Headrace serves. SimpleReqManager is in
+On a GPU only paged and static batching run, both with overlapping iterations as when serving. SimpleReqManager is in
 FineInfer's figure 5, with the same memory and output limit.
 """
 
@@ -34,7 +34,7 @@ def run(stage: Stage) -> Figure:
     comparisons = [
         compare(stage, workload, contenders(stage, pool, limit))
         for workload, limit in OUTPUT_LIMITS.items()
-        # A GPU's minutes are for the lengths in which the systems differ most.
+        # To save GPU minutes: only the lengths in which the systems differ most.
         if stage.form.models_policies or workload == "sharegpt"
     ]
     return Figure(
@@ -46,13 +46,13 @@ def run(stage: Stage) -> Figure:
         [
             *(one.note for one in comparisons),
             f"KV memory for {pool.num_tokens} tokens, {pool.max_num_seqs} sequences at most",
-            "req/s 0: above that latency at the system's lowest rate",
+            "req/s 0: the latency is exceeded even at the system's lowest rate",
         ],
     )
 
 
 def contenders(stage: Stage, pool: KvPool, output_limit: int) -> list[Contender]:
-    """Ours first; on a GPU ours and static batching alone."""
+    """Ours first. On a GPU only ours and static batching."""
     known = constant_limit(output_limit)
     if not stage.form.models_policies:
         pool = dataclasses.replace(pool, overlap=True)

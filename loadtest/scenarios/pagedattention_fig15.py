@@ -1,8 +1,8 @@
-"""PagedAttention, figures 14 and 15: parallel sampling with n answers a request, and what sharing saves.
+"""PagedAttention, figures 14 and 15: parallel sampling with n answers per request, and what sharing saves.
 
-Saved: of the blocks that tables point to, those that need no memory because another table holds them too. Beside it
-the same answers as n requests of their own, sharing nothing: what a system without copy-on-write serves. On a GPU both
-overlap their iterations, as Headrace serves.
+Saved: blocks in tables that need no memory, because another table has the same block. For comparison, the same answers
+as n separate requests without sharing, as in a system without copy-on-write. On a GPU both overlap their iterations, as
+when serving.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ def run(stage: Stage) -> Figure:
     tables = []
     for workload, limit in WORKLOADS.items():
         if workload == "sharegpt" and not stage.form.models_policies:
-            continue  # three minutes of a GPU
+            continue  # saves three GPU minutes
         rows = []
         single = stage.trace(workload, stage.num_requests(1000 if stage.form.models_policies else 500))
         for n in NUM_ANSWERS:
@@ -39,7 +39,7 @@ def run(stage: Stage) -> Figure:
             apart = replay(EngineSystem("apart", pool, policies), _as_requests(single, n))
             rates = output_throughput(shared), output_throughput(apart)
             rows.append([n, 100 * memory_shares(shared).saved, *rates, rates[0] / rates[1]])
-        columns = ["n", "saved by sharing, %", "shared, tokens/s", "apart, tokens/s", "shared over apart"]
+        columns = ["n", "saved by sharing, %", "shared, tokens/s", "apart, tokens/s", "shared / apart"]
         tables.append(Table(f"{workload}, parallel sampling, {len(single)} requests", columns, rows))
     tables.append(_beams(stage))
     return Figure(
@@ -49,14 +49,14 @@ def run(stage: Stage) -> Figure:
         tables,
         notes=[
             "the paper's savings on Alpaca: 6.1 % to 9.8 % (parallel sampling), 37.6 % to 55.2 % (beam search)",
-            "which beams survive depends on the model: random weights are less sure of themselves than trained ones",
+            "which beams survive depends on the model: random weights give flatter distributions than trained ones",
             f"block size {block_size}, KV memory for {pool.num_tokens} tokens",
         ],
     )
 
 
 def _beams(stage: Stage) -> Table:
-    """Beams branch by what the model computes, so this needs one."""
+    """Uses the model, since its output decides how beams branch."""
     pool = stage.model_pool(stage.form.max_num_seqs * 128)
     requests = stage.cut_trace("alpaca", stage.num_requests(100), 128, 128)
     rows = []

@@ -1,6 +1,6 @@
-"""PagedAttention, figure 16: throughput where requests begin with a shared prefix.
+"""PagedAttention, figure 16: throughput if requests begin with a shared prefix.
 
-Eight system prompts of 512 tokens before questions of 16 to 128 tokens; the automatic prefix cache on and off.
+Eight system prompts of 512 tokens before questions of 16 to 128 tokens, with the automatic prefix cache on and off.
 """
 
 from loadtest.baselines.engine_system import EnginePolicies, EngineSystem, exact_limit, on_demand
@@ -14,7 +14,7 @@ WORKLOAD = "shared-prefix"
 
 
 def run(stage: Stage) -> Figure:
-    """The figure; requests at once."""
+    """The figure. All requests are sent at once."""
     pool = stage.pool(block_size=16)
     requests = stage.trace(WORKLOAD, stage.num_requests(1000))
     rows: list[list[object]] = []
@@ -28,7 +28,7 @@ def run(stage: Stage) -> Figure:
         rates.append(request_throughput(outcome))
         figures = (rates[-1], output_throughput(outcome), mean_batch_size(outcome), share, rates[-1] / rates[0])
         rows.append([name, *figures])
-    columns = ["system", "requests/s", "output tokens/s", "sequences/iteration", "prompt tokens found, %", "speed-up"]
+    columns = ["system", "requests/s", "output tokens/s", "sequences/iteration", "prompt tokens cached, %", "speed-up"]
     return Figure(
         NAME,
         "PagedAttention figure 16: throughput with a shared prefix",

@@ -1,7 +1,7 @@
 """PagedAttention, figure 17: a chatbot, whose prompts are chat histories of up to 1,024 tokens.
 
-Memory and systems are figure 12's; on a GPU ours and ORCA (Max), both with overlapping iterations. Prompts are long,
-so what a system reserves for the answer decides less.
+Memory and systems are figure 12's; on a GPU only ours and ORCA (Max), both with overlapping iterations. Prompts are
+long, so what a system reserves for answers matters less.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ NAME = "pagedattention_fig17"
 WORKLOAD = "chat-history"
 OUTPUT_LIMIT = 1024
 _SHARE_ON_A_GPU = 0.4
-"""Of the form's requests: some forty run at once."""
+"""Share of the form's requests. About forty run at once."""
 
 
 def run(stage: Stage) -> Figure:
@@ -34,7 +34,7 @@ def run(stage: Stage) -> Figure:
         [
             comparison.note,
             f"KV memory for {pool.num_tokens} tokens, {pool.max_num_seqs} sequences at most; no prefix is shared",
-            "the paper's: twice the rate of the three ORCAs, which are alike there: its prompts fill what they reserve",
+            "the paper: twice the rate of the three ORCAs, which are equal there: its prompts fill what they reserve",
         ],
     )
 

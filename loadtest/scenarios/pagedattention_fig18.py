@@ -1,9 +1,9 @@
-"""PagedAttention, figure 18: block size 1 to 256 on ShareGPT-like and Alpaca-like lengths, under full load.
+"""PagedAttention, figure 18: block sizes 1 to 256 on ShareGPT-like and Alpaca-like lengths, under full load.
 
-Small blocks waste nothing and make long tables; large ones leave unfilled ends, so fewer sequences run. Small form:
-that, on the modelled device, for which a block is only memory. Full form: what the block size is to the attention
-kernels, a decode of sequences as they run under full load and a prompt among them; and what paging costs them (figure
-18a), beside torch's attention over keys and values that are contiguous.
+Small blocks waste nothing but need long tables; large ones have unfilled ends, so fewer sequences run. The small form
+shows that on the modelled device, where a block size affects only memory. The full form measures the attention kernels
+by block size, on decodes as they occur under full load and on a prompt among them; and the cost of paging (figure 18a),
+against torch's attention over contiguous keys and values.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 KERNEL_BLOCK_SIZES = (1, 16, 64, 256)
 WORKLOADS = {"sharegpt": 1024, "alpaca": 512}
 SEQUENCES = {"sharegpt": (128, 384), "alpaca": (256, 64)}
-"""Number and cached tokens of sequences that decode together."""
+"""Number of sequences that decode together, and cached tokens."""
 
 CONTIGUOUS = ((8, 64), (8, 256), (32, 64), (32, 256), (64, 1024), (256, 256))
-"""Number of sequences, and cached tokens of each: the paper's, and larger ones."""
+"""Number of sequences, and cached tokens of each: the paper's points, and larger ones."""
 
 PROMPT_LEN = 1024
 
@@ -48,7 +48,7 @@ def run(stage: Stage) -> Figure:
 
 def kernel_table(sizes: Sequence[int], prompt_len: int = PROMPT_LEN) -> Table:
     """Microseconds of one layer of the Llama-8B shape, by replays of a CUDA graph; without a GPU, of the references."""
-    # Not imported above: torch takes seconds, and the modelled device needs none of it.
+    # Imported here, since torch takes seconds to import and the modelled device does not need it.
     from loadtest.bench.attention_kernels import SHAPES, DecodeWork, PrefillWork
 
     heads = SHAPES[0]
@@ -61,7 +61,7 @@ def kernel_table(sizes: Sequence[int], prompt_len: int = PROMPT_LEN) -> Table:
 
 
 def contiguous_table(works: Sequence[tuple[int, int]] = CONTIGUOUS, block_size: int = 16) -> Table:
-    """The same of decodes, paged and contiguous. Contexts are whole blocks, so both read the same bytes."""
+    """Decodes, paged and contiguous. Contexts are whole blocks, so both read the same bytes."""
     from loadtest.bench.attention_kernels import SHAPES, DecodeWork
 
     rows = []
@@ -69,8 +69,8 @@ def contiguous_table(works: Sequence[tuple[int, int]] = CONTIGUOUS, block_size: 
         work = DecodeWork(SHAPES[0], [context] * num, block_size)
         paged_us, contiguous_us = 1e6 * work.seconds(), 1e6 * work.contiguous_seconds()
         rows.append([num, context, paged_us, contiguous_us, paged_us / contiguous_us])
-    columns = ["decodes", "tokens each", f"paged by {block_size}, us", "contiguous, us", "paged over it"]
-    return Table("Paged and contiguous; the paper's kernel: 1.20 to 1.26 of FasterTransformer's", columns, rows)
+    columns = ["decodes", "tokens each", f"paged by {block_size}, us", "contiguous, us", "paged / contiguous"]
+    return Table("Paged and contiguous; the paper's kernel: 1.20 to 1.26 x FasterTransformer's", columns, rows)
 
 
 def _of_kernels() -> list[Table]:

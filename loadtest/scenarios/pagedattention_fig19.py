@@ -1,10 +1,10 @@
-"""PagedAttention, figure 19: swapping and recomputing by block size, 1 to 256: what a preemption costs, and end to end.
+"""PagedAttention, figure 19: swapping and recomputing by block size, 1 to 256: cost of a preemption, and end to end.
 
-A sequence's blocks, scattered over the pool as they are after a while of serving, move out and back by the service's
-own transfers: large blocks each in one copy, small ones together. Recomputing is one prefill of the same tokens at
-block size 16: where keys and values are written hardly changes it (the paper's curve is flat).
+A sequence's blocks, scattered over the pool as after a while of serving, are swapped out and in by the service's own
+transfers: one copy per large block, small ones together. Recomputing is one prefill of the same tokens at block size
+16: where keys and values are written hardly matters (the paper's curve is flat).
 
-End to end (19b), ShareGPT's lengths under full load, in memory so scarce that the two ways have something to differ in.
+End to end (19b): ShareGPT's lengths under full load, with so little memory that the two ways can differ.
 """
 
 import random
@@ -31,7 +31,7 @@ _ROUNDS = 7
 
 
 class EndToEnd(NamedTuple):
-    """Block sizes, tokens that memory has room for, on the host as many again; requests of the paper's form."""
+    """num_tokens: room in device memory, and as much again on the host. num_requests: in the paper's form."""
 
     block_sizes: tuple[int, ...]
     num_tokens: int
@@ -40,13 +40,13 @@ class EndToEnd(NamedTuple):
 
 MODELLED = EndToEnd(BLOCK_SIZES, 16_384, 1000)
 ON_A_DEVICE = EndToEnd((16, 64, 1), 8_192, 320)
-"""Each block size loads the model anew. So few requests fit into more memory, and nobody would be preempted."""
+"""The model is loaded anew for each block size. With more memory, so few requests would fit without preemptions."""
 
 _WAYS: Mapping[str, Callable[[], Preemption]] = MappingProxyType({"recompute": AlwaysRecompute, "swap": AlwaysSwap})
 
 
 def run(stage: Stage) -> Figure:
-    """The figure. Prefills first: the model's memory is not needed any more when the pools of blocks are made."""
+    """The figure. Prefills are measured first: when the pools are made, the model's memory is free again."""
     lengths = tuple(length for length in (256, 1000) if length < stage.form.max_model_len) or (128,)
     pool = stage.model_pool(2 * stage.form.max_model_len)
     with pool.clock.working():
@@ -77,19 +77,19 @@ def run(stage: Stage) -> Figure:
     return Figure(
         NAME,
         "PagedAttention figure 19: swapping and recomputing by block size",
-        "the service's transfers and its executor, by themselves, waited for; end to end the offline engine on"
+        "the service's transfers and executor alone, each one waited for; end to end the offline engine on"
         f" {stage.policy_device}",
         [*tables, served],
         [
             Plot(Axes("Cost of a preemption", "block size (log)", "ms", log_x=True), curves),
             Plot(Axes("End to end", "block size (log)", "output tokens/s", log_x=True), rates),
         ],
-        ["the paper's: recomputing is the cheaper one for small blocks, both alike from 16 to 64, swapping for large"],
+        ["the paper: recomputing is cheaper for small blocks, both are equal from 16 to 64, swapping wins for large"],
     )
 
 
 def end_to_end(stage: Stage) -> tuple[Table, list[Curve]]:
-    """Figure 19b: its table, and a curve for each way."""
+    """Figure 19b: its table, and one curve per way."""
     sizes, num_tokens, num_full = MODELLED if stage.form.models_policies else ON_A_DEVICE
     requests = stage.trace("sharegpt", stage.num_requests(num_full))
     rows: list[list[object]] = []
@@ -101,8 +101,8 @@ def end_to_end(stage: Stage) -> tuple[Table, list[Curve]]:
             outcome = replay(system, requests)
             rates[way][size] = rate = output_throughput(outcome)
             rows.append([size, way, rate, 1e3 * mean_normalized_latency_s(outcome), num_preemptions(outcome)])
-    columns = ["block size", "preempted return by", "output tokens/s", "normalized, ms/token", "preemptions"]
-    title = f"sharegpt, {len(requests)} requests at once, memory for {num_tokens} tokens, as much on the host"
+    columns = ["block size", "recovery", "output tokens/s", "normalized, ms/token", "preemptions"]
+    title = f"sharegpt, {len(requests)} requests at once, memory for {num_tokens} tokens, and as much on the host"
     return Table(title, columns, sorted(rows, key=itemgetter(0))), [
         Curve(way, sorted(sizes), [values[size] for size in sorted(sizes)], index, markers=True)
         for index, (way, values) in enumerate(rates.items())
@@ -110,7 +110,7 @@ def end_to_end(stage: Stage) -> tuple[Table, list[Curve]]:
 
 
 def _moved(stage: Stage, block_size: int, length: int) -> tuple[float, float]:
-    """Median seconds out and in, of a sequence of so many tokens in scattered blocks."""
+    """Median seconds to swap a sequence of `length` tokens in scattered blocks out and in."""
     import torch
 
     from service.core.block_moves import Transfer

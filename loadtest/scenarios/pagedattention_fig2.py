@@ -1,7 +1,7 @@
-"""PagedAttention, figures 2 and 13: what KV memory holds, and how many sequences run, under full load.
+"""PagedAttention, figures 2 and 13: what KV memory is used for, and how many sequences run, under full load.
 
-Of the memory that a system keeps from others, how much holds a token's state? The rest is a block's unfilled end
-(paged) or set aside for tokens that may never come (the others).
+Of the memory that a system holds, how much has a token's state in it? The rest is the unfilled end of a block (paged),
+or is reserved for tokens that may never come (the others).
 """
 
 from loadtest.baselines.engine_system import constant_limit, exact_limit, paged, power_of_two_limit, reserve
@@ -22,7 +22,7 @@ def run(stage: Stage) -> Figure:
     tables = []
     for workload, output_limit in OUTPUT_LIMITS.items():
         if workload == "sharegpt" and not stage.form.models_policies:
-            continue  # minutes of a GPU, for what the policies alone decide
+            continue  # saves GPU minutes: only policies decide this
         requests = stage.trace(workload, stage.num_requests(2000))
         known = constant_limit(output_limit)
         systems = [
@@ -39,7 +39,7 @@ def run(stage: Stage) -> Figure:
             shares = memory_shares(outcome)
             batch = mean_batch_size(outcome)
             rows.append([outcome.system, 100 * shares.token_state, 100 * shares.held, batch, ours / batch])
-        columns = ["system", "of held memory token state, %", "held, %", "sequences/iteration", "paged over it"]
+        columns = ["system", "held memory with token state, %", "held, %", "sequences/iteration", "paged / this"]
         tables.append(Table(f"{workload}, {len(requests)} requests", columns, rows))
     return Figure(
         NAME,
@@ -48,6 +48,6 @@ def run(stage: Stage) -> Figure:
         tables,
         notes=[
             f"KV memory for {pool.num_tokens} tokens, {pool.max_num_seqs} sequences at most; all requests at once",
-            "all waiting from the start, so the policies alone decide: every device gives the same figures",
+            "all requests wait from the start, so only the policies matter: every device gives the same figures",
         ],
     )

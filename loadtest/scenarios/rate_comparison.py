@@ -1,6 +1,6 @@
 """Several systems on one workload: full load, and the rates that they sustain at equal normalized latency.
 
-The one frame of PagedAttention's figure 12 and FineInfer's figures 5 to 9. Every system is compared with the first.
+Shared by PagedAttention's figure 12 and FineInfer's figures 5 to 9. Every system is compared with the first one.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ from loadtest.scenarios.rate_sweep import Sweep, latency_plot, requests_note, sw
 from loadtest.scenarios.stage import Stage
 
 LATENCY_FACTORS = (3.0, 10.0)
-"""Rates are compared where the mean normalized latency is so many times the least of any system."""
+"""Rates are compared where the mean normalized latency is this many times the lowest of any system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """make: a fresh system. share_of_requests: of the form's number, fewer for a slow system on a real device."""
+    """make: makes a new system. share_of_requests: of the form's number; less for a slow system on a real device."""
 
     make: Callable[[], ServingSystem]
     share_of_requests: float = 1.0
@@ -25,7 +25,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of one workload. note: on how many requests it stands."""
+    """Of one workload. note: how many requests the figures are based on."""
 
     table: Table
     plot: Plot
@@ -33,7 +33,7 @@ class Comparison:
 
 
 def compare(stage: Stage, workload: str, contenders: Sequence[Contender]) -> Comparison:
-    """Sweeps them one after another. On a real device the first at every rate, the others at the highest."""
+    """Sweep the systems one after another. On a real device the others than the first only have the highest rate."""
     sweeps: list[Sweep] = []
     for contender in contenders:
         share, rates = 1.0, stage.form.rate_factors
@@ -45,7 +45,7 @@ def compare(stage: Stage, workload: str, contenders: Sequence[Contender]) -> Com
 
 
 def comparison_table(workload: str, sweeps: Sequence[Sweep]) -> Table:
-    """The first system over each of the others: sequences an iteration, requests under full load, sustained rates."""
+    """The first system against each of the others: sequences per iteration, full load, sustained rates."""
     first = sweeps[0]
     least = min(point.mean_normalized_s for one in sweeps for point in one.points)
     limits = [factor * least for factor in LATENCY_FACTORS]
@@ -55,7 +55,14 @@ def comparison_table(workload: str, sweeps: Sequence[Sweep]) -> Table:
         figures += [(first.sustained_rate(limit), one.sustained_rate(limit)) for limit in limits]
         cells = [cell for ours, theirs in figures for cell in (theirs, ours / theirs if theirs else None)]
         rows.append([one.system, 100 * one.token_state if one.token_state else None, *cells])
-    columns = ["system", "tokens in held memory, %", "sequences/iteration", "first over it", "full load, req/s", "over"]
+    columns = [
+        "system",
+        "held memory with tokens, %",
+        "sequences/iteration",
+        "first / this",
+        "full load, req/s",
+        "first / this",
+    ]
     for factor in LATENCY_FACTORS:
-        columns += [f"req/s at {factor:g} x least", "over"]
-    return Table(f"{workload}; the least mean normalized latency is {least * 1e3:.3g} ms/token", columns, rows)
+        columns += [f"req/s at {factor:g} x lowest", "first / this"]
+    return Table(f"{workload}; the lowest mean normalized latency is {least * 1e3:.3g} ms/token", columns, rows)

@@ -18,12 +18,12 @@ from loadtest.scenarios.stage import Stage
 from loadtest.svg_plot import Axes, Curve
 
 _FULL_UNTIL = 0.8
-"""Share of the requests sent at once after whose ends the throughput is known: then the system runs empty."""
+"""When this share of the requests sent at once has ended, the throughput is known, since the system then drains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One replay of so many requests at one offered rate (requests a second; seconds)."""
+    """One replay at one offered rate. offered: requests/s. The others are in seconds."""
 
     num_requests: int
     offered: float
@@ -34,9 +34,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One system: what it does under full load of so many requests, and its points in order of rate.
+    """One system: capacity is its requests/s under full load (`num_requests` at once); points are in order of rate.
 
-    token_state: share of the memory that it holds which holds tokens, None if it does not tell.
+    token_state: share of the memory held that has tokens in it; None if the system does not report it.
     """
 
     system: str
@@ -47,10 +47,10 @@ class Sweep:
     token_state: float | None = None
 
     def sustained_rate(self, mean_normalized_s: float) -> float:
-        """The highest rate at which the mean normalized latency stays within this, between points by a line.
+        """The highest rate in requests/s whose mean normalized latency is within this, interpolated linearly.
 
-        0 if even the lowest rate exceeds it. Never more than the throughput under full load: a higher rate would exceed
-        every latency if only the trace were long enough.
+        0 if even the lowest rate exceeds it. At most the throughput under full load: with a higher rate, latency would
+        grow without limit in a longer trace.
         """
         return min(self._rate_within(mean_normalized_s), self.capacity)
 
@@ -75,10 +75,10 @@ def sweep(
     num_requests: int,
     rate_factors: Sequence[float],
 ) -> Sweep:
-    """Measures what the system does under full load, with so many requests at once, then each rate.
+    """Measure the full load, with `num_requests` at once, then each rate.
 
-    The rates are these multiples of what it does under full load, and each lasts the form's time, or its share of the
-    number of requests.
+    Rates are `rate_factors` x the throughput under full load. Each lasts the form's time, or for the form's share of
+    the number of requests.
     """
     full_load = replay(make(), stage.trace(workload, num_requests), _FULL_UNTIL)
     capacity = steady_throughput(full_load, num_requests)
@@ -106,9 +106,9 @@ def _token_state(outcome: ReplayOutcome) -> float | None:
 
 
 def steady_throughput(outcome: ReplayOutcome, num_requests: int) -> float:
-    """Requests a second after the first fifth of the ends, up to the fourth: without filling up and running empty.
+    """Requests/s between the first and the fourth fifth of the completions: leaves out filling up and draining.
 
-    What ends at the same time as the first fifth's last is not counted, so whole batches are.
+    Requests that end together with the last of the first fifth are not counted, so only whole batches are.
     """
     ends = sorted(completion.finished_s for completion in outcome.completions)
     first, last = ends[num_requests // 5], ends[4 * num_requests // 5 - 1]
@@ -118,7 +118,7 @@ def steady_throughput(outcome: ReplayOutcome, num_requests: int) -> float:
 
 
 def requests_note(sweeps: Sequence[Sweep]) -> str:
-    """How many requests the figures stand on."""
+    """How many requests the figures are based on."""
     counts = (
         f"{one.system} {one.num_requests} ({min(at_a_rate)} to {max(at_a_rate)})"
         for one in sweeps
@@ -128,13 +128,13 @@ def requests_note(sweeps: Sequence[Sweep]) -> str:
 
 
 def rate_columns(stage: Stage) -> list[str]:
-    """Heads of a table's columns of latencies, one for each rate."""
+    """Headings of a table's latency columns, one per rate."""
     first, *others = stage.form.rate_factors
-    return [f"at {first:g} of it, ms", *(f"at {factor:g}" for factor in others)]
+    return [f"at {first:g} x full load, ms", *(f"at {factor:g}" for factor in others)]
 
 
 def latency_plot(title: str, sweeps: Sequence[Sweep], latency: Callable[[Point], float], words: str) -> Plot:
-    """Latency against offered rate (log), one line a system; latencies in ms."""
+    """Latency in ms against offered rate (log), one line per system."""
     highest = 12 * min(latency(point) for sweep in sweeps for point in sweep.points)
     curves = [
         Curve(
@@ -146,4 +146,4 @@ def latency_plot(title: str, sweeps: Sequence[Sweep], latency: Callable[[Point],
         )
         for index, sweep in enumerate(sweeps)
     ]
-    return Plot(Axes(title, "requests/s (log)", f"{words} (cut at 12 x the least)", log_x=True), curves)
+    return Plot(Axes(title, "requests/s (log)", f"{words} (cut at 12 x the lowest)", log_x=True), curves)

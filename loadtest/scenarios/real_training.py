@@ -1,4 +1,4 @@
-"""A fine-tuning job on a loaded model, of random examples that fill its micro-batches: for what a GPU takes."""
+"""A fine-tuning job on a loaded model, with random examples that fill its micro-batches: to measure it on a GPU."""
 
 import itertools
 
@@ -16,11 +16,11 @@ from service.models.causal_lm import CausalLM
 
 _IDS = itertools.count(1)
 _MOST_EXAMPLES = 64
-"""Each as long as a micro-batch; more iterations are more epochs of them."""
+"""Number of examples, each as long as a micro-batch. More iterations mean more epochs."""
 
 
 def new_training(model: CausalLM, num_iterations: int, vocab_size: int) -> LoraTraining:
-    """LoRA of rank 16 on all linears, a step each micro-batch of 2,048 tokens."""
+    """LoRA of rank 16 on all linears; each micro-batch of 2,048 tokens is a step."""
     num_examples = min(num_iterations, _MOST_EXAMPLES)
     chosen = Hyperparameters(
         learning_rate=1e-4,

@@ -1,8 +1,8 @@
 """The devices, the memory and the sizes that the scenarios of a run share.
 
-Two forms. Full: everything is measured with the Llama-8B shape on one GPU. Small: minutes on two CPU cores. What a
-figure says about policies is drawn at full size on a modelled device; what it says about the engine's own time is
-measured with a model of two layers, in the process's CPU seconds, so that what else runs on the machine hardly counts.
+There are two forms. Full: everything is measured with the Llama-8B shape on one GPU. Small: takes minutes on two CPU
+cores. Figures about policies are drawn at full size on a modelled device. Figures about the engine's own time are
+measured with a two-layer model, in CPU seconds of the process, so that other work on the machine hardly matters.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from service.models.causal_lm import CausalLM
 
 POOL_TOKENS = 49_152
-"""KV memory of the comparisons in which memory is scarce: 6.4 GB of the Llama-8B shape, what a card of 24 GB has left
-beside the weights. With all of an H200 nothing would be scarce."""
+"""KV memory of comparisons in which memory is scarce: 6.4 GB for the Llama-8B shape, what a 24 GB card has left beside
+the weights. With all memory of an H200 nothing would be scarce."""
 
 MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 256
@@ -40,7 +40,7 @@ MAX_NUM_BATCHED_TOKENS = 2048
 
 LOADED_TOKENS = 192 * 1024
 LOADED_HOST_TOKENS = 4096
-"""What a model is loaded with, so that one load serves all scenarios of a block size."""
+"""Tokens for which a model is loaded, so that one load serves all scenarios of a block size."""
 
 _SEED = 0
 _BYTES = {"bfloat16": 2, "float32": 4}
@@ -50,12 +50,12 @@ _BYTES = {"bfloat16": 2, "float32": 4}
 class Form:
     """Sizes of a run.
 
-    shape, dtype, max_model_len, max_num_seqs: of the model that is measured. models_policies: whether the policies'
-    figures are drawn on the modelled device. request_divisor: so many times fewer requests than the paper's;
-    policy_divisor: the same where only policies are looked at.
-    num_probes: requests at once that tell the full load. rate_factors: the rates, as multiples of the full load.
-    sweep_s, sweep_share: seconds that a rate lasts, and its requests over those at once, at the least.
-    trials_s: seconds that the trials of a measurement which is repeated may take.
+    shape, dtype, max_model_len, max_num_seqs: of the measured model. models_policies: draw figures about policies on
+    the modelled device. request_divisor: the paper's number of requests is divided by it; policy_divisor: the same for
+    figures about policies.
+    num_probes: requests at once to measure full load. rate_factors: rates as multiples of the full load.
+    sweep_s, sweep_share: the least seconds per rate, and the least ratio of its requests to those at once.
+    trials_s: seconds for the trials of repeated measurements.
     """
 
     name: Literal["small", "full"]
@@ -77,13 +77,13 @@ SMALL = Form(
     "small", LLAMA_2_LAYERS, "float32", 1024, 64, True, 4, 1, 400, 3.0, 1.0, (0.15, 0.4, 0.7, 0.9, 1.1, 1.3), 60.0
 )
 FULL = Form("full", LLAMA_8B, "bfloat16", MAX_MODEL_LEN, MAX_NUM_SEQS, False, 4, 4, 400, 2.0, 0.25, (0.5, 0.9), 30.0)
-"""Its numbers of requests are so few that a scenario takes a minute; the figures say how many they stand on."""
+"""Uses so few requests that a scenario takes about a minute. The figures say how many they are based on."""
 
 
 class Stage:
-    """One process's; a model is loaded when it is first asked for, one at a time.
+    """One per process. Loads a model when it is first needed, one at a time.
 
-    trials_s: seconds that the trials of a measurement which is repeated may take; 0: as many as the form has.
+    trials_s: seconds for the trials of repeated measurements; 0: the form's.
     """
 
     def __init__(self, form: Form, trials_s: float = 0.0) -> None:
@@ -98,25 +98,25 @@ class Stage:
 
     @property
     def vocab_size(self) -> int:
-        """Of the model that is measured."""
+        """Of the measured model."""
         return int(read_shape(self.form.shape)["vocab_size"])
 
     @property
     def torch_device(self) -> str:
-        """`cuda` where there is one, else `cpu`: what the model is loaded on."""
+        """Device of the measured model: `cuda` if there is one, else `cpu`."""
         import torch
 
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     @property
     def policy_device(self) -> str:
-        """What `pool` is on, for the captions."""
+        """The device of `pool`, for captions."""
         return "the modelled device" if self.form.models_policies else "the GPU"
 
     def pool(self, num_tokens: int = POOL_TOKENS, block_size: int = 16, num_host_blocks: int = 0) -> KvPool:
-        """Where policies are compared: room for so many tokens, and for padding beside it.
+        """A pool for comparing policies, with room for `num_tokens` tokens, and for padding besides.
 
-        By the plain loop, for not every compared system can overlap its iterations.
+        Without overlap, since not every compared system can overlap its iterations.
         """
         if not self.form.models_policies:
             return dataclasses.replace(self.model_pool(num_tokens, block_size, num_host_blocks), overlap=False)
@@ -136,9 +136,9 @@ class Stage:
         )
 
     def model_pool(self, num_tokens: int, block_size: int = 16, num_host_blocks: int = 0) -> KvPool:
-        """Where the engine itself is measured: the model, with a cache of at least that size.
+        """A pool for measuring the engine itself: the model, with a cache of at least that size.
 
-        Loads it, unless the one that is loaded will do.
+        Loads the model, unless the loaded one has room enough.
         """
         num_spare = -(-self.form.max_model_len // block_size)
         num_blocks = num_tokens // block_size
@@ -150,14 +150,14 @@ class Stage:
             at_least = max(num_blocks + num_spare, enough)
             num_host = max(num_host_blocks, min(LOADED_HOST_TOKENS // block_size, at_least))
             self._loaded = pool = self._load(at_least, block_size, num_host)
-            for first_uses in ("orca", "chatbot"):  # many short prompts at once are too many for a CUDA graph
+            for first_uses in ("orca", "chatbot"):  # warm-up; many short prompts at once do not fit a CUDA graph
                 replay(paged(pool), self.cut_trace(first_uses, 64, self.form.max_model_len // 2, 8))
         return dataclasses.replace(
             pool, num_blocks=num_blocks, num_host_blocks=num_host_blocks, num_spare_blocks=num_spare
         )
 
     def new_training(self, num_iterations: int) -> Training:
-        """Of so many micro-batches, on what the last pool is on: the modelled device, or the model that was loaded."""
+        """A training of `num_iterations` micro-batches, on the last pool's device: the modelled or the real one."""
         if self.form.models_policies:
             assert self._modelled is not None
             return ModelledTraining(self._modelled.trainings.time, num_iterations)
@@ -167,11 +167,11 @@ class Stage:
         return new_training(self._model, num_iterations, self.vocab_size)
 
     def num_requests(self, full: int) -> int:
-        """So many in the paper; fewer here."""
+        """The paper's number of requests, divided by the form's `request_divisor`."""
         return full // self.form.request_divisor
 
     def trace(self, workload: str, num_requests: int, request_rate: float | None = None) -> list[OfflineRequest]:
-        """A workload at Poisson arrivals of that rate, or all at once."""
+        """A workload's requests with Poisson arrivals at that rate; None: all at once."""
         drawn = draw(named(workload), num_requests, _SEED)
         if request_rate is not None:
             arrivals = PoissonArrivals(request_rate).arrival_times(num_requests, random_stream(_SEED, "arrivals"))
@@ -181,7 +181,7 @@ class Stage:
     def cut_trace(
         self, workload: str, num_requests: int, longest_prompt: int, longest_output: int
     ) -> list[OfflineRequest]:
-        """A workload with its lengths cut to these, all at once."""
+        """A workload's requests, all at once, with lengths cut to these."""
         cut = [
             dataclasses.replace(
                 request,
@@ -193,7 +193,7 @@ class Stage:
         return offline_requests(cut, self.vocab_size)
 
     def describe(self) -> str:
-        """Machine and model, for the captions."""
+        """Machine and model, for captions."""
         form = self.form
         return (
             f"{form.name} form; policies on {self.policy_device}; the engine measured with {form.shape}, random "
@@ -202,7 +202,7 @@ class Stage:
         )
 
     def _load(self, num_blocks: int, block_size: int, num_host_blocks: int) -> KvPool:
-        # Not imported above: torch takes seconds, and the modelled device needs none of it.
+        # Imported here, since torch takes seconds to import and the modelled device does not need it.
         from service.config import CacheConfig, ModelSource
         from service.runner.load import load_executor
 

@@ -1,11 +1,11 @@
-"""Where the latency of requests over HTTP goes: device, staging, scheduling, what lies between iterations, HTTP.
+"""Where the latency of requests over HTTP goes: device, staging, scheduling, time between iterations, HTTP.
 
-Measured with equal requests at once, so that every request lives through nearly every iteration: an iteration's
-phases, added up, are seconds of each request's latency. Where prompts start one after another, the first requests end
-before the last: then a request has the share of every phase that its time in the engine has of all the time in which
-the engine was at work. The phases are the engine's thread's, one after another, also where iterations overlap. On a GPU
-the wait for the result is the device's part that the host does not hide. On a CPU the executor computes while it
-launches; its staging is then measured apart and taken off.
+Measured with equal requests at once, so that every request is in nearly every iteration: the sum of a phase over the
+iterations is then that phase's part of each request's latency. If prompts start one after another, the first requests
+end before the last. Each phase is then scaled by (a request's time in the engine) / (time that the engine worked).
+Phases are of the engine's thread and do not overlap, even if iterations do. On a GPU, the wait for the result is the
+part of the device's time that the host does not hide. On a CPU, the executor computes during the launch; its staging is
+measured separately and subtracted.
 """
 
 import time
@@ -29,10 +29,10 @@ _DETOKENIZED = 2000
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """Seconds of one request's latency. They add up to `latency_s`, and none is below 0.
+    """Seconds of one request's latency. They add up to `latency_s`, and none is negative.
 
-    deciding: scheduling and applying results. between: the engine's thread waits for the interpreter, hands events
-    over, idles. outside: HTTP, tokenizing, detokenizing, framing, and the client; before the engine and after it.
+    deciding: scheduling and applying results. between: the engine's thread waits for the interpreter, passes events on
+    or is idle. outside: HTTP, tokenizing, detokenizing, framing and the client, before and after the engine.
     """
 
     latency_s: float
@@ -46,9 +46,9 @@ class TimeShares:
 def measure_shares(
     base_url: str, num_requests: int, prompt_len: int, output_len: int, vocab_size: int, prompt_seed: int
 ) -> TimeShares:
-    """Sends the requests at once, after a short one that warms up. Raises RuntimeError if one fails.
+    """Send the requests at once, after a short warm-up request. Raises RuntimeError if one fails.
 
-    prompt_seed: another one for each call, or the server's prefix cache spares it the prompts; 0 is the warm-up's.
+    prompt_seed: use a new one for each call, or the prompts are in the server's prefix cache; 0 is the warm-up's.
     """
     options = BodyOptions(fetch_server_facts(base_url, {}).model_id, vocab_size=vocab_size)
     short = fixed(prompt_len, min(output_len, _WARM_UP_LEN))
@@ -69,8 +69,8 @@ def measure_shares(
 
 
 def time_shares(latency_s: float, together_s: float, spent: Mapping[str, float], staging_s: float | None) -> TimeShares:
-    """From what the server's metrics grew by. latency_s: a request's, the mean. together_s: from the first that was
-    sent to the last that ended. staging_s: taken off the launches, or None where those are staging."""
+    """Computed from how much the server's metrics grew. latency_s: mean over the requests. together_s: from the first
+    request's start to the last one's end. staging_s: to be subtracted from launches; None if those are only staging."""
     phases = {phase: spent[_phase(phase)] for phase in ("schedule", "launch", "wait", "apply")}
     in_engine_s = min(latency_s, spent["headrace_request_seconds_sum"] / spent["headrace_request_seconds_count"])
     outside_s = latency_s - in_engine_s
@@ -90,7 +90,7 @@ def time_shares(latency_s: float, together_s: float, spent: Mapping[str, float],
 
 
 def staging_seconds(batch: int, context_len: int) -> float:
-    """Seconds in which the runner turns a plan of so many decodes into arrays and tensors, on this CPU."""
+    """Seconds in which the runner turns a plan with `batch` decodes into arrays and tensors, on this CPU."""
     import torch
 
     from service.core.iteration import IterationPlan
@@ -115,7 +115,7 @@ def staging_seconds(batch: int, context_len: int) -> float:
 
 
 def detokenizing_seconds(vocab_size: int) -> float:
-    """Seconds for one token of a stream, in the event loop's thread, beside the engine's."""
+    """Seconds per token of a stream, in the event loop's thread, while the engine's thread works too."""
     from service.text.detokenizer import make_detokenizer
     from service.text.dummy_tokenizer import dummy_tokenizer
 

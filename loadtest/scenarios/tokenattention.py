@@ -1,8 +1,8 @@
-"""LightLLM's TokenAttention: memory a token at a time beside blocks of 16, under full load.
+"""LightLLM's TokenAttention: blocks of one token against blocks of 16, under full load.
 
-A table of single tokens has no unfilled end, so all memory that is held holds tokens, and a forecast of the peak is
-right to the token. Of blocks it has to guess the unfilled ends: half a block each. What a block costs or saves in the
-kernels is in pagedattention_fig18.
+A table of single tokens has no unfilled end, so all memory held has tokens in it, and a forecast of the peak is exact
+to the token. With blocks, the forecast assumes that half of each last block is unfilled. For the cost in the kernels,
+see pagedattention_fig18.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ NAME = "tokenattention"
 BLOCK_SIZES = (1, 16)
 WORKLOADS = ("alpaca", "sharegpt")
 POOL_TOKENS = {"alpaca": 4_096, "sharegpt": 49_152}
-"""So that memory is what limits the batch, not the number of sequences."""
+"""So small that memory limits the batch, not the number of sequences."""
 
 ADMISSIONS: dict[str, Callable[[KvPool], Admission]] = {
     "on demand": on_demand,
     "forecast, lengths known": lambda pool: ForecastAdmission(
         History()
-    ),  # never told of an end, so it expects max_tokens
+    ),  # it never learns of an end, so it expects max_tokens
 }
 
 
@@ -37,17 +37,17 @@ def run(stage: Stage) -> Figure:
         NAME,
         "TokenAttention: block size 1 beside 16",
         f"the offline engine on {stage.policy_device}",
-        # A GPU's minutes are for the lengths in which blocks of 16 leave most unfilled.
+        # To save GPU minutes: only the lengths with which blocks of 16 leave most unfilled.
         [under_full_load(stage, workload) for workload in WORKLOADS[: None if stage.form.models_policies else 1]],
-        notes=["all requests at once; each is told its answer's length, which only the forecast uses"],
+        notes=["all requests at once; each request's max_tokens is its answer's length, which only the forecast uses"],
     )
 
 
 def under_full_load(stage: Stage, workload: str) -> Table:
-    """A row for each admission and block size."""
+    """One row per admission and block size."""
     requests = stage.trace(workload, stage.num_requests(2000))
     rows = []
-    for block_size in BLOCK_SIZES:  # on a GPU each loads the model anew
+    for block_size in BLOCK_SIZES:  # on a GPU the model is loaded anew for each
         pool = stage.pool(POOL_TOKENS[workload], block_size)
         for admission, make in ADMISSIONS.items():
             outcome = replay(
@@ -65,7 +65,7 @@ def under_full_load(stage: Stage, workload: str) -> Table:
                     num_preemptions(outcome),
                 ]
             )
-    columns = ["admission", "block size", "of held memory token state, %", "held, %", "sequences/iteration"]
+    columns = ["admission", "block size", "held memory with token state, %", "held, %", "sequences/iteration"]
     return Table(
         f"{workload}, {len(requests)} requests, memory for {POOL_TOKENS[workload]} tokens",
         [*columns, "output tokens/s", "preemptions"],

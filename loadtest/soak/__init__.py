@@ -1,1 +1,1 @@
-"""Minutes or hours of all kinds of clients against the real server, and whether anything of them is left."""
+"""Minutes or hours of clients of all kinds against the real server, then a check that nothing of them is left."""

@@ -1,4 +1,4 @@
-"""`python -m loadtest.soak`: starts the server that the README starts, with a KV cache far too small, and soaks it."""
+"""`python -m loadtest.soak`: starts the README's server with a KV cache that is far too small, and soaks it."""
 
 import argparse
 import asyncio
@@ -17,15 +17,15 @@ _SERVER_FLAGS = (
     "--dtype float32 --device cpu --kv-cache-memory 12MiB --preemption adaptive --swap-space 3MiB --max-num-seqs 32"
     " --max-num-batched-tokens 128 --max-waiting-requests 64 --max-waiting-seconds 20 --shutdown-timeout 10"
 ).split()
-"""The cache has room for one context of the quickstart model, so requests preempt each other; in fp32 an answer is the
-same whatever it is batched with."""
+"""The KV cache holds one context of the quickstart model, so requests preempt each other. In fp32 an answer does not
+depend on the batch that it was computed in."""
 
 _MAX_HOURS = 72.0
 _LOG_TAIL_BYTES = 4000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 if every law held, else 1."""
+    """Run the soak. Returns the exit status: 0 if every law holds, else 1."""
     options = _parser().parse_args(arguments)
     bounds = Bounds(options.max_growth_mb, options.max_slope, options.rest_within)
     plan = Plan(
@@ -69,20 +69,22 @@ def _tell(line: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m loadtest.soak", description=__doc__)
     parser.add_argument("--minutes", type=_up_to(60 * _MAX_HOURS), default=5.0, help="default: 5")
-    parser.add_argument("--hours", type=_up_to(_MAX_HOURS), help="instead of minutes")
-    parser.add_argument("--round-seconds", type=_up_to(600), default=10.0, help="traffic between rests; default: 10")
-    parser.add_argument("--clients", type=int, default=24, help="at once; default: 24")
-    parser.add_argument("--seed", type=int, default=0, help="of what the clients do")
-    parser.add_argument("--large-rounds", type=int, default=2, help="first, of large requests only; default: 2")
-    parser.add_argument("--max-growth-mb", type=float, default=100.0, help="of memory at rest, after the warm-up")
+    parser.add_argument("--hours", type=_up_to(_MAX_HOURS), help="duration in hours, instead of --minutes")
+    parser.add_argument(
+        "--round-seconds", type=_up_to(600), default=10.0, help="seconds of traffic between rests; default: 10"
+    )
+    parser.add_argument("--clients", type=int, default=24, help="concurrent clients; default: 24")
+    parser.add_argument("--seed", type=int, default=0, help="seed of what the clients do; default: 0")
+    parser.add_argument("--large-rounds", type=int, default=2, help="first rounds, only large requests; default: 2")
+    parser.add_argument("--max-growth-mb", type=float, default=100.0, help="limit for memory at rest, after warm-up")
     parser.add_argument(
         "--max-slope",
         type=float,
         default=60.0,
-        help="MB/hour; broken if the memory at rest surely grows faster; inf: not asked",
+        help="MB/hour; broken if memory at rest certainly grows faster; inf: not checked",
     )
-    parser.add_argument("--rest-within", type=float, default=2.0, help="seconds after the last client has gone")
-    flags = "flags for the server, last, as --device cuda --kv-cache-memory 6MiB --tensor-parallel-size 2"
+    parser.add_argument("--rest-within", type=float, default=2.0, help="limit in seconds until the server is at rest")
+    flags = "options for the server, last, such as --device cuda --kv-cache-memory 6MiB --tensor-parallel-size 2"
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help=flags)
     return parser
 

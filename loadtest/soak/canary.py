@@ -1,4 +1,4 @@
-"""A few calls whose answers are known from before: what others do must not change them."""
+"""A few calls whose answers are known in advance: other traffic must not change them."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from loadtest.soak.raw_connection import RawConnection, post_bytes
 
 _RETRY_S = 0.1
 _LOGPROB_TOLERANCE = 1e-3
-"""Sums of floats depend on the batch in their last digits, also in fp32."""
+"""Even in fp32, the last digits of floating-point sums depend on the batch."""
 
 _CALLS: tuple[dict[str, Any], ...] = (
     {"seed": 7, "n": 3},
@@ -23,13 +23,13 @@ _CALLS: tuple[dict[str, Any], ...] = (
 
 
 class CanaryError(Exception):
-    """The canary's call was refused or not answered."""
+    """The canary's call was refused or got no answer."""
 
 
 async def golden_answers(port: int, timeout_s: float) -> list[Any]:
-    """The choices: drawn with a seed, greedy, held to a pattern, stopped, with logprobs.
+    """The choices of the canary's calls: seeded, greedy, with a pattern, with a stop string, with logprobs.
 
-    A full server is asked again until it takes the call. Raises CanaryError.
+    If the server is full, asks again until the call is accepted. Raises CanaryError.
     """
     question = {"role": "user", "content": "What is Headrace?"}
     ask = {"model": MODEL, "max_tokens": 30, "messages": [question]}
@@ -41,7 +41,7 @@ async def golden_answers(port: int, timeout_s: float) -> list[Any]:
 
 
 def is_same(now: Any, before: Any) -> bool:
-    """Whether two answers are equal: numbers with a fraction nearly, all else exactly."""
+    """Whether two answers are equal: floats approximately, everything else exactly."""
     if isinstance(now, float) and isinstance(before, float):
         return math.isclose(now, before, abs_tol=_LOGPROB_TOLERANCE)
     if isinstance(now, dict) and isinstance(before, dict):

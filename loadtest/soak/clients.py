@@ -1,4 +1,4 @@
-"""Clients of a soak: good and bad calls in every way that a client may behave. What breaks a rule is noted."""
+"""Clients of a soak: valid and invalid calls, in every way that a client may behave. Broken rules are recorded."""
 
 import asyncio
 import json
@@ -33,10 +33,10 @@ Deed = Callable[[], Awaitable[None]]
 
 
 class Traffic:
-    """What the clients of one server share. Event-loop thread only.
+    """State shared by the clients of one server. Event-loop thread only.
 
-    seen: statuses and deeds, counted. num_faults: broken rules; `faults` has the first of them in words.
-    is_ending: the server has been told to end, so it may refuse connections.
+    seen: counts of statuses and of what clients did. num_faults: number of broken rules; `faults` describes the first.
+    is_ending: the server was told to shut down, so it may refuse connections.
     """
 
     def __init__(self, port: int) -> None:
@@ -53,17 +53,17 @@ class Traffic:
 
 
 class Client:
-    """Does one deed after the other, drawn from its seed."""
+    """Does random things one after another, as its seed decides."""
 
     def __init__(self, traffic: Traffic, seed: str, *, only_large: bool = False) -> None:
-        """only_large: what takes the most memory, at once with other such clients: so the most is taken early, and what
-        is taken later beyond that is a leak."""
+        """only_large: only calls that take much memory. With several such clients the peak is reached early, and later
+        growth beyond it is a leak."""
         self._traffic = traffic
         self._chance = random.Random(seed)
         self._only_large = only_large
 
     async def run(self, until_s: float) -> None:
-        """Until then, on the monotonic clock; the deed that is under way is finished. Cancelled, it leaves at once."""
+        """Run until this time on the monotonic clock; the last call is finished. If cancelled, it leaves at once."""
         every = [self._wait] * 4 + [self._leave] * 2
         every += [self._drip, self._pipeline, self._read_slowly, self._never_read, self._stall, self._scrape]
         every += [self._tokenize, self._send_much, self._send_nonsense, self._fill]
@@ -73,12 +73,12 @@ class Client:
             await self._do(self._chance.choice(every))
 
     async def run_to_the_end(self) -> None:
-        """Ordinary calls until the server refuses connections."""
+        """Make ordinary calls until the server refuses connections."""
         try:
             while True:
                 await self._do(self._wait)
                 await asyncio.sleep(_PAUSE_AT_THE_END_S)
-        except ConnectionError:  # at the moment when the listener is closed also a reset
+        except ConnectionError:  # may be a reset if the listener closes at this moment
             if not self._traffic.is_ending:
                 raise
             self._traffic.seen["refused at the end"] += 1
@@ -121,7 +121,7 @@ class Client:
             await self._read(connection, call)
 
     async def _leave(self, connection: RawConnection) -> None:
-        """In the headers, in the body, while it waits, in the stream; or first with the sending half."""
+        """Disconnect within the headers, the body, the wait or the stream; or first half-close the sending side."""
         data = post_bytes(*draw_call(self._chance))
         sent = self._chance.choice([self._chance.randrange(1, 60), self._chance.randrange(60, len(data)), len(data)])
         connection.writer.write(data[:sent])
@@ -144,7 +144,7 @@ class Client:
         await asyncio.sleep(self._chance.uniform(0.5, 4))
 
     async def _stall(self, connection: RawConnection) -> None:
-        """Within a body that is announced to be long."""
+        """Stop within a long body of known length."""
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection.writer.write(head + b"Content-Length: 2000000\r\n\r\n" + b" " * self._chance.randrange(1, 500_000))
         await asyncio.sleep(self._chance.uniform(0.5, 4))
@@ -159,7 +159,7 @@ class Client:
         await self._ask(connection, Call("/tokenize", {"model": MODEL, "prompt": text}))
 
     async def _send_much(self, connection: RawConnection) -> None:
-        """A prompt, or a list of prompts, far beyond the context."""
+        """Send a prompt, or a list of prompts, far longer than the context."""
         prompt: Any = " ".join(self._chance.choices(WORDS, k=self._much()))
         if self._chance.random() < 0.3:
             prompt = [self._chance.randrange(300) for _ in range(self._much())]
@@ -170,7 +170,7 @@ class Client:
         return 100_000 if is_large else self._chance.choice([1, 200, 2000, 2000, 20_000])
 
     async def _fill(self, connection: RawConnection) -> None:
-        """Choices that together need most of the KV cache, so that whoever runs beside them is preempted."""
+        """Ask for choices that together need most of the KV cache, so that other requests are preempted."""
         body = {"model": MODEL, "prompt": "Tell", "max_tokens": 60, "n": 6, "ignore_eos": True, "stream": True}
         await self._ask(connection, Call("/v1/completions", body))
 

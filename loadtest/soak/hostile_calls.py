@@ -1,4 +1,4 @@
-"""Random calls, good and bad, drawn from a seed: what a client may send that means ill or does not know better."""
+"""Random calls from a seed, valid and invalid: what malicious or careless clients may send."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Call(NamedTuple):
 
 
 def draw_call(chance: random.Random) -> Call:
-    """Some of these are refused: their options exclude each other, or are beyond a limit."""
+    """Draw a call. Some are refused: their options exclude each other or exceed a limit."""
     body: dict[str, Any] = {"model": MODEL, "max_tokens": chance.choice([1, 2, 20, 60, 200])}
     is_chat = chance.random() < 0.6
     if is_chat:
@@ -96,7 +96,7 @@ def draw_call(chance: random.Random) -> Call:
 
 
 def _new_form(chance: random.Random) -> dict[str, Any]:
-    """A form of the output that nobody has asked for before: what is kept of each must not add up."""
+    """A new output format each time: what the server keeps for each must not accumulate."""
     name = f"p{chance.getrandbits(40):x}"
     schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
     return chance.choice(

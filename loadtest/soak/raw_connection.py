@@ -1,4 +1,4 @@
-"""One raw connection of a client that behaves as it likes."""
+"""A raw connection, for clients that misbehave."""
 
 import asyncio
 import contextlib
@@ -12,14 +12,14 @@ from loadtest.strict_http import MAX_LINE_BYTES, Answer, read_answer
 
 
 class RawConnection:
-    """Use `to`; end it with `leave`."""
+    """Open with `to`, end with `leave`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     @classmethod
     async def to(cls, port: int, receive_buffer: int | None = None) -> Self:
-        """A connection to 127.0.0.1. receive_buffer: bytes that the kernel takes for a client that does not read."""
+        """Connect to 127.0.0.1. receive_buffer: bytes that the kernel accepts for a client that does not read."""
         wire = socket.socket()
         if receive_buffer is not None:
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -36,16 +36,16 @@ class RawConnection:
         return await read_answer(self.reader, method=method, http_1_0=http_1_0, pause_s=pause_s)
 
     def leave(self, chance: random.Random) -> None:
-        """In order, or with a reset."""
+        """Close the connection, either properly or with a reset."""
         if chance.random() < 0.5:
             wire = self.writer.get_extra_info("socket")
-            with contextlib.suppress(OSError):  # the server has closed it
+            with contextlib.suppress(OSError):  # the server has closed it already
                 wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
 
 def post_bytes(path: str, body: dict[str, Any]) -> bytes:
-    """The request as a whole."""
+    """A complete POST request."""
     content = json.dumps(body).encode()
     line = " ".join(("POST", path, "HTTP/1.1"))
     head = f"{line}\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"

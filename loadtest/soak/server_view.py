@@ -1,4 +1,4 @@
-"""A server as an operator sees it: its health, its gauges, what its processes hold."""
+"""A server as an operator sees it: its health, its gauges, and the resources of its processes."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ _POLL_S = 0.05
 
 
 class NotAtRestError(Exception):
-    """Something of requests that have ended is still there."""
+    """Something of ended requests is still held."""
 
 
 class Health(NamedTuple):
@@ -46,13 +46,13 @@ class ServerView:
         return Health(status, str(json.loads(body)["status"]), time.monotonic() - began_s)
 
     async def metrics(self) -> dict[str, float]:
-        """Every series by its name and labels, as /metrics writes them."""
+        """Every series, by its name and labels as /metrics writes them."""
         _, body = await self._get("/metrics")
         lines = (line.rpartition(" ") for line in body.decode().splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
     async def rest(self, within_s: float) -> float:
-        """Waits until nothing of any request is left; returns the seconds. Raises NotAtRestError."""
+        """Wait until nothing of any request is left. Returns the seconds waited. Raises NotAtRestError."""
         began_s = time.monotonic()
         while True:
             metrics = await self.metrics()

@@ -1,7 +1,7 @@
-"""The soak itself: rounds of traffic, a rest after each, and SIGTERM under load at the end.
+"""The soak: rounds of traffic with a rest after each, and SIGTERM under load at the end.
 
-A rest is where a leak shows: nobody is there, so what is held then is held for nothing. In every second round all
-clients leave at once, in the others each waits for its answer.
+Rests reveal leaks: there are no clients, so nothing should be held for any. In every second round all clients
+disconnect at once; in the others each waits for its answer.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from loadtest.soak.server_view import ServerView
 from loadtest.soak.verdict import Bounds, Rest, laws_of_rests
 
 ENDS_WITHIN_S = 45.0
-"""After SIGTERM: --shutdown-timeout and the last words."""
+"""Time after SIGTERM: --shutdown-timeout plus the final cleanup."""
 
 _HEALTH_WITHIN_S = 10.0
 _LOOK_EVERY_S = 1.0
@@ -33,7 +33,7 @@ _FINISHED_WITHIN_S = 2 * ANSWERED_WITHIN_S
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """seconds: of traffic and rests together. num_large_rounds: the first rounds, of large requests only."""
+    """seconds: traffic and rests together. num_large_rounds: how many of the first rounds have only large requests."""
 
     seconds: float
     round_s: float = 10.0
@@ -45,7 +45,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Findings:
-    """peak_mb: under traffic. golden: how often the canary sang as before. ended: why the soak ended early, or None."""
+    """peak_mb: during traffic. num_golden: canary checks without a change. ended: why the soak ended early, or None."""
 
     rests: list[Rest] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
@@ -61,7 +61,7 @@ class Findings:
     ended: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """All but the single rests and the words of faults."""
+        """Everything but the single rests and the descriptions of faults."""
         row = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in {"rests", "faults"}}
         last = self.rests[-1] if self.rests else None
         return row | {"rests": len(self.rests), "last rest": last and last._asdict() | {"held": last.held._asdict()}}
@@ -69,8 +69,8 @@ class Findings:
     def laws(self, bounds: Bounds) -> list[Law]:
         return [
             Law("answers that break a rule, or hang", self.num_faults, 0),
-            Law("answers to the canary that changed", self.num_changed, 0),
-            Law("times that /health was not 200", self.num_unhealthy, 0),
+            Law("canary checks with a changed answer", self.num_changed, 0),
+            Law("/health checks that were not 200", self.num_unhealthy, 0),
             Law("/health, s, slowest", self.slowest_health_s, _HEALTH_WITHIN_S),
             *laws_of_rests(self.rests, bounds),
             Law("exit status after SIGTERM", self.exit_status, 0),
@@ -79,7 +79,7 @@ class Findings:
 
 
 async def soak(server: RunningServer, port: int, plan: Plan, tell: Callable[[str], None]) -> Findings:
-    """Runs to the end of the plan and ends the server. tell: is called with a line after each round."""
+    """Run the plan and shut the server down. tell: called with a line after each round."""
     run = _Soak(server, port, plan)
     try:
         await run.rounds(tell)
@@ -122,7 +122,7 @@ class _Soak:
         self.findings.num_preemptions = sum(preempted)
 
     async def end(self) -> None:
-        """SIGTERM while clients ask; each goes on until it is refused."""
+        """Send SIGTERM while clients make calls; each goes on until it is refused."""
         clients = [asyncio.create_task(self._client(f"end {index}").run_to_the_end()) for index in range(8)]
         await asyncio.sleep(_LOAD_BEFORE_SIGTERM_S)
         self._traffic.is_ending = True
@@ -131,7 +131,7 @@ class _Soak:
             self.findings.exit_status = await asyncio.to_thread(self._server.wait, ENDS_WITHIN_S)
             await asyncio.wait(clients, timeout=ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
-            self.findings.ended = f"no end within {ENDS_WITHIN_S:g} s of SIGTERM"
+            self.findings.ended = f"still running {ENDS_WITHIN_S:g} s after SIGTERM"
         for client in clients:
             client.cancel()
         for outcome in await asyncio.gather(*clients, return_exceptions=True):
@@ -162,7 +162,7 @@ class _Soak:
         return Client(self._traffic, f"{self._plan.seed} {name}", only_large=only_large)
 
     async def _look(self) -> None:
-        """Health and memory under traffic."""
+        """Check health and memory during traffic."""
         while True:
             health = await self._view.health()
             self.findings.slowest_health_s = max(self.findings.slowest_health_s, health.took_s)

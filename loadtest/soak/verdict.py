@@ -1,4 +1,4 @@
-"""What a soak found beside what is allowed."""
+"""Compares a soak's results with what is allowed."""
 
 import math
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from loadtest.trend import line_through
 WARM_UP_SHARE = 1 / 4
 _FILES_BESIDE = 4
 _THREADS_BESIDE = 8
-"""What starts a pool's last thread, or opens a log, may come late."""
+"""Allowed after warm-up: a pool's last thread may start late, and a log may be opened late."""
 
 
 class Bounds(NamedTuple):
-    """max_growth_mb: of the memory at rest. max_slope_mb_per_hour: broken if the slope is surely steeper, or not known;
-    infinite: it is not asked for."""
+    """max_growth_mb: of memory at rest. max_slope_mb_per_hour: broken if the slope is certainly steeper, or unknown;
+    infinite: not checked."""
 
     max_growth_mb: float = 100.0
     max_slope_mb_per_hour: float = 60.0
@@ -25,7 +25,7 @@ class Bounds(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """The server between two rounds. at_s: since the first round began. waited_s: until nothing was left."""
+    """The server between two rounds. at_s: since the first round began. waited_s: until it was at rest."""
 
     at_s: float
     waited_s: float
@@ -33,7 +33,7 @@ class Rest(NamedTuple):
 
 
 def laws_of_rests(rests: Sequence[Rest], bounds: Bounds) -> list[Law]:
-    """Of memory, open files, threads and of how long it takes to come to rest. The first quarter is warm-up."""
+    """Laws about memory, open files, threads, and the time to come to rest. The first quarter is warm-up."""
     begin = max(1, round(len(rests) * WARM_UP_SHARE))
     warm, later = rests[:begin], rests[begin:]
     laws = [Law("to rest, s, longest", max((rest.waited_s for rest in rests), default=None), bounds.rests_within_s)]
@@ -46,8 +46,8 @@ def laws_of_rests(rests: Sequence[Rest], bounds: Bounds) -> list[Law]:
         *laws,
         Law("memory, MB: growth after the warm-up", max(memory) - memory[0], bounds.max_growth_mb),
         *_law_of_slope([warm[-1], *later], bounds.max_slope_mb_per_hour),
-        Law("open files at rest, more than warm", later[-1].held.open_files - files, _FILES_BESIDE),
-        Law("threads at rest, more than warm", later[-1].held.threads - threads, _THREADS_BESIDE),
+        Law("open files at rest, growth after the warm-up", later[-1].held.open_files - files, _FILES_BESIDE),
+        Law("threads at rest, growth after the warm-up", later[-1].held.threads - threads, _THREADS_BESIDE),
     ]
 
 
@@ -56,11 +56,11 @@ def _law_of_slope(rests: Sequence[Rest], most: float) -> list[Law]:
         return []
     trend = line_through([rest.at_s / 3600 for rest in rests], [rest.held.resident_mb for rest in rests])
     found = trend.at_least if math.isfinite(trend.margin) else None
-    return [Law("memory, MB/hour: surely no less than", found, most)]
+    return [Law("memory, MB/hour: slope, lower bound", found, most)]
 
 
 def rest_table(rests: Sequence[Rest]) -> str:
-    """At most twelve rows, evenly over the time."""
+    """At most twelve rows, evenly spread over the time."""
     step = max(1, -(-len(rests) // 12))
     lines = [["at rest after, s", "resident MB", "open files", "threads", "processes", "waited, s"]]
     for rest in [*rests[:-1:step], *rests[-1:]]:

@@ -11,14 +11,15 @@ from tests.engine.toy_model import ToyExecutor
 
 
 class FaultyExecutor(ToyExecutor):
-    """Fails as a whole in the given launches and waits. Then no transfer is told of that was under way, as
-    service/engine/ports.py has it. Gives no token for the sequences in `unlucky`, nor in place of `failing_ids`.
+    """Raises in the given launches and waits; transfers in progress are then not reported, as service/engine/ports.py
+    says. Returns no token for the sequences in `unlucky`, nor in place of `failing_ids`.
 
-    An iteration whose wait fails has loaded no adapter, and copied nothing.
+    An iteration whose wait fails has loaded no adapter and copied nothing.
 
-    moving: ids of sequences on the move, by the engine. users: of those that run with an adapter, by its id. holders:
-    of those that have some of these blocks. hit: of the moving, of the sequences that were in an iteration that failed,
-    of those that run with an adapter that it should have loaded, and of those with blocks that it should have filled.
+    moving: asks the engine for the ids of sequences being transferred. users: for those that run with an adapter, by
+    its id. holders: for those that have any of these blocks. hit: ids of sequences that a failure may have cost their
+    data: those being transferred, those in a failed iteration, those with an adapter that it should have loaded, and
+    those with blocks that it should have filled.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A real engine over the toy model, moved by hand, with every invariant checked after each step."""
+"""A real engine over the toy model, stepped by hand, with every invariant checked after each step."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ VOCABULARY = 1000
 
 
 def as_token_event(event: StreamEvent) -> StreamEvent:
-    """A plain token in full; any other event as it is."""
+    """A plain token id as a TokenEvent; any other event unchanged."""
     return TokenEvent(0, event, None) if isinstance(event, int) else event
 
 
@@ -118,7 +118,7 @@ class Harness:
         window: int | None = None,
         groups: TableGroups | None = None,
     ) -> None:
-        """groups: of the layers, if only some of several see the window."""
+        """groups: the layers' groups, if only some of several have the window."""
         self.clock = clock or ManualClock()
         groups = groups or one_group(window)
         if prefix_cache is None:
@@ -218,7 +218,7 @@ class Harness:
         )
 
     def adapter(self, num_blocks: int, digest: str | None = None) -> Adapter:
-        """Another one, of weights of its own if no digest is given."""
+        """A new adapter; without a digest, with weights that no other one has."""
         adapter_id = len(self.adapters) + 1
         name = f"adapter-{adapter_id}"
         adapter = Adapter(name, adapter_id, num_blocks, digest or name)
@@ -228,19 +228,19 @@ class Harness:
         return adapter
 
     def add(self, request: Request) -> bool:
-        """False if the door refuses it because it could never run."""
+        """False if the engine refuses the request because it could never run."""
         if not fits_ever(request, self.blocks, self.max_num_seqs):
             return False
         self.engine.requests.add(request)
         return True
 
     def running_with(self, adapter_id: int) -> list[int]:
-        """Ids of the sequences."""
+        """Ids of the sequences that run with this adapter."""
         groups = [g for g in self.scheduler.pool.running if g.request.adapter is not None]
         return [s.sequence_id for g in groups if g.request.adapter.adapter_id == adapter_id for s in g.sequences]
 
     def sequences_with(self, block_ids: set[int]) -> list[int]:
-        """Ids of those on the device that have any of these blocks."""
+        """Ids of the sequences on the device that have any of these blocks."""
         return [i for i, table in self.blocks._tables.items() if not block_ids.isdisjoint(table.block_ids)]
 
     def step(self) -> None:
@@ -250,7 +250,7 @@ class Harness:
         self.check()
 
     def run(self, max_steps: int = 10_000) -> None:
-        """Step until nothing lives; fails if that takes more than `max_steps`."""
+        """Step until no request is live; fails if that takes more than `max_steps`."""
         for _ in range(max_steps):
             if not self.engine.has_work:
                 return
@@ -261,7 +261,7 @@ class Harness:
         self.take_in(one_by_one(self.engine.requests.events.take()))
 
     def take_in(self, events: Iterable[Addressed]) -> None:
-        """Keep what the engine tells."""
+        """Record the engine's events."""
         for request_id, event in events:
             assert request_id not in self.finals, "nothing follows the final event"
             event = as_token_event(event)
@@ -354,13 +354,13 @@ class Harness:
                     assert all(a == b or PENDING_TOKEN_ID in (a, b) for a, b in pairs)
 
     def _num_computed(self, sequence: Sequence) -> int:
-        """A sequence in the decode batch says it only once it has left."""
+        """A sequence in the decode batch does not have this number itself until it has left."""
         running, lanes = self.scheduler.pool.running, self.scheduler.lanes
         together = {group.live[0].sequence_id for group in running if any(group in batch for batch in lanes)}
         return len(sequence.token_ids) - 1 if sequence.sequence_id in together else sequence.num_computed_tokens
 
     def _check_prefix_cache(self) -> None:
-        """What may be found is computed: the blocks of an entry hold its tokens, one position after the other."""
+        """What the prefix cache can find is computed: an entry's blocks hold its tokens, in order of position."""
         cache, executor = self.blocks._prefix_cache, self.executor
         if not (isinstance(cache, ChainedPrefixCache) and isinstance(executor, ToyExecutor)):
             return
@@ -383,12 +383,12 @@ class Harness:
             assert held == [cell_of(token_id, first + i, *(weights or [None])) for i, token_id in enumerate(tokens)]
 
     def check_nothing_left(self) -> None:
-        """All requests have ended, each once, and nobody remembers any of them."""
+        """All requests have ended, once each, and nothing of any of them is left."""
         assert len(self.sink.requests) == len(self.finals)
         self.check_books()
 
     def check_books(self) -> None:
-        """Nobody remembers a request that has ended, and another one leaves nothing either."""
+        """Nothing is left of ended requests, and one more request leaves nothing either."""
         scheduler, pool, blocks = self.scheduler, self.scheduler.pool, self.blocks
         assert not self.engine.has_work
         assert blocks.pool.num_used - blocks.adapter_slots.num_blocks == blocks.swap_space.num_used == 0
@@ -438,7 +438,7 @@ class Harness:
             self._check_logprobs(request, choice_index, complete)
 
     def _check_logprobs(self, request: Request, choice_index: int, complete: bool) -> None:
-        """Each token's and, once any token is there, the prompt's."""
+        """Check each token's logprob and, once there is a token, the prompt's."""
         prompt, drawn = request.prompt_token_ids, self.tokens[request.request_id, choice_index]
         cells = cells_of([*prompt, *drawn], _digest(request), self.window)
         views = ((cell[0], seen(cells[: cell[1]], self.window)) for cell in cells[1:])
@@ -474,7 +474,7 @@ def _scheduling(policy: str | SchedulingPolicy, blocks: BlockManager, history: H
 
 
 def sequence_ids(plan: IterationPlan) -> list[int]:
-    """Of all that it computes, each once."""
+    """Ids of all sequences that it computes, each once."""
     return list(dict.fromkeys([*plan.decodes.sequence_ids.tolist(), *(item.sequence_id for item in plan.scheduled)]))
 
 

@@ -22,7 +22,7 @@ class LateIteration:
 
 @dataclass(frozen=True)
 class MaybeDone(LateIteration):
-    """Says that it is, or is not."""
+    """Reports the given answer when it is asked whether it is done."""
 
     done: bool
 
@@ -31,7 +31,7 @@ class MaybeDone(LateIteration):
 
 
 class LateExecutor:
-    """Subclasses say what a plan computes, of which they see every sequence one by one."""
+    """Subclasses compute a plan, in which every sequence is scheduled singly."""
 
     def __init__(self) -> None:
         self._reader = PlanReader()
@@ -40,7 +40,7 @@ class LateExecutor:
         return LateIteration(self, self.expand(plan))
 
     def expand(self, plan: IterationPlan) -> IterationPlan:
-        """Every plan goes through it, in order."""
+        """Every plan must pass through it, in order."""
         return self._reader.expand(plan)
 
     def execute(self, plan: IterationPlan) -> IterationResult:

@@ -1,4 +1,4 @@
-"""A training whose layer steps cost seconds of a clock that is moved by hand, its executor and its listener."""
+"""A training whose layer steps take given seconds of a manual clock, with its executor and its listener."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.manual_clock import ManualClock
 
 
 class ScriptedTraining:
-    """Iterations of layer steps that cost `step_s`, each with an optimizer step at its end.
+    """Iterations of layer steps that take `step_s` seconds, each with an optimizer step at its end.
 
-    fails_at: the number, from 0 on, of the layer step that raises. done: the numbers of those that were run.
-    first_run_s: what they cost in the first iteration, if it is something else.
+    fails_at: index of the layer step that raises. num_done: layer steps run. first_run_s: their seconds in the first
+    iteration, if different.
     """
 
     num_arena_bytes = 0
@@ -91,7 +91,7 @@ class ScriptedTraining:
 
 
 class ScriptedTrainings:
-    """The engine's TrainingExecutor; what `execute` takes is told by the clock."""
+    """The engine's TrainingExecutor. Measures by the clock how long `execute` takes."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -126,7 +126,7 @@ class ScriptedTrainings:
 
 
 class TrainingToy(FaultyExecutor):
-    """Carries on a training between the requests' iterations, of which each takes `iteration_s` of the clock."""
+    """Runs a training between the requests' iterations, each of which takes `iteration_s` of the clock."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class TrainingToy(FaultyExecutor):
 
 
 class NotingListener:
-    """Keeps what it is told. fails: raises instead, always."""
+    """Records what it is told. fails: always raises instead."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.reports: list[StepReport] = []

@@ -1,5 +1,5 @@
-"""What ails an engine is told, by what brings it about: executors that fail with everything or with one client's
-requests, an admission that never admits."""
+"""Whether an engine is found to be ailing, and why: executors that fail with everything or with one client's requests,
+and an admission that never admits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Fault = Literal["nothing drawn", "raises"]
 
 
 class PoisonedExecutor(ToyExecutor):
-    """Fails with every plan that has a share with `POISON` in it, or with all while `is_broken`."""
+    """Fails with every plan that has `POISON` in it, and with all plans while `is_broken`."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(64, 4, VOCABULARY)
@@ -54,7 +54,7 @@ class PoisonedExecutor(ToyExecutor):
 
 
 class Served:
-    """An engine whose loop is turned by hand; what it has published."""
+    """An engine whose loop is run by hand, and what it has published."""
 
     def __init__(self, harness: Harness) -> None:
         self.harness = harness
@@ -115,7 +115,7 @@ def test_a_long_prompts_chunks_are_no_successes():
 
 @pytest.mark.parametrize("fault", ["nothing drawn", "raises"])
 def test_one_clients_bad_requests_ail_nobody_but_it(fault: Fault, overlap: bool):
-    """Sent again and again, as SDKs do with a 500, and alone, so that each is all that its iteration holds."""
+    """They are sent again and again, as SDKs do after a 500, one at a time, so each is alone in its iteration."""
     executor = PoisonedExecutor(fault)
     served = Served(Harness(executor=executor, overlap=overlap))
     request = served.harness.request
@@ -146,7 +146,7 @@ def test_an_executor_that_fails_with_a_probe_too_ends_the_thread():
 
 
 def test_a_probe_without_room_is_made_later():
-    """What other requests hold is theirs."""
+    """Other requests keep their memory."""
     served = Served(Harness(executor=PoisonedExecutor("nothing drawn")))
     engine, pool = served.harness.engine, served.harness.blocks.pool
     taken = pool.allocate_many(pool.num_free)
@@ -157,7 +157,7 @@ def test_a_probe_without_room_is_made_later():
 
 
 def test_without_requests_an_engine_that_fails_looks_now_and_then_whether_it_still_does():
-    """A balancer sends nothing to a server that is not healthy, so no request can show that it is again."""
+    """A load balancer sends nothing to an unhealthy server, so no request can show that it has recovered."""
     executor = PoisonedExecutor("nothing drawn")
     served = Served(Harness(executor=executor))
     executor.is_broken = True
@@ -168,7 +168,7 @@ def test_without_requests_an_engine_that_fails_looks_now_and_then_whether_it_sti
     looks: list[float | None] = []
 
     class Wake(threading.Event):
-        """Nobody comes for four looks; in the last of them the executor works again."""
+        """No request comes for four probes; before the last one the executor works again."""
 
         def wait(self, seconds: float | None = None) -> bool:
             looks.append(seconds)
@@ -184,7 +184,7 @@ def test_without_requests_an_engine_that_fails_looks_now_and_then_whether_it_sti
 
 
 class Closed:
-    """An admission that never admits, until it is opened."""
+    """An admission that never admits until it is opened."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -250,7 +250,7 @@ def test_a_stall_ends_with_those_who_wait(command: Callable[[str], Command]):
 
 
 def test_a_full_house_is_no_stall():
-    """Whoever waits for others to end waits while they run."""
+    """Waiting for others to end is no stall as long as those run."""
     served = Served(Harness(max_num_seqs=1, num_blocks=16))
     for _ in range(4):
         served.loop.send(Submit(served.harness.request((1,) * 20, 30)))

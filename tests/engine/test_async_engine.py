@@ -24,7 +24,7 @@ from tests.manual_clock import ManualClock
 
 
 class GatedExecutor(ToyExecutor):
-    """Computes only while the gate is open. one_at_a_time: each iteration closes it behind itself."""
+    """Computes only while the gate is open. one_at_a_time: each iteration closes the gate again."""
 
     def __init__(self, num_blocks: int = 64) -> None:
         super().__init__(num_blocks, 4, VOCABULARY)
@@ -68,7 +68,7 @@ def run(
     num_adapter_slots: int = 0,
     trainings: TrainingExecutor | None = None,
 ) -> list[BaseException]:
-    """Run the scenario against a started engine, drain it, return the faults that it died of."""
+    """Run the scenario against a started engine and drain it. Returns the faults that the engine died of."""
     deaths: list[BaseException] = []
 
     async def scene() -> None:
@@ -211,7 +211,7 @@ def test_too_many_waiting_tokens_are_overload_too():
 
 
 def test_a_beginning_that_waiting_prompts_share_counts_once_but_not_without_end():
-    """The prefix cache will serve it to all but the first; the host's memory holds it for each."""
+    """The prefix cache will serve it to all but the first, but each request holds it in host memory."""
     executor = GatedExecutor(256)
     shared = tuple(range(2 * CHUNK_TOKENS))
 
@@ -402,7 +402,7 @@ def test_a_request_that_the_thread_dies_before_taking_is_told():
 
 
 def test_a_thread_that_outlives_the_event_loop_is_no_fault(caplog: pytest.LogCaptureFixture):
-    """Also where the loop is closed while the thread tells its news."""
+    """Also if the event loop is closed while the thread reports to it."""
     harness, deaths = Harness(), list[BaseException]()
     asked, is_closed = threading.Event(), threading.Event()
 

@@ -54,7 +54,7 @@ def test_only_the_first_ranks_may_finish_and_finished_ones_do_not_go_on():
     [(True, 1.0, False), (False, 1.0, False), (False, 2.0, False), ("never", 2.0, True), ("never", 0.0, False)],
 )
 def test_when_enough_is_enough(early_stopping: bool | str, length_penalty: float, goes_on: bool):
-    """Two have finished at length 1 and 2; the best beam stands at -1.5 after two of ten tokens."""
+    """Two have finished, with lengths 1 and 2; the best live beam has -1.5 after two of ten tokens."""
     search = BeamSearch(params(2, early_stopping=early_stopping, length_penalty=length_penalty))
     assert search.advance([[(EOS, -0.2), (1, -0.5), (2, -0.6)]])
     going_on = search.advance([[(EOS, -0.1), (4, -1.0), (6, -9.0)], [(4, -1.0), (5, -1.2), (6, -9.0)]])

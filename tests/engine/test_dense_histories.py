@@ -1,8 +1,8 @@
-"""Histories in which memory is always short: requests come at once, with long prompts and several choices, into a cache
-that holds a few of them. So nearly each is preempted, and returns from the host or is computed again.
+"""Histories in which memory is always short: requests with long prompts and several choices arrive at once, for a cache
+that holds only a few. So nearly each is preempted, and is swapped in or recomputed.
 
-With and without a window over the tokens, under which blocks go from hand to hand while their sequences run on; and
-with a window that some groups of layers see through, while others see everything.
+With and without a sliding window, with which sequences pass blocks on while they run; and with a window in only some
+groups of layers.
 """
 
 from __future__ import annotations

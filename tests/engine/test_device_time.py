@@ -1,4 +1,4 @@
-"""When the device worked on an iteration, as the engine tells the predictor and the metrics."""
+"""When the device worked on an iteration, as the engine reports it to the predictor and the metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.manual_clock import ManualClock
 
 
 class SlowExecutor(ToyExecutor):
-    """Each iteration takes the device a second, one after the other."""
+    """Each iteration takes one second of device time, one after another."""
 
     clock: ManualClock
 
@@ -37,7 +37,7 @@ def test_an_iteration_takes_the_device_from_when_the_one_before_has_left_it(over
 
 
 class SlowDevice(ToyExecutor):
-    """Its results take a time to wait for, or were there long before; done: only fetching them takes it."""
+    """done False: waiting for a result takes `wait_s`. done True: the results are there, and only fetching takes it."""
 
     def __init__(self, clock: ManualClock, wait_s: float, *, done: bool) -> None:
         super().__init__(64, 4, VOCABULARY)
@@ -67,7 +67,7 @@ def test_iterations_whose_end_was_not_seen_teach_nothing(overlap: bool, wait_s: 
 
 
 class WatchedTime(IterationTime):
-    """Keeps the heat under which iterations were seen."""
+    """Records the device's heat at each observed iteration."""
 
     heats: tuple[float, ...] = ()
 
@@ -79,7 +79,7 @@ class WatchedTime(IterationTime):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_predictor_hears_how_long_the_device_had_nothing_to_do(overlap: bool):
     class WithClock(ToyExecutor):
-        """Half a second an iteration, by its own clock too."""
+        """Half a second per iteration, by its own clock too."""
 
         def execute(self, plan: IterationPlan) -> IterationResult:
             harness.clock.advance(0.5)

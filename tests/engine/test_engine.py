@@ -203,7 +203,7 @@ def test_choices_share_the_prompt_and_are_copied_on_write():
     extra_budget=st.integers(1, 10),
 )
 def test_all_end_no_later_than_if_one_ran_after_the_other(requests, num_blocks, max_num_seqs, extra_budget):
-    """First come, first served: the oldest goes on in every iteration, whoever is pushed out for it."""
+    """First come, first served: the oldest request runs in every iteration, whatever is preempted for it."""
     budget = max_num_seqs + extra_budget
     harness = Harness(num_blocks, 2, max_num_seqs, budget)
     bound = 1
@@ -362,7 +362,7 @@ def test_a_stop_is_seen_one_iteration_late():
 
 
 def test_tokens_are_told_beside_the_blocks_that_held_them_when_they_were_counted():
-    """Blocks go in between: to the host, or with a request that ends."""
+    """Blocks are freed in between: to the host, or when a request ends."""
     harness = Harness(num_blocks=64, block_size=4)
     for length in (24, 5):
         harness.add(harness.request(tuple(range(length)), 3 if length == 24 else 30))

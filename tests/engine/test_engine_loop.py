@@ -25,7 +25,7 @@ from tests.manual_clock import ManualClock
 
 
 class Outbox:
-    """What the loop published; the final events can be waited for."""
+    """What the loop published. Tests can wait for the final events."""
 
     def __init__(self) -> None:
         self.finals: dict[str, FinalEvent] = {}
@@ -61,7 +61,7 @@ def test_requests_are_served_and_the_thread_stops_in_order():
 
 
 class ToldExecutor:
-    """Tells of every launch and of the beginning of every wait."""
+    """Reports every launch and the start of every wait."""
 
     def __init__(self, inner: Executor, order: list[str]) -> None:
         self._inner = inner
@@ -88,7 +88,7 @@ class ToldIteration:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_tokens_are_handed_over_when_all_is_launched_that_may_be(overlap: bool):
-    """The thread waits next, so that the event loop has the interpreter to itself."""
+    """The thread waits next, so the event loop does not compete for the interpreter."""
     order: list[str] = []
     toy = Harness().toy
     harness = Harness(executor=ToldExecutor(toy, order), overlap=overlap)
@@ -110,7 +110,7 @@ def test_tokens_are_handed_over_when_all_is_launched_that_may_be(overlap: bool):
 
 
 def test_a_request_is_queued_at_every_moment_until_it_starts(monkeypatch: pytest.MonkeyPatch):
-    """Also while the thread takes it from the inbox: else a burst finds room for as many again."""
+    """Also while the thread takes it from the inbox: otherwise a burst could be accepted twice as large as allowed."""
     harness = Harness()
     outbox = Outbox()
     loop = EngineLoop(harness.engine, harness.clock, outbox.publish, outbox.deaths.append)
@@ -202,7 +202,7 @@ def test_a_fault_that_also_keeps_requests_from_ending_is_told(monkeypatch: pytes
 
 
 class PiecesOfWork:
-    """Idle work of `num_pieces`, each of which waits for `allowed` and notes what ran meanwhile."""
+    """Idle work of `num_pieces`. Each waits for `allowed` and records what ran meanwhile."""
 
     def __init__(self, num_pieces: int) -> None:
         self.num_left = num_pieces
@@ -248,7 +248,7 @@ def test_idle_work_is_done_a_piece_at_a_time_and_requests_come_between():
 
 
 class EndlessPiece:
-    """Idle work that only ends by being given up."""
+    """Idle work that ends only when it is given up."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -301,7 +301,7 @@ def test_while_the_same_decodes_go_on_a_snapshot_is_taken_now_and_then():
 
 
 class MissedWork:
-    """A piece that is missed, done at once. Notes each time whether iterations ran."""
+    """An urgent piece of idle work, done at once. Records each time whether iterations ran."""
 
     def __init__(self) -> None:
         self.missed = True
@@ -376,7 +376,7 @@ def test_who_comes_after_a_pause_does_not_wait_for_what_is_missed():
 
 
 class TrainingLoop:
-    """A loop whose engine may carry on trainings."""
+    """A loop whose engine may run trainings."""
 
     def __init__(self, **options: Any) -> None:
         self.clock = ManualClock()

@@ -6,7 +6,7 @@ from tests.engine.harness import Harness, ListSink
 
 
 class BrokenSink(ListSink):
-    """Takes nothing."""
+    """Raises on every call."""
 
     def record_iteration(self, stats: object) -> None:
         raise MemoryError

@@ -1,4 +1,4 @@
-"""The engine with grammars, over a model that draws at random: what ends by itself parses, whatever happens to it."""
+"""The engine with grammars, over a model that draws at random: output that ends by itself parses, in any history."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ _CHECKS = {
 @given(schemas=st.lists(SCHEMAS, min_size=1, max_size=3), n=st.integers(1, 3), seed=st.integers(0, 99), data=st.data())
 @settings(max_examples=examples(60), deadline=None)
 def test_what_ends_by_itself_parses(schemas: list[dict[str, Any]], n: int, seed: int, data: st.DataObject) -> None:
-    """Few blocks: requests preempt each other, and come back by recomputation or from the host."""
+    """Blocks are few: requests preempt each other, and are recomputed or swapped in."""
     swaps = data.draw(st.booleans())
     harness = make_harness(
         num_blocks=data.draw(st.integers(54, 70)),
@@ -208,7 +208,7 @@ def test_a_draw_of_nothing_is_the_clients_fault_if_it_may_be(contradicts: bool) 
 
 
 def test_overlapped_iterations_go_on_beside_a_grammar() -> None:
-    """Whose next mask depends on the token that is being drawn: it sits out, and holds nobody back."""
+    """A request's next mask depends on the token being drawn, so it skips an iteration, without delaying others."""
     harness = make_harness(overlap=True)
     constrained = request(harness, regex("[0-9]{30}"), max_tokens=30)
     free = request(harness, None, max_tokens=20)
@@ -223,7 +223,7 @@ def test_overlapped_iterations_go_on_beside_a_grammar() -> None:
 
 
 def test_masks_are_begun_before_the_executor_launches_and_awaited_by_it() -> None:
-    """Between the two the executor launches the forward pass (`ModelRunner.launch`)."""
+    """In between, the executor launches the forward pass (`ModelRunner.launch`)."""
     order = []
 
     class Masker(TokenBitmask):
@@ -252,7 +252,7 @@ def test_masks_are_begun_before_the_executor_launches_and_awaited_by_it() -> Non
 def test_who_may_think_so_long_thinks_no_longer_and_as_alone(
     budgets: list[int | None], n: int, overlap: bool, swaps: bool
 ) -> None:
-    """Beside each other, preempted or not, each writes what it writes alone; nobody without a budget is held to one."""
+    """Side by side, preempted or not, each writes what it writes alone. Requests without a budget are not limited."""
 
     def written(harness: Harness, of: Sequence[tuple[int, int | None]]) -> list[list[list[int]]]:
         asked = [request(harness, thinking(budget), 30, n, seed=index) for index, budget in of]
@@ -270,5 +270,5 @@ def test_who_may_think_so_long_thinks_no_longer_and_as_alone(
 
 
 def thinking(budget: int | None) -> Grammar | None:
-    """Of a prompt that has begun the reasoning."""
+    """The grammar of a prompt that has begun the reasoning."""
     return None if budget is None else ReasoningGrammar(None, END_THINK, None, budget)

@@ -10,7 +10,7 @@ from tests.engine.test_result_applier import BrokenForOne
 
 
 def test_a_journal_tells_what_happened():
-    """Prompts in chunks, a wait for memory, preemptions with what they cost: bounded facts for the trace."""
+    """Prompt chunks, a wait for memory, preemptions with their cost: a bounded number of facts for the trace."""
     harness = Harness(num_blocks=10, block_size=4, max_num_batched_tokens=16)
     for seed in range(3):
         assert harness.add(harness.request(tuple(range(50 * seed, 50 * seed + 20)), 16, seed=seed))
@@ -47,7 +47,7 @@ def test_whatever_ends_a_request_ends_it_once_and_frees_what_it_held(num_steps: 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_what_is_known_so_far_counts_every_token_that_was_told(overlap: bool):
-    """Also those that only the decode batch has counted."""
+    """Including tokens that only the decode batch has counted."""
     harness = Harness(overlap=overlap)
     requests = [harness.request((1, 2, 3), 20, n=n) for n in (1, 1, 2)]
     ids = [request.request_id for request in requests]
@@ -85,7 +85,7 @@ def test_a_choice_whose_text_is_complete_ends_alone():
 
 @pytest.mark.parametrize("num_steps", [0, 1])
 def test_a_choice_that_has_computed_nothing_or_half_a_prompt_may_be_stopped(num_steps: int):
-    """And nobody finds what it has not computed."""
+    """And no request finds what it has not computed in the prefix cache."""
     harness = Harness(max_num_batched_tokens=9)
     prompt = tuple(range(17))
     harness.add(harness.request(prompt, 5))

@@ -1,4 +1,4 @@
-"""Laws of requests that want their prompt's pooled hidden states: whatever happens beside them, these are as alone."""
+"""Laws of requests for a prompt's pooled hidden states: whatever runs beside them, these are as when computed alone."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_it_ends_by_itself_and_draws_nothing():
 
 
 class NotFinite(ToyExecutor):
-    """Some prompts' hidden states are no numbers."""
+    """Returns hidden states that are not finite for some prompts."""
 
     def _pool(self, item: Any) -> Vector:
         vector = super()._pool(item)

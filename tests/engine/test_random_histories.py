@@ -1,7 +1,7 @@
-"""Long and dense histories, under settings of every kind: what a list of operations seldom grows to.
+"""Long and dense histories with settings of every kind, which short lists of random operations seldom become.
 
-Requests of all kinds begin alike, come faster than they can be served, are cancelled and stopped at any moment, and
-preempt each other; iterations fail. Whatever happens, each gets its own tokens, and nothing is left in the end.
+Requests of all kinds share beginnings, arrive faster than they can be served, are cancelled and stopped at any time,
+and preempt each other; iterations fail. In every case each request gets its own tokens, and nothing is left in the end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_STEPS = 20_000
 
 
 class SlackAtTimes:
-    """Nobody waits for a training, and it has some time between iterations or none."""
+    """Requests never wait for the training, which gets a random slack between iterations, or none."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -49,8 +49,8 @@ class SlackAtTimes:
 
 
 class History:
-    """touched: choices that were ended from outside; None for all choices of a request. members: the sequence ids of
-    the requests that were accepted."""
+    """touched: (request, choice) ended from outside; choice None: all of the request. members: sequence ids of accepted
+    requests."""
 
     def __init__(self, seed: int, num_lanes: int) -> None:
         self.chance = chance = random.Random(seed)
@@ -117,7 +117,7 @@ class History:
         self._longest = chance.choice([3, 12, 25, 60])
 
     def _speculation(self, max_num_seqs: int, budget: int, window: int | None) -> Speculation | None:
-        """For half of the histories, with drafts of which many are right, or few."""
+        """For half of the histories; many or few of the drafts are right."""
         chance = random.Random(self.chance.random())
         num_drafts, share_right = chance.choice([1, 2, 4]), chance.choice([0.1, 0.7, 0.95])
         if chance.random() < 0.5:

@@ -65,7 +65,7 @@ def test_a_failed_draw_counts_as_no_token(overlap: bool):
 
 
 class BrokenForOne(ChainedPrefixCache):
-    """Breaks at the output of one sequence, as a fault of ours would."""
+    """Raises at the output of one sequence, as a bug of ours would."""
 
     def insert(self, sequence: Sequence, salt: str, block_ids: list[int], num_tokens: int) -> None:
         if sequence.sequence_id == 1 and num_tokens > 6:
@@ -99,7 +99,7 @@ def test_only_a_requests_last_token_and_those_of_several_choices_are_told_in_ful
 
 
 class Scoring(ToyExecutor):
-    """Scores prompts: a target's logprob is minus its id, but for `unlucky`, whose last one is no number."""
+    """Scores prompts: a token's logprob is minus its id; the last one of `unlucky` is not a number."""
 
     def __init__(self, unlucky: int) -> None:
         super().__init__(64, 4, VOCABULARY)

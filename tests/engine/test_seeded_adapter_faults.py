@@ -1,4 +1,4 @@
-"""The suite can fail where adapters are concerned: each fault, put in on purpose, is caught."""
+"""Proves that the suite can fail where adapters are concerned: each fault put in on purpose is caught."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Patch = pytest.MonkeyPatch
 
 
 class LosesALoad(FaultyExecutor):
-    """The launch fails that would load the fourth adapter."""
+    """The launch that would load the fourth adapter fails."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(frozenset(), num_blocks=num_blocks, transfer_delay=1)
@@ -37,8 +37,8 @@ class LosesALoad(FaultyExecutor):
 
 
 def adapter_scenario(overlap: bool) -> None:
-    """Four adapters, two of the same weights, in two slots and a cache too small for all: their requests begin alike,
-    push each other out both ways, and one load fails."""
+    """Four adapters, two with equal weights, in two slots and a cache too small for all. Their requests share
+    beginnings and preempt each other both ways, and one load fails."""
     executor = LosesALoad(num_blocks=20)
     harness = Harness(
         num_blocks=20,
@@ -85,7 +85,7 @@ def a_load_not_told(patch: Patch) -> None:
 
 
 def an_adapter_in_use_goes(patch: Patch) -> None:
-    """It counts as idle as soon as it is there."""
+    """It counts as idle as soon as it is loaded."""
     place = AdapterSlots.place
 
     def idle(self: AdapterSlots, adapter: Adapter, block_ids: list[int]) -> AdapterLoad:

@@ -1,5 +1,5 @@
-"""Faults of the decode batch, put in on purpose: of its columns, its members, and what a plan says of both. Each is
-caught by the oracle, the executor or an invariant."""
+"""Faults put into the decode batch on purpose: its columns, its members, and what a plan says of both. Each is caught
+by the oracle, the executor or an invariant."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Patch = pytest.MonkeyPatch
 
 
 def scenario(overlap: bool, num_lanes: int = 1) -> None:
-    """Decodes that come and go beside chunks of prompts: some stop at an id, one is aborted, one is stopped, and all
-    cross several blocks."""
+    """Decodes that come and go beside prompt chunks: some stop at an id, one is aborted, one is stopped, and all cross
+    block borders."""
     harness = Harness(80, 4, 9, 12, overlap=overlap, num_lanes=num_lanes)
     stops = frozenset(range(0, 1000, 9))
     for number in range(8):
@@ -50,7 +50,7 @@ def test_without_a_fault_the_scenario_passes(overlap: bool, num_lanes: int):
 
 
 def _joins_with(patch: Patch, column: int, change: int) -> None:
-    """The last one of those who join has another number in this column."""
+    """The last joining sequence gets another number in this column."""
 
     def changed(self: DecodeBatch, groups: list[SequenceGroup]) -> None:
         join(self, groups)

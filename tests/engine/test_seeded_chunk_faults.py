@@ -1,4 +1,4 @@
-"""Faults of prompts that take their blocks chunk by chunk, put in on purpose: each is caught."""
+"""Faults put on purpose into prompts that take their blocks chunk by chunk: each is caught."""
 
 from __future__ import annotations
 

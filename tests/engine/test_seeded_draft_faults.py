@@ -1,4 +1,4 @@
-"""Speculation through the whole engine: each request gets its own tokens, and a fault that is put in is caught."""
+"""Speculation through the whole engine: each request gets its own tokens, and faults put in on purpose are caught."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_DRAFTS = 3
 
 
 def scenario(overlap: bool, num_lanes: int = 1) -> Harness:
-    """Requests of every kind in a small cache, half of the drafts right, against the oracle."""
+    """Requests of every kind in a small cache, half of the drafts right, checked against the oracle."""
     chance = random.Random(1)
     harness = Harness(
         num_blocks=26,
@@ -100,7 +100,7 @@ def a_draw_behind_a_wrong_draft_told(patch: Patch) -> None:
 
 
 def an_accepted_draft_computed_no_more(patch: Patch) -> None:
-    """The sequence goes on from its last token with a gap before it in the cache."""
+    """The sequence goes on from its last token, with a gap before it in the cache."""
     apply = SequenceResults._apply_drafts
 
     def too_far(self, item, drafts, draws, group, tokens):

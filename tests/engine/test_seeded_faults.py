@@ -1,4 +1,4 @@
-"""The suite can fail: each fault, put in on purpose, is caught by the oracle or by an invariant."""
+"""Proves that the suite can fail: each fault put in on purpose is caught by the oracle or by an invariant."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_fault_of_overlapping_is_caught(fault: Callable[[Patch], None], monkey
 
 
 def beam_scenario(overlap: bool) -> None:
-    """Beams beside choices that begin alike, in a cache so small that they are preempted, against the oracle."""
+    """Beams beside choices with the same beginning, preempted in a small cache, checked against the oracle."""
     harness = Harness(num_blocks=20, block_size=2, max_num_seqs=10, max_num_batched_tokens=12, overlap=overlap)
     harness.add(harness.request((1, 2, 3), 12, n=2, seed=2))
     harness.add(harness.request((1, 2, 3, 4, 5), 16, seed=1))
@@ -221,7 +221,7 @@ def test_without_a_fault_the_scenario_of_beams_passes(overlap: bool):
 
 
 def a_beams_fork_leaks(patch: Patch) -> None:
-    """The blocks that a beam had before it went on from another are never given back."""
+    """The blocks that a beam had before it extended another beam are never freed."""
     refork = BlockManager.refork
 
     def keep_old(self: BlockManager, parent_of: dict[int, int]) -> None:
@@ -239,7 +239,7 @@ def a_beam_keeps_its_own_blocks(patch: Patch) -> None:
 
 
 def beams_go_on_in_turn_instead_of_at_once(patch: Patch) -> None:
-    """So a beam may take blocks that its parent has taken from another in the same step."""
+    """So a beam may take blocks that its parent has taken from another beam in the same step."""
     refork = BlockManager.refork
 
     def in_turn(self: BlockManager, parent_of: dict[int, int]) -> None:
@@ -257,7 +257,7 @@ def a_beams_change_of_table_not_told(patch: Patch) -> None:
 
 
 def a_preempted_beam_keeps_its_top(patch: Patch) -> None:
-    """So the next step may be taken while some beams are still to be computed again."""
+    """So the next step may be decided while some beams are still to be recomputed."""
     preempt = GroupPreemption.preempt
 
     def keep_tops(self, group, draft):
@@ -289,7 +289,7 @@ def test_a_fault_of_beams_is_caught(fault: Callable[[Patch], None], overlap: boo
 
 
 def slot_scenario() -> None:
-    """Blocks of one token in a tiny cache: choices, beams and prompts that begin alike, against the oracle."""
+    """Blocks of one token in a tiny cache: choices, beams and prompts with the same beginning, against the oracle."""
     harness = Harness(num_blocks=40, block_size=1, max_num_seqs=8, max_num_batched_tokens=16)
     harness.add(harness.request((1, 2, 3), 14, seed=1))
     harness.add(harness.request((1, 2, 3), 12, n=2, seed=2))
@@ -357,7 +357,7 @@ def test_a_fault_of_slots_is_caught(fault: Callable[[Patch], None], monkeypatch:
 
 
 def swap_scenario(overlap: bool) -> None:
-    """Choices and requests that leave for the host and come back, while others run and copies take two iterations."""
+    """Choices and requests are swapped out and in while others run; copies take two iterations."""
     harness = Harness(
         num_blocks=12,
         block_size=2,

@@ -1,4 +1,4 @@
-"""The suite can fail where a training's memory is concerned: each fault, put in on purpose, is caught."""
+"""Proves that the suite can fail where a training's memory is concerned: each fault put in on purpose is caught."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NUM_BLOCKS, NUM_ITERATIONS, STEPS_EACH, ARENA = 25, 150, 4, 9
 
 
 class SomeSlack:
-    """Layer steps between all iterations of requests."""
+    """Layer steps run between all iterations of requests."""
 
     def admits(self, waited_s: float, step_s: float) -> bool:
         return True
@@ -42,7 +42,7 @@ class SomeSlack:
 
 
 class LosesMoves(FaultyExecutor):
-    """The launch fails that would make room for a training for the third time."""
+    """The third launch that would make room for a training fails."""
 
     def __init__(self) -> None:
         super().__init__(frozenset(), num_blocks=NUM_BLOCKS, transfer_delay=2)
@@ -57,8 +57,8 @@ class LosesMoves(FaultyExecutor):
 
 
 def training_scenario(overlap: bool, patch: Patch) -> None:
-    """A training between requests that need its blocks again and again, among choices that share, idle adapters and
-    blocks on the move; and one plan fails that moves blocks."""
+    """A training, and requests that need its blocks again and again; choices that share blocks, idle adapters,
+    transfers; and one plan that moves blocks fails."""
     patch.setattr(arena_lending, "FIRST_PAUSE_S", 0.02)
     patch.setattr(arena_lending, "LONGEST_PAUSE_S", 0.04)
     executor = LosesMoves()
@@ -149,7 +149,7 @@ def an_overwritten_prefix_still_known(patch: Patch) -> None:
 
 
 def an_arena_that_is_kept_in_use_when_it_is_taken_back(patch: Patch) -> None:
-    """The training goes on in blocks that are others'."""
+    """The training goes on in blocks that now belong to others."""
     use = ArenaLending.use
     first: list[Arena | None] = []
 
@@ -212,7 +212,7 @@ def test_a_fault_of_a_trainings_memory_is_caught(fault: Callable[[Patch], None],
 
 
 def lent_again() -> None:
-    """The same blocks, after a request had them."""
+    """The same blocks, after a request has used them."""
     toy = ToyExecutor(10, 4, VOCABULARY)
     harness = Harness(10, executor=toy, trainings=toy)
     training, listener = ToyTraining(1, 3, STEPS_EACH, 10), ToyListener()

@@ -1,4 +1,4 @@
-"""Faults of sequences that give blocks back under a window, put in on purpose: each is caught."""
+"""Faults put on purpose into sequences that free blocks behind a sliding window: each is caught."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Patch = pytest.MonkeyPatch
 
 
 def scenario(overlap: bool, groups: TableGroups = ALL_SEE_A_WINDOW) -> None:
-    """Answers several windows long, choices, beams and prompts that begin alike, in caches that hold some windows."""
+    """Answers of several windows, choices, beams and prompts with the same beginning, in caches of a few windows."""
     recoveries = Counter[str]()
     for num_blocks in (40, 43, 44):
         harness = Harness(
@@ -197,7 +197,7 @@ def test_a_fault_of_groups_of_layers_is_caught(fault: Callable[[Patch], None], m
 
 
 def choices_scenario() -> None:
-    """Choices far behind their prompt are preempted, and what the leader computed last is found in the cache."""
+    """Choices far past their prompt are preempted, and the prefix cache has what the leader computed last."""
     harness = Harness(40, block_size=2, window=5)
     harness.add(harness.request((1, 2, 3, 4, 5, 6, 7, 8), 30, n=2))
     for _ in range(20):
@@ -231,7 +231,7 @@ def test_choices_that_share_what_only_the_leader_may_skip_are_caught(monkeypatch
 
 
 def last_token_scenario() -> None:
-    """One draws its last token while another one's prompt takes every block that is free."""
+    """One request draws its last token while another's prompt takes every free block."""
     harness = Harness(15, block_size=1, max_num_batched_tokens=8, window=5)
     assert harness.add(harness.request((0,), 6))
     harness.step()
@@ -246,7 +246,7 @@ def test_without_a_fault_the_scenario_of_a_last_token_passes():
 
 
 def blocks_given_back_with_the_last_token(patch: Patch) -> None:
-    """By a decode that leaves the batch as its last token is decided: the iteration that draws it still reads them."""
+    """By a decode that leaves the batch when its last token is decided. The iteration drawing it still reads them."""
 
     def too_soon(self: DecodeBatch, group: SequenceGroup, columns: list[int]) -> None:
         bring_up_to_date(self, group, columns)

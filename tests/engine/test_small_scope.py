@@ -1,8 +1,8 @@
-"""Every short history on a tiny cache: what can go wrong at all mostly goes wrong in a small case too.
+"""Every short history on a tiny cache: most bugs also show up in a small case.
 
-Four blocks of two tokens, three requests that begin alike, and every order of nine operations (of ten with
+Four blocks of two tokens, three requests with the same beginning, and every order of nine operations (of ten with
 TEST_EXAMPLES=10): the next request arrives, the oldest leaves, an iteration. Then all run to their end. Each history
-is taken by two modes of the six, other ones than the next history's; with TEST_EXAMPLES by each.
+runs in two of the six modes, others than the next history's; with TEST_EXAMPLES in all of them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NUM_BLOCKS = 4
 LENGTH = 9 if FACTOR <= 1 else 10
 NUM_REQUESTS = 3
 MOST_STEPS = 30
-"""Iterations that three such requests may take at most, however they push each other out."""
+"""The most iterations that three such requests may take, however they preempt each other."""
 
 
 def arrivals(harness: Harness, mix: str, number: int) -> Request:
-    """The number-th request of a mix: s one choice, n two choices, b two beams; one choice and two with an adapter of
-    its own each: p and q."""
+    """The number-th request of a mix. s: one choice, n: two choices, b: two beams; p: one choice and q: two, each with
+    an adapter of its own."""
     match mix[number]:
         case "p":
             return harness.request((1, 2), 5, seed=number, adapter=harness.adapter(1))
@@ -44,7 +44,7 @@ def arrivals(harness: Harness, mix: str, number: int) -> Request:
 
 @cache
 def histories() -> tuple[str, ...]:
-    """a: the next arrives, x: the oldest leaves, i: an iteration. None with an operation that would do nothing."""
+    """a: the next arrives, x: the oldest leaves, i: an iteration. None has an operation without effect."""
     return tuple("".join(operations) for operations in product("axi", repeat=LENGTH) if _says_something(operations))
 
 

@@ -16,7 +16,7 @@ from tests.manual_clock import ManualClock
 
 
 class NotedLedger:
-    """Keeps what it is told; predicts two seconds."""
+    """Records what it is told; always predicts two seconds."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.told: list[ExecutionTime] = []
@@ -45,7 +45,7 @@ class Pending:
 
 
 class Play:
-    """A record, and a clock that is moved between its calls."""
+    """A record, and a clock that advances between its calls."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.clock, self.sink, self.ledger = ManualClock(), ListSink(), NotedLedger(fails=fails)
@@ -123,7 +123,7 @@ def test_tokens_count_as_what_they_were():
 
 
 def test_what_a_preemption_threw_away_is_recomputed_and_no_prompt():
-    """Preempted after 8 of 10 prompt tokens: these come again in two chunks, the second with the prompt's rest."""
+    """Preempted after 8 of 10 prompt tokens: these are recomputed in two chunks, the second with the prompt's rest."""
     sequence = Sequence(0, 0, 0, list(range(10)), num_prompt_tokens=10, max_num_tokens=20)
     sequence.recompute_until = 8
     tokens = ProcessedTokens(1.0)
@@ -146,7 +146,7 @@ def gaps_of(harness: Harness) -> list[tuple[float, int]]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_gaps_of_a_request_fill_the_time_from_its_first_token_to_its_last(overlap: bool):
-    """However it is batched, chunked and preempted: one gap for each token but the first."""
+    """However it is batched, chunked and preempted: one gap per token but the first."""
     harness = Harness(num_blocks=14, preemption=AlwaysRecompute(), overlap=overlap)
     requests = [harness.request(tuple(range(10 * i, 10 * i + 3 + 5 * i)), 12, seed=i) for i in range(4)]
     for request in requests:

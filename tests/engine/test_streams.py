@@ -132,7 +132,7 @@ def test_whoever_is_always_due_has_one_turn_at_a_time():
 
 
 class Readers:
-    """So many open streams, each with a reader that notes how many events came at a time."""
+    """Open streams, each with a reader that records how many events came at a time."""
 
     def __init__(self, count: int, interval_s: float = INTERVAL_S) -> None:
         self.streams = [RequestStream() for _ in range(count)]
@@ -144,7 +144,7 @@ class Readers:
             stream.read_by(partial(self._read, index))
 
     async def deliver(self, event: StreamEvent = TOKEN) -> list[str]:
-        """One event to each stream, as after an iteration."""
+        """Deliver one event to each stream, as after an iteration."""
         await asyncio.sleep(0)
         return self.pacing.deliver([(request_id, event) for request_id in self.open], self.clock.now_s())
 
@@ -219,7 +219,7 @@ def test_streams_that_were_told_at_once_until_now_do_not_get_into_step():
 
 
 def test_the_interval_is_asked_and_told_of_every_iteration():
-    """What is asked with a number of streams is told with it, and how many of them were woken, then or later."""
+    """`seconds` and `note` get the same number of streams; `note` also how many of them were woken, then or later."""
 
     class Asked(FixedInterval):
         def __init__(self) -> None:
@@ -269,7 +269,7 @@ def test_what_an_iteration_tells_one_stream_comes_together():
 
 
 def test_as_a_batch_or_one_by_one_the_same_comes_at_the_same_moments():
-    """Random iterations of many streams, some of which start and end meanwhile, told both ways."""
+    """Random iterations of many streams, some of which start and end meanwhile, delivered both ways."""
 
     async def scenario(readers: Readers, *, as_batch: bool) -> tuple[list[list[int]], list[list[StreamEvent]]]:
         chance, read = random.Random(len(readers.streams)), [list[StreamEvent]() for _ in readers.streams]
@@ -321,7 +321,7 @@ STEP_S = WINDOW_S / 5
 
 
 class Loop:
-    """An event loop that computes `wake_s` for each reader it wakes, and `other` of its time for others."""
+    """An event loop that is busy for `wake_s` per reader that it wakes, and for the share `other` with other work."""
 
     def __init__(self, wake_s: float, other: float = 0.0) -> None:
         self.now_s = self.busy_s = 0.0
@@ -329,7 +329,7 @@ class Loop:
         self.interval = IntervalByLoad(0.0, lambda: self.busy_s)
 
     def serve(self, num_streams: int, seconds: float) -> list[float]:
-        """Iterations of STEP_S each; the intervals that were asked for."""
+        """Run iterations of STEP_S each. Returns the intervals that were used."""
         intervals = []
         for _ in range(round(seconds / STEP_S)):
             interval_s = self.interval.seconds(num_streams)

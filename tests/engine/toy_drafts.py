@@ -1,4 +1,4 @@
-"""Drafts for the toy model, right as often as is wanted: its own tokens never repeat."""
+"""Drafts for the toy model, right as often as a test wants: the model's own tokens never repeat."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.engine.toy_model import cells_of, next_token, seen
 
 
 class ToyDrafts:
-    """A Drafter. share_right: of the tokens; the others are any. Now and then there is no draft, or a short one.
-    weights_of: digest of a sequence's adapter, by the sequence's id."""
+    """A Drafter. share_right: share of right tokens; the others are random. Now and then there is no draft, or a short
+    one. weights_of: sequence id -> digest of its adapter."""
 
     def __init__(
         self,

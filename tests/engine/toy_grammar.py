@@ -1,4 +1,4 @@
-"""A grammar for the toy model: a number of tokens, each of which decides what the next one may be."""
+"""A grammar for the toy model: a fixed number of tokens, each of which decides what the next one may be."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from service.errors import InvalidRequest
 from tests.structured.masks import FixedMasks
 
 NUM_KINDS = 7
-"""Tokens of one kind leave the same remainder. After one of kind k may come those of the next few kinds from 3k on."""
+"""A token's kind is its id modulo NUM_KINDS. After kind k may come one of the next few kinds from 3k on."""
 
 CURSE = 11
 
 
 @dataclass(frozen=True)
 class ToyGrammar:
-    """num_tokens: of the whole output. num_allowed: kinds that the next token may have. is_cursed: it allows multiples
-    of CURSE, and does not survive them."""
+    """num_tokens: length of the whole output. num_allowed: number of kinds that the next token may have. is_cursed: it
+    allows multiples of CURSE, but fails at them."""
 
     num_tokens: int
     num_allowed: int = 2
@@ -56,12 +56,12 @@ class ToyMatcher:
         return (token_id - first) % NUM_KINDS < self._grammar.num_allowed
 
     def nearest(self, token_id: int, vocabulary: int) -> int:
-        """The first id that is allowed, from this one on and around the end of the vocabulary."""
+        """The first allowed id from this one on, wrapping around at the end of the vocabulary."""
         return next(i % vocabulary for i in range(token_id, token_id + vocabulary) if self.allows(i % vocabulary))
 
 
 class ToyMasks(FixedMasks):
-    """Fails if a matcher goes on before the masks have been waited for."""
+    """Fails if a matcher advances before the masks have been waited for."""
 
     def __init__(self, matchers: Sequence[ToyMatcher], rows: Sequence[int], vocabulary: int) -> None:
         super().__init__(rows, [[i for i in range(vocabulary) if m.allows(i)] for m in matchers], vocabulary)

@@ -1,7 +1,7 @@
-"""A model whose next token is a hash of everything it reads through the block table, and its oracle.
+"""A model whose next token is a hash of everything that it reads through the block table, and its oracle.
 
-The scheduler, block manager and engine around it are the real ones. A stale block, a wrong slot, an early free
-or a mixed-up row changes what is read, and so gives a wrong token.
+The scheduler, block manager and engine around it are the real ones. A stale block, a wrong slot, an early free or a
+mixed-up row changes what is read, and so gives a wrong token.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tests.engine.toy_training import STEP_S, ToyMemory, ToyTraining
 from tests.structured.masks import nearest_allowed
 
 Cell = tuple[int, int] | tuple[int, int, object]
-"""What a slot holds: token id and position; and, if an adapter's weights computed it, these."""
+"""A slot's content: token id and position; and if an adapter's weights computed it, these."""
 
 WEIGHTS = -3
-"""In a slot that holds weights, the id of no token."""
+"""In a slot that holds weights, in place of a token id."""
 
 Window = int | None
-"""Tokens that a query sees, its own included; None: all. A cell holds then what its token saw, besides its weights: so
-it hangs on all before it, as in a model of many layers."""
+"""Tokens that a query sees, its own included; None: all. With a window a cell also holds what its token saw, so that it
+depends on all tokens before, as in a model of many layers."""
 
 NUM_BEAM_IDS = 40
-"""Beams meet few tokens, so that stop tokens are among them now and then."""
+"""Beams have few different tokens, so that they meet stop tokens now and then."""
 
 
 def next_token(cells: list[Cell], seed: int, vocabulary: int) -> int:
@@ -53,7 +53,7 @@ def oracle(
     weights: str | None = None,
     window: Window = None,
 ) -> list[int]:
-    """The tokens that a request alone in the world gets. If its grammar fails, those before."""
+    """The tokens of a request that is served alone. If its grammar fails, those before the failure."""
     tokens = list(prompt)
     matcher = None if grammar is None else grammar.start()
     while len(tokens) - len(prompt) < max_tokens:
@@ -69,7 +69,7 @@ def oracle(
 
 
 def cells_of(tokens: Sequence[int], weights: object = None, window: Window = None) -> list[Cell]:
-    """What the slots of a sequence hold. weights: of its adapter."""
+    """The slots of a sequence. weights: of its adapter."""
     cells: list[Cell] = []
     for position, token_id in enumerate(tokens):
         before = cells[max(0, position + 1 - window) :] if window is not None else []
@@ -78,12 +78,12 @@ def cells_of(tokens: Sequence[int], weights: object = None, window: Window = Non
 
 
 def with_seen(weights: object, before: Sequence[Cell | None]) -> object:
-    """What a cell holds besides its token, whose query saw the cells `before` it."""
+    """What a cell holds besides its token, if its query saw the cells `before` it."""
     return weights, hashlib.sha256(repr(before).encode()).hexdigest()[:16]
 
 
 def seen(cells: Sequence[Cell], window: Window) -> list[Cell]:
-    """By the last token's query."""
+    """The cells that the last token's query sees."""
     return list(cells if window is None else cells[-window:])
 
 
@@ -92,22 +92,22 @@ def cell_of(token_id: int, position: int, weights: object) -> Cell:
 
 
 def logprob_after(cells: list[Cell], token_id: int) -> float:
-    """Of a token, from what is read before it."""
+    """Logprob of a token, computed from what is read before it."""
     return -1e-3 * (1 + next_token([*cells, (token_id, -1)], 0, 1000))
 
 
 def pooled_cells(cells: list[Cell], num: int) -> Vector:
-    """Of each of the last `num` tokens a number that depends on all before it: their sum, which fp32 holds."""
+    """For each of the last `num` tokens, a number that depends on all before it: their sum, exact in fp32."""
     return pooled_views([cells[:end] for end in range(len(cells) - num + 1, len(cells) + 1)])
 
 
 def pooled_views(views: Sequence[list[Cell]]) -> Vector:
-    """views: what each token sees."""
+    """views: the cells that each token sees."""
     return np.array([sum(next_token(view, 0, 1000) for view in views), len(views)], np.float32)
 
 
 def toy_top(cells: list[Cell], count: int) -> tuple[tuple[int, float], ...]:
-    """The most probable next tokens and their logprobs: distinct ids and falling values, from what is read."""
+    """The most probable next tokens and their logprobs, from what is read: distinct ids, descending values."""
     values: dict[int, float] = {}
     attempt = 0
     while len(values) < count:
@@ -120,7 +120,7 @@ def toy_top(cells: list[Cell], count: int) -> tuple[tuple[int, float], ...]:
 def beam_oracle(
     prompt: tuple[int, ...], sampling: SamplingParams, weights: str | None = None, window: Window = None
 ) -> list[list[int]]:
-    """The n best beams of a request alone in the world, by the definition: whole sequences, sorted again and again."""
+    """The n best beams of a request that is served alone, by definition: whole sequences, sorted in every step."""
     beam = sampling.beam
     assert beam is not None and sampling.num_logprobs is not None
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
@@ -146,11 +146,10 @@ def beam_oracle(
 
 
 class ToyExecutor(LateExecutor):
-    """Carries plans out on a dictionary of slots, in the order that the plan promises.
+    """Executes plans on a dictionary of slots, in the order that a plan promises.
 
-    digests: of the weights of adapters, by id. groups: of layers; where some of several see a window, the model's
-    tokens come from those that see everything, and the others are watched: whatever is computed, they hold the same of
-    all that it sees through the window.
+    digests: adapter id -> digest of its weights. groups: of layers. If only some of several have a window, the tokens
+    come from those that see everything; for the others it checks that they hold the same for all that the window shows.
     """
 
     def __init__(
@@ -253,7 +252,7 @@ class ToyExecutor(LateExecutor):
         return TrainingOutcome(training_id, done, STEP_S * done, training.layer_steps_left, news, training.is_over)
 
     def _check_version(self, decodes: ScheduledDecodes) -> None:
-        """An executor that goes on from the last plan of the same version does what this one says."""
+        """An executor that continues from the last plan of this version must arrive at what this plan says."""
         assert decodes.num_tokens == decodes.num_new_tokens.sum()
         before, self._last_decodes = self._last_decodes, decodes
         if before is None or before.version != decodes.version:
@@ -263,7 +262,8 @@ class ToyExecutor(LateExecutor):
         assert (before.num_computed_tokens + before.num_new_tokens == decodes.num_computed_tokens).all()
 
     def _check_transfers(self, plan: IterationPlan) -> None:
-        """What moves is not written before it has finished, nor read where it arrives (core/iteration.py)."""
+        """Blocks being moved are not written before they have arrived, nor read at their destination
+        (core/iteration.py)."""
         moving = [transfer for _, transfer in self._in_flight]
         for transfer in plan.transfers:
             for other in moving:
@@ -291,7 +291,7 @@ class ToyExecutor(LateExecutor):
             assert arriving.isdisjoint(read), "what has not arrived is not read"
 
     def block(self, block_id: int) -> list[Cell | None]:
-        """What its slots hold."""
+        """The content of its slots."""
         first = block_id * self._block_size
         return [self._slots.get(slot) for slot in range(first, first + self._block_size)]
 
@@ -304,12 +304,12 @@ class ToyExecutor(LateExecutor):
         return TokenLogprobs(logprob_after(cells, token_id), ())
 
     def _pool(self, item: ScheduledSequence) -> Vector:
-        """Of the last scheduled tokens."""
+        """Pool the last scheduled tokens."""
         end = item.num_computed_tokens + len(item.token_ids)
         return pooled_views([self._read(item, each) for each in range(end - item.num_pooled + 1, end + 1)])
 
     def _score(self, item: ScheduledSequence) -> tuple[TokenLogprobs, ...]:
-        """The tokens that the scheduled ones predict."""
+        """Score the tokens that the scheduled ones predict."""
         targets = enumerate(item.targets, item.num_computed_tokens + 1)
         return tuple(TokenLogprobs(logprob_after(self._read(item, end), target), ()) for end, target in targets)
 
@@ -357,15 +357,15 @@ class ToyExecutor(LateExecutor):
             self._watch(table, position + 1)
 
     def _load(self, load: AdapterLoad) -> None:
-        """Its weights fill its blocks."""
+        """Fill the adapter's blocks with its weights."""
         self._adapter_blocks[load.slot] = load.block_ids
         digest = self.digests[load.adapter_id]
         for place, slot in enumerate(self._slots_of(load.block_ids)):
             self._slots[slot] = (WEIGHTS, place, digest)
 
     def _weights(self, adapter_slot: int) -> object:
-        """What a step with this slot computes with: the digest, if all that is read are the weights as they were
-        loaded; anything else is another thing."""
+        """What a step with this slot computes with: the digest, if everything read is the weights as loaded; else
+        something that is no digest."""
         if not adapter_slot:
             return None
         read = [self._slots.get(slot) for slot in self._slots_of(self._adapter_blocks.get(adapter_slot, ()))]
@@ -378,14 +378,14 @@ class ToyExecutor(LateExecutor):
         return [slot for block_id in block_ids for slot in range(block_id * size, (block_id + 1) * size)]
 
     def _read(self, item: ScheduledSequence, end: int | None = None) -> list[Cell]:
-        """What the token before position `end` sees; None: the last one."""
+        """The cells that the token before position `end` sees; None: the last token."""
         table = self.tables[item.row]
         end = item.num_computed_tokens + len(item.token_ids) if end is None else end
         self._watch(table, end)
         return [self._slots[self._slot(table, position)] for position in range(self._first_seen(end), end)]
 
     def _watch(self, table: list[int], end: int) -> None:
-        """All groups hold what they show the token before `end`."""
+        """Check that all groups hold what the window shows the token before `end`."""
         for group in range(1, self._groups.size):
             is_full = group < self._groups.num_full
             for position in range(0 if is_full else max(0, end - (self._watched_window or end)), end):

@@ -1,7 +1,7 @@
-"""A training whose numbers are hashes of everything that it reads in its memory, and what it must come to.
+"""A training whose numbers are hashes of everything that it reads in its memory, and the numbers that are right.
 
-It computes late, with the toy model's slots for memory. Whatever else is written there, or if it goes on in blocks that
-were others' meanwhile, gives another number.
+It computes late, with the toy model's slots as memory. If anything else is written there, or if it goes on in blocks
+that belonged to others meanwhile, its numbers differ.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ToyMemory:
         self._slots.update((place, (content, i)) for i, place in enumerate(self._places))
 
     def read(self) -> object:
-        """What was written, if it is all still there; anything else is another thing."""
+        """What was written, if all of it is still there; else something that is not equal to it."""
         read = [self._slots.get(place) for place in self._places]
         first = read[0]
         content = first[0] if isinstance(first, tuple) else None
@@ -45,8 +45,8 @@ class ToyMemory:
 
 
 class ToyTraining:
-    """A `Training` (service/core/training.py). num_arena_bytes: blocks of the toy model. numbers: after each
-    iteration."""
+    """A `Training` (service/core/training.py). num_arena_bytes: counted in blocks of the toy model. numbers: the number
+    after each iteration."""
 
     def __init__(self, training_id: int, num_iterations: int, steps_each: int, num_blocks: int) -> None:
         self.training_id = training_id
@@ -112,7 +112,7 @@ class ToyTraining:
 
 
 class ToyListener:
-    """A TrainingListener that keeps what it hears."""
+    """A TrainingListener that records what it is told."""
 
     def __init__(self) -> None:
         self.reports: list[StepReport] = []

@@ -1,6 +1,6 @@
 """`python -m tests.equivalence.families_table`: tries every family and writes the table in docs/models.md (a minute).
 
-With names of families: tries these, and writes nothing.
+With family names as arguments, tries only these and writes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(names: Sequence[str]) -> None:
 
 
 def read_table(text: str) -> dict[str, list[str]]:
-    """By a family's name its row's cells."""
+    """Family name -> cells of its row."""
     lines = text.partition(_BEGIN)[2].partition(_END)[0].strip().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     return {cells[0]: cells[1:] for cells in rows[1:]}

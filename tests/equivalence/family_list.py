@@ -1,4 +1,4 @@
-"""The families that docs/models.md's table has, each with a random checkpoint in transformers' own format."""
+"""The families in docs/models.md's table, each with a random checkpoint in transformers' own format."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ _VISION: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """name: as users know it. config, model: transformers' classes, `model_type` and class name. changes: to the
-    common small sizes. text: of a model with vision, the changes to its text part. refusal: words of the sentence by
-    which it is refused; None: it is served."""
+    """name: as users know it. config, model: transformers' classes, as `model_type` and class name. changes: to the
+    common small sizes. text: for a model with vision, the changes to its text part. refusal: part of the
+    message with which it is refused; None: it is served."""
 
     name: str
     model_type: str
@@ -89,7 +89,7 @@ class Family:
         return _of(self.model_type, "configuration", self.config)(**changes)
 
     def random_model(self, seed: int = 0) -> PreTrainedModel:
-        """In fp32 on the CPU; its norms and biases are no ones and zeros."""
+        """fp32 on the CPU. Norms and biases are not ones and zeros."""
         torch.manual_seed(seed)
         model = _of(self.model_type, "modeling", self.model)(self.configuration()).eval()
         with torch.no_grad():

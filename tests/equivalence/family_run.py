@@ -1,4 +1,4 @@
-"""A family's random checkpoint through the whole engine, beside `generate`."""
+"""Runs a family's random checkpoint through the whole engine and through `generate`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ _LONGEST = 90
 _NUM_PROMPTS = 6
 _BLOCK_SIZE = 16
 _BUDGET = 64
-"""Below the longest prompt: it comes in chunks, beside others' decodes."""
+"""Shorter than the longest prompt, which is therefore computed in chunks beside other requests' decodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyRun:
-    """served_by: native or transformers; None if it was refused, for the reason that `refusal` has. is_equal: all
-    tokens, alone and in one batch. num_different: of the tokens that `generate` draws, a measure of what equality
-    says."""
+    """served_by: native or transformers; None: refused, see `refusal`. is_equal: all tokens, alone and in one batch.
+    num_different: distinct tokens that `generate` draws; with few of them, equality would say little."""
 
     family: Family
     served_by: str | None
@@ -49,7 +48,7 @@ def run_family(
     implementation: WantedImplementation = "auto",
     quantization: Literal["fp8"] | None = None,
 ) -> FamilyRun:
-    """quantization: the setting; `generate` has the rounded weights then."""
+    """quantization: the setting. `generate` gets the rounded weights then."""
     family.save(folder)
     try:
         loaded = _load(folder, implementation, quantization)
@@ -93,7 +92,7 @@ def _outputs(loaded: LoadedModel, prompts: list[tuple[int, ...]]) -> list[list[i
 
 @torch.no_grad()
 def _round_linears(model: PreTrainedModel, served: CausalLM) -> None:
-    """Those of the blocks, by the names that both have."""
+    """Round the linears of the layers, matched by the names that both models have."""
     for linears in served.block_linears():
         for names, _, _ in linears:
             for name in names:

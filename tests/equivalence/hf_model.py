@@ -1,4 +1,4 @@
-"""Random small models in Hugging Face's own format, and what `generate` makes of prompts: the outside oracle."""
+"""Random small models in Hugging Face's own format, and `generate` as the external oracle."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def save_random_model(family: str, folder: Path, seed: int = 0) -> Path:
 
 
 def save_random_embedder(family: str, folder: Path, pooling: str, seed: int = 0) -> Path:
-    """As `save_random_model`, without an output head and with what sentence-transformers keeps beside a model.
+    """As `save_random_model`, but without an output head, and with the files that sentence-transformers adds.
 
     pooling: `lasttoken` or `mean_tokens`.
     """
@@ -82,19 +82,19 @@ def save_random_embedder(family: str, folder: Path, pooling: str, seed: int = 0)
 
 @torch.inference_mode()
 def embed_alone(folder: Path, prompts: list[tuple[int, ...]], pooling: str) -> list[torch.Tensor]:
-    """Pooled last hidden states of transformers' model in fp32 on the CPU, one prompt at a time, not normalized."""
+    """Pooled last hidden states of transformers' model, fp32 on the CPU, one prompt at a time, not normalized."""
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     states = [model(torch.tensor([prompt])).last_hidden_state[0] for prompt in prompts]
     return [state[-1] if pooling == "lasttoken" else state.mean(0) for state in states]
 
 
 def random_prompts(count: int, vocab_size: int, seed: int = 0, longest: int = 300) -> list[tuple[int, ...]]:
-    """Prompts of 1 .. `longest` tokens, both ends among them."""
+    """Prompts of 1 to `longest` tokens; both extremes occur."""
     chance = random.Random(seed)
     lengths = [1, longest, *(chance.randint(1, longest) for _ in range(count - 2))]
     return [tuple(chance.randrange(3, vocab_size) for _ in range(length)) for length in lengths]
 
 
 def generate_alone(folder: Path, prompts: list[tuple[int, ...]], max_tokens: int) -> list[list[int]]:
-    """Greedy continuations by `generate` in fp32 on the CPU, of each prompt for itself, never ending early."""
+    """Greedy continuations by `generate`, fp32 on the CPU, one prompt at a time, ignoring end-of-sequence tokens."""
     return generate_each(oracle(folder), prompts, max_tokens)

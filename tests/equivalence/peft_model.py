@@ -1,4 +1,4 @@
-"""Random adapters of random small models in PEFT's own format, and what its `generate` makes of prompts with each."""
+"""Random adapters of random small models in PEFT's own format, and PEFT's `generate` as the oracle for each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.models.checkpoints import generate_each
 
 MAX_RANK = 8
 BASE = ""
-"""The name of no adapter."""
+"""Stands for no adapter."""
 
 
 def save_adapters(model_folder: Path, folder: Path) -> dict[str, Path]:
-    """Three, by name: of all modules with rank 3; of half of them, rank-stabilized, with the highest rank; of one kind
-    of module, with another rank in each layer."""
+    """Three adapters, by name: of all modules with rank 3; of half of them, rank-stabilized, with the highest rank; of
+    one kind of module, with a different rank in each layer."""
     modules = sites_of(AutoModelForCausalLM.from_pretrained(model_folder))
     kinds = sorted({name.rpartition(".")[2] for name in modules if ".0." in name})
     options: dict[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ def save_adapters(model_folder: Path, folder: Path) -> dict[str, Path]:
 
 
 class PeftOracle:
-    """The base with all adapters, of which one at a time computes."""
+    """The base model with all adapters loaded, one active at a time."""
 
     def __init__(self, model_folder: Path, adapters: Mapping[str, Path]) -> None:
         base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
@@ -51,7 +51,7 @@ class PeftOracle:
         self._model.eval()
 
     def generate(self, adapter: str, prompt: tuple[int, ...], max_tokens: int, **options: Any) -> list[list[int]]:
-        """The tokens after the prompt, one list a sequence that is returned; greedy unless options say otherwise."""
+        """The tokens after the prompt, one list per returned sequence. Greedy unless options say otherwise."""
         ids = torch.tensor([prompt])
         chosen = {"max_new_tokens": max_tokens, "do_sample": False, "pad_token_id": 0, **options}
         if adapter != BASE:
@@ -63,7 +63,7 @@ class PeftOracle:
         return [tokens[len(prompt) :] for tokens in made.tolist()]
 
     def generate_each(self, asked: Sequence[tuple[str, tuple[int, ...]]], max_tokens: int) -> list[list[int]]:
-        """Greedy tokens of each adapter and prompt: those of one adapter together."""
+        """Greedy tokens for each (adapter, prompt); an adapter's prompts are computed together."""
         made: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for name in {adapter for adapter, _ in asked}:
             prompts = [prompt for adapter, prompt in asked if adapter == name]

@@ -1,4 +1,4 @@
-"""Random adapters of random small models, by the names and shapes that the model itself tells."""
+"""Random adapters of random small models, with the names and shapes of the model's own weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.models.registry import open_model
 
 
 def save_random_adapters(model: Path, folder: Path, ranks: Sequence[int]) -> dict[str, Path]:
-    """One of each of these ranks, by name: the first of every module, the others of every second one."""
+    """One adapter per rank, by name: the first for every module, the others for every second one."""
     folders = {}
     for number, rank in enumerate(ranks):
         name = f"adapter-{number}"

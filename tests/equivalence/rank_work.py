@@ -1,4 +1,4 @@
-"""What ranks of tests do: the whole engine on each, over its part of the model, in step with the others."""
+"""Functions that test ranks run: each rank has the whole engine, for its part of the model, in step with the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.runner.loading import source
 BLOCK_SIZE = 8
 MAX_NUM_SEQS = 12
 BUDGET = 48
-"""Tokens an iteration: longer prompts are computed in several, beside decodes."""
+"""Tokens per iteration: longer prompts are computed in chunks, beside decodes."""
 
 
 NUM_SLOTS = 2
@@ -39,7 +39,7 @@ MAX_RANK = 8
 
 
 class Asked(NamedTuple):
-    """adapter: its name; "" for none."""
+    """adapter: its name; "": none."""
 
     prompt: tuple[int, ...]
     sampling: dict[str, Any]
@@ -71,8 +71,8 @@ def answer(
     adapters: Mapping[str, Path] | None = None,
     kv_dtype: str = "auto",
 ) -> Answered:
-    """All of these requests at once. num_blocks: fewer than there are, so that some are preempted; beside those of
-    the adapters that have a slot. adapters: folders by name."""
+    """Answer all requests at once. num_blocks: fewer than there are, so that some requests are preempted; blocks for
+    the adapters in slots are added. adapters: folders by name."""
     parallel = over_gpus(parallel) if device == "cuda" else parallel
     loaded = load(
         parallel, folder, LoraConfig(NUM_SLOTS, MAX_RANK) if adapters else None, device=device, kv_dtype=kv_dtype
@@ -106,7 +106,7 @@ def answer(
 
 
 def answer_overlapping(parallel: TensorParallel, overlap_tokens: int, *how: Any) -> tuple[Answered, int]:
-    """As `answer` of the same arguments, and how many sums were begun beside products."""
+    """As `answer` with the same arguments; also returns how many all-reduces were started beside products."""
     device = how[4]
     ranks = over_gpus(parallel) if device == "cuda" else parallel
     assert isinstance(ranks, GroupParallel)
@@ -123,7 +123,7 @@ def answer_overlapping(parallel: TensorParallel, overlap_tokens: int, *how: Any)
 
 
 class ByGraphs(NamedTuple):
-    """num_gathered: numbers of a rank in the largest gather, once the graphs were there."""
+    """num_gathered: elements per rank in the largest gather after the graphs were captured."""
 
     tokens: dict[tuple[str, int], list[int]]
     num_replayed: int
@@ -133,7 +133,7 @@ class ByGraphs(NamedTuple):
 def answer_by_graphs(
     parallel: TensorParallel, folder: Path, asked: list[Asked], max_tokens: int, whole_bytes: int
 ) -> ByGraphs:
-    """By CUDA graphs, all but their capture. whole_bytes: for graph_step's."""
+    """Answers with everything that CUDA graphs use except the capture itself. whole_bytes: see graph_step."""
     gathered, replayed = [0], list[bool]()
     with pytest.MonkeyPatch.context() as patch:
         uncaptured.without_capture(patch)
@@ -161,7 +161,7 @@ def answer_by_graphs(
 
 
 class _Noting:
-    """An executor. replayed: of each plan, whether it was."""
+    """An executor that records for each plan whether it was replayed."""
 
     def __init__(self, executor: Executor, replayed: list[bool]) -> None:
         self._executor = executor
@@ -176,7 +176,7 @@ class _Noting:
 def alone_and_among(
     parallel: TensorParallel, folder: Path, asked: list[Asked], others: list[Asked], max_tokens: int
 ) -> tuple[list[Any], list[Any]]:
-    """Ids and log probabilities of each of these, deterministic in bf16: by itself, and beside the others."""
+    """Ids and log probabilities of `asked`, deterministic in bf16: each alone, and all together with `others`."""
     loaded = load(parallel, folder, dtype="bfloat16")
 
     def bits(requests: list[Asked], company: list[Asked]) -> list[Any]:
@@ -193,14 +193,14 @@ def alone_and_among(
 
 
 def agreed(parallel: TensorParallel, folder: Path, dtype: str) -> tuple[Any, ...]:
-    """Each rank chooses by its own timer, if it chooses."""
+    """What ranks must agree on. Each rank measures with its own timer, if it has to choose."""
     loaded = load(parallel, folder, dtype=dtype)
     return loaded.dtype, loaded.choices, loaded.num_blocks, loaded.num_host_blocks, loaded.block_bytes
 
 
 def over_gpus(parallel: TensorParallel) -> TensorParallel:
-    """The same ranks, with a GPU each, over NCCL and the kernels of sums; once they have been asked for, these
-    processes are used for nothing on a CPU."""
+    """The same ranks with a GPU each, over NCCL and our all-reduce kernels. After that, these processes must not be
+    used on a CPU again."""
     if parallel.size == 1:
         return parallel
     if not _OVER_GPUS:
@@ -216,7 +216,7 @@ def over_gpus(parallel: TensorParallel) -> TensorParallel:
 
 
 def stage_over_gpus(parallel: TensorParallel) -> RankPlace:
-    """Of two stages, of a rank each, over NCCL."""
+    """This rank's place as one of two pipeline stages with a GPU each, over NCCL."""
     over_gpus(parallel)
     if not _STAGES:
         device, host_group = torch.device("cuda", parallel.rank), dist.group.WORLD

@@ -1,8 +1,8 @@
-"""What ranks of tests do as stages of a model: rank 0 has the engine and the last stage, and tells
-the others each plan.
+"""Functions that test ranks run as pipeline stages of a model: rank 0 has the engine and the last stage, and sends each
+plan to the others.
 
-Plans go as pickles through a file here, so that rank 0 waits for no reader, as with a ring. How they go in
-a service is looked at by tests/distributed and tests/e2e.
+Here plans are sent as pickles through a file, so that rank 0 never waits for a reader, as with the ring. How a service
+sends them is tested in tests/distributed and tests/e2e.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tests.equivalence.rank_work import (
 from tests.runner.loading import source
 
 Message = IterationPlan | bytes | None
-"""A plan, what one has drawn, or the end."""
+"""A plan, the ids drawn by one, or the end."""
 
 
 class Control:
@@ -62,13 +62,13 @@ class Control:
         self._store.set(str(self._number), pickle.dumps(message))
 
     def hear(self) -> Message:
-        """The next one; waits for it."""
+        """Waits for the next message and returns it."""
         self._number += 1
         return pickle.loads(self._store.get(str(self._number)))
 
 
 class Told:
-    """Rank 0's executor."""
+    """Rank 0's executor, which also sends the plans to the others."""
 
     def __init__(self, loaded: LoadedModel, control: Control) -> None:
         self._loaded = loaded
@@ -98,7 +98,7 @@ class _Late(NamedTuple):
 
 
 def follow(loaded: LoadedModel, control: Control, *, is_first: bool) -> None:
-    """Until there are no more plans."""
+    """Execute plans until there are no more."""
     draws = HeardDraws(loaded.runner.note_drawn) if is_first else None
     number, launched = 0, deque[PendingIteration]()
     while True:
@@ -117,8 +117,8 @@ def follow(loaded: LoadedModel, control: Control, *, is_first: bool) -> None:
 
 
 class Counted(NamedTuple):
-    """answered: by rank 0. calls: of torch.distributed for tensors, by name, while requests were computed; and the
-    number of plans that computed something, and of the drafts in them; most_blocks: in use at once."""
+    """answered: rank 0's answers. calls: torch.distributed's tensor calls by name while requests were computed, and the
+    number of plans that computed something, and of drafts. most_blocks: the most in use at once."""
 
     answered: Answered | None
     calls: Counter[str]
@@ -128,7 +128,7 @@ class Counted(NamedTuple):
 
 
 class Remembered:
-    """A Drafter of what was said before, every third token of it another one that the model has."""
+    """A Drafter that drafts known answers, but replaces every third token by another one."""
 
     def __init__(self, known: Mapping[tuple[int, ...], list[int]]) -> None:
         self._known = known
@@ -154,10 +154,10 @@ def answer_in_stages(
     window: int | None = None,
     device: str = "cpu",
 ) -> Counted:
-    """All of these requests at once. control_path: a file that is not there yet. adapters: folders by name, which each
-    rank reads itself. num_lanes: batches in flight; None: one for each stage. known: what will be said to a prompt, by
-    which most drafts are right. window: of the layers that have one, which have blocks apart from the others then.
-    device: on "cuda" there are two stages of a rank."""
+    """Answer all requests at once. control_path: a file that does not exist yet. adapters: folders by name; each rank
+    reads them itself. num_lanes: batches in flight; None: one per stage. known: prompt -> its answer, so that most
+    drafts are right. window: of the layers with a sliding window, which then have separate blocks. device: with "cuda"
+    there are two stages of one rank each."""
     place = stage_place(parallel, config, device)
     cache = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20, swap_bytes=1 << 20, by_layer_groups=window is not None)
     how = {"parallel": place.parallel, "stage": place.stage}
@@ -180,7 +180,7 @@ def answer_in_stages(
 
 
 def stage_place(parallel: TensorParallel, config: ParallelConfig, device: str) -> RankPlace:
-    """On "cuda" one of two stages."""
+    """The rank's place. On "cuda" there are two stages."""
     if device == "cuda":
         return stage_over_gpus(parallel)
     return place_of(parallel.rank, config, torch.device("cpu"))
@@ -227,7 +227,7 @@ def _answered(
 def choices_in_stages(
     parallel: TensorParallel, folder: Path, file: Path, times: int, device: str = "cpu"
 ) -> list[StepChoices]:
-    """Of so many starts of two stages with this file, one after the other. Only the first one may time anything."""
+    """The choices at each of `times` starts of two stages with this file. Only the first start may time anything."""
     place = stage_place(parallel, ParallelConfig(1, 2), device)
     cache, made = CacheConfig(BLOCK_SIZE, 0.5, 4 << 20), list[StepChoices]()
     for number in range(times):
@@ -245,7 +245,7 @@ def _never(launches: object) -> float:
 
 @contextmanager
 def counted(calls: Counter[str]) -> Iterator[None]:
-    """What goes from rank to rank meanwhile, but for the tests' own control."""
+    """Count the calls that send tensors between ranks in this context, except the tests' own control messages."""
     original = {name: getattr(dist, name) for name in ("recv", "isend", "all_reduce", "all_gather_into_tensor")}
 
     def counting(name: str) -> Any:

@@ -1,7 +1,7 @@
 """A batch of base and adapters equals PEFT's `generate` for each request, token for token in fp32.
 
-On every family: alone, mixed, prompts in chunks, arriving at random, preempted by recomputation and by swap, with
-cached prefixes, with more adapters than slots, several choices, and beams.
+For every family: alone, mixed, prompts in chunks, random arrivals, preempted by recomputation and by swapping, with
+cached prefixes, with more adapters than slots, with several choices, and with beams.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ LONGEST = 80
 CACHE_BYTES = 32 << 20
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 Asked = tuple[str, tuple[int, ...]]
-"""Adapter and prompt."""
+"""(adapter, prompt)."""
 
 
 class Case:
-    """One model with its adapters, requests of all of them for the same prompts, and what PEFT makes of each."""
+    """One model with its adapters, the same prompts for each of them, and PEFT's answers."""
 
     def __init__(self, family: str, folder: Path) -> None:
         self.model = save_random_model(family, folder / "model")
@@ -57,7 +57,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 class Served:
-    """The model as it is loaded, with its adapters. num_slots: of the device."""
+    """The loaded model with its adapters. num_slots: adapter slots on the device."""
 
     def __init__(self, model: Path, adapters: Mapping[str, Path], device: str, num_slots: int) -> None:
         source = ModelSource(str(model), None, None, None, "auto", "float32", device, None, 0)
@@ -69,7 +69,7 @@ class Served:
         self.adapters: Mapping[str, Adapter] = {name: store.read(name, folder) for name, folder in adapters.items()}
 
     def tight_cache(self, most_sequences: int) -> dict[str, int]:
-        """Room for all adapters, the longest request with so many sequences, and little else."""
+        """Room for all adapters, the longest request with `most_sequences` sequences, and little else."""
         num_blocks = LONGEST // BLOCK_SIZE + most_sequences * (MAX_TOKENS // BLOCK_SIZE + 1) + 2
         num_blocks += sum(adapter.num_blocks for adapter in self.adapters.values())
         return {"num_blocks": num_blocks, "num_host_blocks": self.loaded.num_host_blocks}
@@ -109,7 +109,7 @@ def shuffled(case: Case, seed: int = 0) -> list[Asked]:
 
 
 def test_the_adapters_answer_otherwise(case: Case):
-    """Else what follows would show nothing."""
+    """Otherwise the tests below would prove nothing."""
     for prompt in {prompt for _, prompt in case.asked}:
         assert len({tuple(case.expected[name, prompt]) for name in case.names}) == len(case.names)
 
@@ -126,7 +126,7 @@ def test_alone(case: Case, served: Served):
 @pytest.mark.each_once
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 def test_mixed_in_one_batch(case: Case, served: Served, overlap: bool):
-    """Most prompts are longer than what is left of an iteration: they are computed in chunks."""
+    """Most prompts are longer than the rest of an iteration's budget, so they are computed in chunks."""
     harness = served.harness(overlap=overlap)
     ids = {asked: add(harness, served, asked) for asked in shuffled(case)}
     harness.run()
@@ -157,7 +157,7 @@ def test_preempted(case: Case, served: Served, preemption: type[AlwaysRecompute]
 
 @pytest.mark.some(3)
 def test_with_cached_prefixes(case: Case, served: Served):
-    """Each prompt once more, continued; what another adapter computed of the same prompt is no prefix of it."""
+    """Each prompt again, with a continuation. Another adapter's blocks of the same prompt are no prefix of it."""
     harness, half = served.harness(), MAX_TOKENS // 2
     for asked in shuffled(case, 2):
         add(harness, served, asked)
@@ -185,7 +185,7 @@ def test_with_more_adapters_than_slots(case: Case, num_slots: int):
 
 @pytest.mark.some(3)
 def test_every_choice_is_drawn_as_alone(case: Case, served: Served):
-    """PEFT's draws are others; what is drawn hangs on the seed and the adapter, and on no neighbour."""
+    """PEFT draws other tokens; ours depend only on the seed and the adapter, not on other requests in the batch."""
     some = case.asked[: len(case.names) * 2]
     alone = {}
     for asked in some:
@@ -224,7 +224,7 @@ def test_beams(case: Case, served: Served, preemption: type[AlwaysRecompute] | t
 
 
 def test_the_shipped_adapter_beside_the_shipped_model():
-    """Each question twice in one batch, one answer told by a pirate; the beginnings of both are as PEFT makes them."""
+    """Each question twice in one batch, once with the pirate adapter. The beginnings of both are equal to PEFT's."""
     adapters = {"pirate": QUICKSTART_ADAPTERS / "pirate"}
     oracle = PeftOracle(QUICKSTART_MODEL, adapters)
     served = Served(QUICKSTART_MODEL, adapters, "cpu", num_slots=1)

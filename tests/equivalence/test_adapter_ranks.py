@@ -1,7 +1,7 @@
-"""Adapters on a model that ranks divide: base and adapters in one batch answer as on one rank, in fp32.
+"""Adapters with tensor parallelism: base and adapters in one batch answer as on one rank, in fp32.
 
-Each rank runs the whole engine here and reads the adapters itself; how they come to ranks that read nothing,
-tests/distributed says, and tests/e2e of the whole service.
+Each rank runs the whole engine here and reads the adapters itself. tests/distributed tests how adapters are sent to
+ranks that do not read them, and tests/e2e the whole service.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_on_stages_base_and_adapters_in_one_batch_answer_as_in_one_process(
     two_somewhere: Where, tmp_path: Path, family: str
 ):
-    """Of Qwen2-MoE here the first stage has an MLP, whose linears adapters change, and the second has experts."""
+    """With Qwen2-MoE, the first stage has an MLP, whose linears adapters change, and the second has experts."""
     ranks, device = two_somewhere
     model = STAGED[family](tmp_path)
     adapters = save_random_adapters(model, tmp_path / "adapters", RANKS)
@@ -62,8 +62,8 @@ def test_on_stages_base_and_adapters_in_one_batch_answer_as_in_one_process(
 def test_base_and_adapters_in_one_batch_answer_as_on_one_rank(
     two_somewhere: Where, scene: tuple[Path, dict[str, Path]], num_blocks: int | None
 ):
-    """Each prompt by the base and by every adapter, the second time out of the prefix cache; fewer slots than
-    adapters; also with so few blocks that they are preempted."""
+    """Each prompt with the base and every adapter, the second time from the prefix cache. There are fewer slots than
+    adapters; in one case there are so few blocks that requests are preempted."""
     (ranks, device), (model, adapters) = two_somewhere, scene
     names = ("", *adapters)
     asked = [
@@ -82,7 +82,7 @@ def test_base_and_adapters_in_one_batch_answer_as_on_one_rank(
 def test_steps_with_adapters_keep_their_rows_together_where_sums_run_beside_products(
     two_somewhere: Where, tmp_path: Path
 ):
-    """Those without go in halves: steps of both kinds take turns here."""
+    """Steps without adapters are computed in halves; here both kinds of steps alternate."""
     (ranks, device), model = two_somewhere, FAMILIES["llama"](tmp_path)
     adapters = save_random_adapters(model, tmp_path / "adapters", RANKS)
     for names in (("",), ("", *adapters)):

@@ -1,5 +1,5 @@
-"""Beam search over the real model equals Hugging Face `generate`, token for token in fp32: alone, and mixed in one
-batch with draws and shared prefixes, preempted, swapped, overlapped, on blocks of one token."""
+"""Beam search over the real model equals Hugging Face's `generate`, token for token in fp32: alone; mixed in one batch
+with sampling and shared prefixes; preempted, swapped, overlapped; with blocks of one token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class Case:
-    """A model, prompts that begin alike, tokens that end a beam, and what `generate` makes of all that."""
+    """A model, prompts with a common beginning, tokens that end a beam, and `generate`'s answers to all of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class Case:
         }
 
     def _generate(self, prompt: tuple[int, ...], width: int, rules: Rules) -> list[list[int]]:
-        """All beams that `generate` returns, the best first, each up to the token that ends it."""
+        """All beams that `generate` returns, best first, each up to the token that ends it."""
         made = self._model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),

@@ -1,5 +1,5 @@
-"""A request that asks for it has the bits that it has alone: ids and log probabilities, in bf16, through the whole
-engine. Beside any others, in any pieces, after any preemption, from blocks that anybody has made who asked, too.
+"""A deterministic request has the same bits as alone (ids and log probabilities), in bf16 through the whole engine: in
+any batch, with any chunks, after any preemption, and from cached blocks of any other deterministic request.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ WITHOUT_LOOPS = {
     "gpt2": checkpoints.gpt2, "opt": checkpoints.opt, "gemma": checkpoints.gemma, "gemma2": checkpoints.gemma2,
     "gemma3": checkpoints.gemma3,
 }  # fmt: skip
-"""Of which a CPU has not all operations as compiled loops."""
+"""Not all of their operations are compiled loops on a CPU."""
 ONE_BY_ONE = {**WITHOUT_LOOPS, **WITH_EXPERTS}
 CPU_FAMILIES = {"phi3": checkpoints.phi3, "qwen2": checkpoints.qwen2}
 WIDTHS: Mapping[str, Any] = {"head_dim": 32, "vocab_size": 320}
-"""As the compiled loops of a CPU want them."""
+"""Sizes that a CPU's compiled loops support."""
 GPU_WIDTHS: Mapping[str, Any] = {"head_dim": 64, "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128}
-"""As the kernels of a GPU want them."""
+"""Sizes that a GPU's kernels support."""
 GPU_FAMILIES = {
     "gemma": (checkpoints.gemma, GPU_WIDTHS),
     "gemma2": (checkpoints.gemma2, GPU_WIDTHS),
@@ -68,12 +68,12 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ON_A_GPU = [pytest.param((name, "cuda"), marks=pytest.mark.gpu, id=f"{name}-gpu") for name in (*AT_ONCE, "quickstart")]
 
 Bits = Mapping[tuple[str, int], tuple[Sequence[int], Sequence[object]]]
-"""By request and choice: ids, and log probabilities as they are."""
+"""(request, choice) -> its ids, and its log probabilities unrounded."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def two_forms() -> Iterator[None]:
-    """A product of many rows is another one's than of few, whichever is faster here."""
+    """Products with many rows use another kernel than those with few, whichever is faster on this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weight_forms, "_fastest", lambda both, timer: WeightForm.BOTH)
         yield
@@ -97,7 +97,7 @@ def load(
 
 @pytest.fixture(scope="module", params=[*((name, "cpu") for name in (*AT_ONCE, "quickstart")), *ON_A_GPU], ids=str)
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    """On a GPU half of the graphs are there, so that steps are computed both ways."""
+    """On a GPU only half of the graphs are captured, so that steps are computed with and without graphs."""
     name, device = request.param
     own = name != "quickstart"
     folder = AT_ONCE[name](tmp_path_factory.mktemp(name), **widths(device)) if own else QUICKSTART_MODEL
@@ -130,7 +130,7 @@ def prompt_of(seed: int, length: int) -> tuple[int, ...]:
 
 
 def asking(harness: Harness) -> list[Request]:
-    """Every kind of request, the last but one as `best_of` runs it; all ask for it."""
+    """Deterministic requests of every kind; the last but one runs as `best_of` does."""
     ask: dict[str, Any] = {"deterministic": True, "num_logprobs": 3}
     beams = harness.beam_request(prompt_of(4, 9), MAX_TOKENS, width=3, n=2)
     return [
@@ -144,7 +144,7 @@ def asking(harness: Harness) -> list[Request]:
 
 
 def others(harness: Harness, count: int) -> list[Request]:
-    """Some ask, most do not; of every kind."""
+    """Requests of every kind; some are deterministic, most are not."""
     chance = random.Random(count)
 
     def other(i: int) -> Request:
@@ -177,7 +177,7 @@ def run(harness: Harness, requests: Iterable[Request], steps_between: Callable[[
 
 
 def bits_of(harness: Harness, requests: Sequence[Request]) -> Bits:
-    """By the request's place among `requests`."""
+    """Keys: the request's index in `requests`, and the choice."""
     places = {request.request_id: f"{place}" for place, request in enumerate(requests)}
     bits = {
         (places[name], choice): (tokens, harness.logprobs[name, choice])
@@ -220,14 +220,14 @@ def test_among_others(loaded: LoadedModel, expected: Bits, count: int):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_among_as_many_as_there_is_room_for(tmp_path: Path, device: str):
-    """Where a step of many rows has another product than one of few, unless somebody asks."""
+    """A step of many rows uses another product than one of few rows, unless one of them is deterministic."""
     loaded = load(checkpoints.llama(tmp_path, **widths(device)), max_num_seqs=256, device=device)
     assert among(loaded, 256, max_num_seqs=256) == alone(loaded)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_beside_adapters(tmp_path: Path, device: str):
-    """With one and without, beside others' and nobody's."""
+    """With and without an adapter, beside requests with other adapters and with none."""
     folder = checkpoints.llama(tmp_path / "model", **widths(device))
     loaded = load(folder, lora=LoraConfig(2, 8), device=device)
     assert loaded.batches_deterministic or device == "cpu"
@@ -254,7 +254,7 @@ def test_beside_adapters(tmp_path: Path, device: str):
 
 
 def test_of_ranks(two_ranks: Ranks, tmp_path: Path):
-    """On as many."""
+    """As alone on the same number of ranks."""
     folder = checkpoints.llama(tmp_path, **WIDTHS, intermediate_size=128)
     kinds = {"seed": 3}, {"temperature": 0.0}, {"seed": 4, "n": 2, "top_p": 0.9}
     asked = [Asked(prompt_of(i, 9 + 13 * i), {"num_logprobs": 2, **kind}) for i, kind in enumerate(kinds)]
@@ -274,7 +274,7 @@ def test_overlapped(loaded: LoadedModel, expected: Bits):
 
 
 def test_with_drafts(loaded: LoadedModel, expected: Bits):
-    """A draft is a row more of a step, and right ones are several tokens at once."""
+    """A draft adds rows to a step, and accepted ones are several tokens at once."""
     known = {prompt_of(0, 70): list(expected["0", 0][0]), prompt_of(1, 33): list(expected["1", 0][0])}
     sink = ListSink()
     drafts = Speculation(3, 200, lambda: Remembered(defaultdict(list, known)))
@@ -301,7 +301,7 @@ def test_twice_and_from_blocks_that_are_found(loaded: LoadedModel, expected: Bit
 
 
 def test_from_blocks_that_decodes_have_made(loaded: LoadedModel):
-    """A prompt that begins as another's prompt and answer does: of the blocks of the answer no prompt has made one."""
+    """A prompt that begins with another's prompt and answer: decodes made the answer's blocks, not a prompt."""
     prompt = prompt_of(5, 10)
     ask: dict[str, Any] = {"deterministic": True, "num_logprobs": 2}
     harness = harness_of(loaded, caches=True)
@@ -317,7 +317,7 @@ def test_from_blocks_that_decodes_have_made(loaded: LoadedModel):
 
 
 def test_who_does_not_ask_finds_no_blocks_of_who_does(loaded: LoadedModel):
-    """Nor the other way round: they may have other bits."""
+    """And the other way round: their bits may differ."""
     harness = harness_of(loaded, caches=True)
     run(harness, [harness.request(prompt_of(6, 40), 2, deterministic=asks) for asks in (False, True)])
     assert [stats.num_cached_tokens for stats, _, _ in harness.sink.requests] == [0, 0]
@@ -338,7 +338,7 @@ def test_other_families_of_a_cpu_are_batched(tmp_path: Path, name: str):
 
 
 def test_no_family_is_left_out():
-    """On a CPU, nor on a GPU."""
+    """Neither on a CPU nor on a GPU."""
 
     def plain(architecture: str) -> str:
         return architecture.lower().removesuffix("forcausallm").removesuffix("lmheadmodel")
@@ -351,7 +351,7 @@ def test_no_family_is_left_out():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", GPU_FAMILIES)
 def test_other_families_of_a_gpu_are_batched(tmp_path: Path, name: str):
-    """Those with GELU, with layer norms, with caps and windows, with merged weights."""
+    """Families with GELU, layer norms, soft caps and windows, merged weights."""
     make, sizes = GPU_FAMILIES[name]
     loaded = load(make(tmp_path, **sizes), device="cuda")
     assert loaded.batches_deterministic
@@ -392,7 +392,7 @@ def test_after_a_restart_with_the_same_choices(tmp_path: Path, device: str):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_by_graphs_or_kernel_by_kernel(tmp_path: Path, device: str):
-    """On a CPU by recorded steps or operation by operation."""
+    """On a CPU: by recorded steps or operation by operation."""
     folder = checkpoints.llama(tmp_path, **widths(device))
     by_graphs, eager = load(folder, device=device), load(folder, device=device, enforce_eager=True)
     if device == "cuda":
@@ -403,7 +403,7 @@ def test_by_graphs_or_kernel_by_kernel(tmp_path: Path, device: str):
 
 @pytest.mark.gpu
 def test_products_that_cublas_multiplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of few rows, as of a prompt in small pieces, it multiplies none."""
+    """With few rows, as for a prompt in small chunks, it is not used."""
     asked = set()
 
     def watch(name: str) -> None:
@@ -428,7 +428,7 @@ def test_products_that_cublas_multiplies(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.load
 def test_a_model_of_135_million_parameters():
-    """SmolLM2-135M-Instruct, in the folder that HEADRACE_SMOLLM2 names."""
+    """SmolLM2-135M-Instruct, from the folder in HEADRACE_SMOLLM2."""
     folder = os.environ.get("HEADRACE_SMOLLM2")
     if folder is None:
         pytest.skip("HEADRACE_SMOLLM2 names no folder")
@@ -438,7 +438,7 @@ def test_a_model_of_135_million_parameters():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_server_where_all_are_need_not_be_asked(tmp_path: Path, device: str):
-    """And starts to the same bits again."""
+    """It starts again to the same bits."""
     folder = checkpoints.llama(tmp_path, **widths(device))
     asked = alone(load(folder, device=device))
     for _ in range(2):

@@ -1,5 +1,5 @@
-"""Embeddings by the whole engine over the real model equal transformers' hidden states in fp32: alone, all at once in
-chunks, behind a cached prefix, and with a cache so small that they wait for each other."""
+"""Embeddings from the whole engine over the real model equal transformers' hidden states in fp32: alone; all at once in
+chunks; after a cached prefix; with a cache so small that requests wait for each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Prompt = tuple[int, ...]
 
 
 class Case:
-    """A model that embeds, prompts that share beginnings, and what transformers makes of them."""
+    """An embedding model, prompts that share beginnings, and transformers' vectors for them."""
 
     def __init__(self, folder: Path, pooling: str, kind: str) -> None:
         self.folder = folder

@@ -1,6 +1,6 @@
-"""Greedy outputs of the whole engine over mixtures of experts equal Hugging Face `generate`, token for token in fp32.
+"""Greedy outputs of the whole engine with mixtures of experts equal Hugging Face's `generate`, token for token in fp32.
 
-Prompts are cut into chunks, decodes run beside them; alone, and all at once.
+Prompts are cut into chunks beside decodes. Alone, and all at once.
 """
 
 from __future__ import annotations

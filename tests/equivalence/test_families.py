@@ -1,7 +1,7 @@
-"""What docs/models.md says of families, for one of each kind of thing that they do; `families_table.py` tries all.
+"""What docs/models.md says of families, for one family per feature; `families_table.py` tries all.
 
-Served: 24 greedy tokens of six prompts, in chunks beside others' decodes, alone and all at once, equal `generate`'s.
-Refused: by a sentence that says why.
+Served: 24 greedy tokens of six prompts, in chunks beside other requests' decodes, alone and all at once, equal
+`generate`'s. Refused: with a message that says why.
 """
 
 from __future__ import annotations

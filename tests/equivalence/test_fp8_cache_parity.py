@@ -1,5 +1,5 @@
-"""A KV cache of eight bits: tokens equal transformers' `generate` over keys and values that are rounded alike, whatever
-happens to the blocks; and a model finds a needle by it that no coarser rounding would leave."""
+"""An 8-bit KV cache: tokens equal those of transformers' `generate` with keys and values rounded in the same way,
+whatever happens to the blocks; and a model finds a needle that coarser rounding would lose."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MAX_NUM_SEQS, BUDGET = 32, 96
 CASES = [("llama", "native"), ("mistral", "native"), ("gpt2", "native"), ("qwen3", "transformers")]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 pytestmark = pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
-"""`generate` calls it `cache` from transformers 5.24 on; those before know the former name only."""
+"""`generate` names it `cache` from transformers 5.24 on; earlier versions know only the former name."""
 
 
 class RoundedCache(DynamicCache):
-    """transformers' own, of keys and values that have been eight bits."""
+    """transformers' cache, with keys and values rounded to eight bits."""
 
     def update(self, key_states, value_states, *arguments, **options):
         return super().update(_rounded(key_states), _rounded(value_states), *arguments, **options)
@@ -86,8 +86,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_tokens_are_those_of_rounded_keys_and_values(case: Case, device: str):
-    """All at once in chunks; preempted, by way of the host and computed again; continued from blocks that are kept;
-    and several choices that part after a common block."""
+    """All at once in chunks; preempted by swapping and by recomputation; continued from cached blocks; and with several
+    choices that diverge after a shared block."""
     loaded = load(case.folder, case.implementation, device)
     assert case.expected != case.plain, "rounding shows"
     harness = Harness(loaded.num_blocks, BLOCK_SIZE, MAX_NUM_SEQS, BUDGET, executor=loaded.runner)
@@ -128,7 +128,7 @@ def run_all(case: Case, harness: Harness) -> None:
 
 
 def test_adapters_lie_in_blocks_of_eight_bits_as_they_are(tmp_path: Path):
-    """Their numbers are the model's, not the cache's."""
+    """They have the model's dtype, not the cache's."""
     folder = save_random_model("llama", tmp_path / "model")
     adapters = save_adapters(folder, tmp_path / "adapters")
     oracle, prompts = PeftOracle(folder, adapters), random_prompts(3, 400, longest=60)
@@ -170,7 +170,7 @@ _LARGE = 1e4
 
 
 def codes() -> torch.Tensor:
-    """[32, 16] of ones and minus ones, any two of which are orthogonal or opposite."""
+    """[32, 16] of +1 and -1; any two are orthogonal or opposite."""
     rows = torch.ones(1, 1)
     while len(rows) < _CODE:
         rows = torch.cat((torch.cat((rows, rows), 1), torch.cat((rows, -rows), 1)))
@@ -223,13 +223,13 @@ def save_lookup_model(folder: Path) -> Path:
 
 
 def _far_from(code: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """[_NUM_FILLERS, 16] signs that agree with no code by more than in 12 of 16."""
+    """[_NUM_FILLERS, 16] of +1 and -1; none agrees with a code in more than 12 of 16 places."""
     signs = torch.randint(2, (50 * _NUM_FILLERS, _CODE), generator=generator) * 2.0 - 1
     return signs[(signs @ code.T).amax(1) <= 8][:_NUM_FILLERS]
 
 
 def num_needles_found(loaded: LoadedModel) -> tuple[int, int]:
-    """Of so many: each is one fact of twelve, at any depth of 900 tokens, so a guess is right once in 32 times."""
+    """Found, and asked. A needle is one of twelve facts, at any depth of 900 tokens; a guess is right 1 time in 32."""
     chance = random.Random(0)
     prompts, answers = [], []
     for _ in range(20):
@@ -263,7 +263,7 @@ def scaled_by(exponent: int) -> Callable[[torch.Tensor], tuple[torch.Tensor, tor
 
 @pytest.mark.parametrize("exponent", [127, 127 - 12, 127 + 6])
 def test_a_cache_of_one_scale_would_lose_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exponent: int):
-    """So the needle test can fail."""
+    """Proves that the needle test can fail."""
     monkeypatch.setattr(fp8_cache, "to_fp8", scaled_by(exponent))
     found, asked = num_needles_found(load(save_lookup_model(tmp_path)))
     assert found < asked // 2

@@ -1,4 +1,4 @@
-"""Greedy outputs of the whole engine over the real model equal Hugging Face `generate`, token for token in fp32.
+"""Greedy outputs of the whole engine over the real model equal Hugging Face's `generate`, token for token in fp32.
 
 Alone, all at once, arriving at random while others run, and with a cache so small that requests are preempted.
 """
@@ -42,7 +42,7 @@ def load(folder: Path, device: str) -> LoadedModel:
 
 
 class Case:
-    """One model: its folder, its prompts, and what they should become."""
+    """One model: its folder, its prompts, and the expected answers."""
 
     def __init__(self, family: str, folder: Path, vocab_size: int) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ def loaded(request: pytest.FixtureRequest, case: Case) -> LoadedModel:
 
 
 def make_harness(loaded: LoadedModel, num_blocks: int | None = None, overlap: bool = False) -> Harness:
-    """Under a window blocks go from hand to hand."""
+    """With a sliding window, blocks are freed and reused by other requests."""
     return Harness(
         num_blocks or loaded.num_blocks,
         BLOCK_SIZE,
@@ -88,7 +88,7 @@ def outputs(harness: Harness, request_ids: list[str]) -> list[list[int]]:
 
 @pytest.mark.some(3)
 def test_the_oracle_says_the_same_of_each_prompt_alone(case: Case):
-    """It is asked for many at once: the shortest and the longest are padded most and least."""
+    """The oracle computes many prompts at once; the shortest and the longest have the most and the least padding."""
     model, some = oracle(case.folder), case.prompts[:3]
     assert [generate(model, list(prompt), MAX_TOKENS) for prompt in some] == case.expected[:3]
 
@@ -153,7 +153,7 @@ def test_under_a_window_a_sequence_may_be_longer_than_the_cache(tmp_path: Path, 
 
 @pytest.mark.some(3)
 def test_prompts_that_continue_cached_ones(case: Case, loaded: LoadedModel):
-    """Also where a sliding window has left the shared blocks behind."""
+    """Also when a sliding window has moved past the shared blocks."""
     harness = make_harness(loaded)
     prompts, expected, half = case.prompts[:12], case.expected[:12], MAX_TOKENS // 2
     for prompt in prompts:
@@ -186,7 +186,7 @@ def test_draws_depend_on_the_seed_and_on_nothing_else(case: Case, loaded: Loaded
 
 @pytest.mark.some(3)
 def test_bf16_differs_only_between_near_ties(case: Case):
-    """At the first difference each side's token is among the other's top 5."""
+    """At the first difference, each side's token is among the other's top 5."""
     source = ModelSource(str(case.folder), None, None, None, "auto", "bfloat16", "cpu", None, 0)
     loaded = load_executor(source, case.folder, CacheConfig(BLOCK_SIZE, 0.5, CACHE_BYTES), MAX_NUM_SEQS, BUDGET)
     harness = make_harness(loaded)

@@ -1,5 +1,5 @@
-"""Models of which some layers see a window and others everything: tokens equal transformers' `generate` while blocks
-that a window has left behind go from hand to hand; and what the layers with a window hold has a bound."""
+"""Models in which some layers have a sliding window and others do not: tokens equal transformers' `generate` while
+blocks behind the window are reused by other requests; and what the windowed layers hold is bounded."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_together_and_from_cached_beginnings(case: Case, loaded: LoadedModel, ov
 @pytest.mark.each_once
 @pytest.mark.parametrize("preemption", [AlwaysRecompute(), AlwaysSwap()], ids=["recomputed", "swapped"])
 def test_preempted(case: Case, loaded: LoadedModel, preemption: Preemption):
-    """Short ones grow, for which a long one, of which windows have left blocks behind, has to go."""
+    """Short requests grow, and a long one, which has freed blocks behind its windows, is preempted for them."""
     num_blocks = 20 * sum(loaded.layer_groups.tables)
     harness = harness_of(loaded, num_blocks, preemption, loaded.num_host_blocks, overlap=True)
     request_ids = [add(harness, prompt) for prompt in case.growing]
@@ -150,7 +150,7 @@ def test_choices_of_one_prompt_share_it_until_they_part(case: Case, loaded: Load
 
 
 def test_beams(case: Case, loaded: LoadedModel):
-    """A beam of one is greedy; wider ones are the same whether their blocks are given back or not."""
+    """A beam of width 1 is greedy. Wider beams are the same whether blocks behind windows are freed or not."""
     prompt, expected = case.prompts[1], case.expected[1]
     harness = harness_of(loaded)
     (one, four) = [harness.beam_request(prompt, MAX_TOKENS, width=width, n=width) for width in (1, 4)]

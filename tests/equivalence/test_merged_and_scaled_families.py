@@ -1,5 +1,5 @@
-"""Phi-3 and Gemma, whose checkpoints merge tensors or whose blocks norm more than others': with adapters as PEFT
-computes them, on two ranks as on one, and by FP8 weights as by the plain ones that these stand for."""
+"""Phi-3 and Gemma, whose checkpoints merge tensors or whose layers have more norms: with adapters as PEFT computes
+them, on two ranks as on one, and with FP8 weights as with the plain weights that these stand for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model in stages answers as one process does: the same tokens in fp32, and log probabilities that agree."""
+"""A model in pipeline stages answers as one process does: the same tokens in fp32, and close log probabilities."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def check_hand_overs(counted: list[Counted], config: ParallelConfig, num_layers: int) -> None:
-    """ORCA, figure 7: each plan that computes is handed over P - 1 times and costs the sums of its layers alone;
-    nothing is exchanged for control."""
+    """ORCA, figure 7: each plan that computes is handed over P - 1 times and costs only its layers' all-reduces; no
+    control messages are exchanged between ranks."""
     num_plans = {each.num_plans for each in counted}
     assert len(num_plans) == 1
     (num,) = num_plans
@@ -76,8 +76,8 @@ def check(
 
 
 def test_two_stages_answer_as_one_process(two_somewhere: Where, folder: Path, tmp_path: Path):
-    """Every family's ends: tied heads, learned positions, projected embeddings, norms last, experts in one stage
-    alone."""
+    """The differences of families at both ends: tied heads, learned positions, projected embeddings, norms last,
+    experts in only one stage."""
     ranks, device = two_somewhere
     check(ranks, folder, tmp_path / "control", ALL_KINDS, TWO_STAGES, 2, device)
 
@@ -112,7 +112,7 @@ GROUPED = {
 
 @pytest.mark.parametrize("name", GROUPED)
 def test_stages_give_back_what_windows_have_left_behind(two_somewhere: Where, tmp_path: Path, name: str):
-    """Groups of layers are those of the tables in every stage, which may have no layer of one."""
+    """Every stage has the block tables' groups of layers, even if it has no layer of a group."""
     ranks, device = two_somewhere
     make, (num_full, num_windowed), few = GROUPED[name]
     folder, long = make(tmp_path / "model"), [Asked(prompt, GREEDY) for prompt in prompts(3)[1:]]

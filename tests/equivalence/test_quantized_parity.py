@@ -1,4 +1,4 @@
-"""A quantized checkpoint is the model that its numbers stand for."""
+"""A quantized checkpoint gives the tokens of the model that its numbers stand for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_its_tokens_are_those_of_the_model_that_it_stands_for(folder):
 
 @pytest.mark.parametrize("kind", ["fp8", "awq", "gptq", "auto-round-awq", "packed", "packed-zeros", "blocks"])
 def test_on_a_cpu_its_few_bits_are_held_and_multiplied_by(kind, tmp_path, caplog):
-    """In bf16, where loops are compiled: the weights' bytes are the checkpoint's, and no plain weight is ever made."""
+    """In bf16, where loops are compiled: the weights keep the checkpoint's bytes, and no plain weight is ever made."""
     if not stays_quantized(64, 64, torch.bfloat16):
         pytest.skip("this machine runs no compiled loops")
     base = llama(tmp_path / "llama", hidden_size=128, intermediate_size=256)
@@ -84,7 +84,7 @@ def test_so_are_those_of_experts(save, kind, tmp_path, caplog):
 
 
 def held_bytes(model):
-    """Of the blocks' linears."""
+    """Bytes of the layers' linears."""
     methods = [linear.own_method for block in model.block_linears() for _, linear, _ in block]
     return sum(method.packed.held_bytes for method in methods)
 

@@ -1,7 +1,7 @@
-"""The sampling parameters through the whole engine, exact on the fp32 CPU lane.
+"""The sampling parameters through the whole engine, exactly, in fp32 on the CPU.
 
-Greedy choices and all log probabilities are checked against transformers and a reading of the rules in plain Python;
-random ones against themselves: whatever else is in the batch, after preemption, on another block size.
+Greedy choices and all log probabilities are checked against transformers and a plain Python version of the rules.
+Random draws are checked against themselves: in other batches, after preemption, with another block size.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
 
 
 def next_token(logits: list[float], prompt: tuple[int, ...], output: list[int], sampling: SamplingParams) -> int:
-    """The rules one after the other, in plain Python; greedy."""
+    """Applies the rules one after another, in plain Python; greedy."""
     generated = Counter(output)
     for token in set(prompt) | set(output):
         factor = sampling.repetition_penalty
@@ -193,7 +193,7 @@ def test_a_request_is_the_same_alone_batched_preempted_and_on_other_blocks(
 
 
 def assert_same_logprobs(harness: Harness, want: Harness) -> None:
-    """Values agree to rounding: a matrix of other height may sum in another order."""
+    """Values agree up to rounding: a matrix with another number of rows may be summed in another order."""
     assert harness.logprobs.keys() == want.logprobs.keys()
     for key, entries in want.logprobs.items():
         assert [e.chosen for e in harness.logprobs[key]] == pytest.approx([e.chosen for e in entries], abs=1e-3)
@@ -232,7 +232,7 @@ def test_a_prompt_can_be_scored_without_drawing(loaded: LoadedModel, oracle: Any
 
 
 def test_a_scored_prompt_takes_nothing_from_the_prefix_cache(loaded: LoadedModel) -> None:
-    """Else the numbers of the cached part would be missing. It leaves its own blocks there for others."""
+    """Otherwise the logprobs of the cached part would be missing. Its own blocks are cached for others."""
     harness = harness_of(loaded)
     prompt = tuple(range(3, 103))
     play(harness, [harness.request(prompt, 2, temperature=0.0)])

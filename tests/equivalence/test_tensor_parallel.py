@@ -1,6 +1,6 @@
-"""A model divided over ranks answers as one rank does: the same tokens in fp32, and log probabilities that agree.
+"""A model in tensor parallel answers as one rank does: the same tokens in fp32, and close log probabilities.
 
-Each rank runs the whole engine here, in step with the others; with one engine for all ranks tests/distributed does it.
+Each rank runs the whole engine here, in step with the others. tests/distributed tests one engine for all ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.models.quantized_checkpoints import quantized
 from tests.ranks import Ranks, Where
 
 WHOLE_GROUPS = {"hidden_size": 128, "intermediate_size": 128}
-"""Of 32 features, on four ranks."""
+"""Sizes that four ranks can divide into groups of 32 features."""
 
 FAMILIES = {
     "llama": partial(llama, attention_bias=True, mlp_bias=True),
@@ -62,7 +62,7 @@ FAMILIES = {
 }
 MAX_TOKENS = 6
 ATOL = 2e-4
-"""Of log probabilities: sums of fp32 in another order."""
+"""Tolerance of log probabilities: fp32 sums in another order."""
 _VOCAB_SIZE = 301
 
 
@@ -91,7 +91,7 @@ KINDS = {"greedy": (GREEDY,), "sampled and greedy": (SAMPLED, GREEDY), "all": AL
 
 
 def requests_of(kinds) -> list[Asked]:
-    """As many as there are places in a batch, of these kinds in turn."""
+    """As many requests as fit in a batch, of these kinds in turn."""
     return [
         Asked(prompt, {"seed": 10 + i, **kinds[i % len(kinds)]}) for i, prompt in enumerate(prompts(max(6, len(kinds))))
     ]
@@ -154,7 +154,7 @@ def some_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_with_sums_beside_products_they_answer_as_one(two_somewhere: Where, tmp_path: Path, family: str):
-    """From 8 tokens on: prompts, and chunks of them beside decodes."""
+    """From 8 tokens on: prompts, and chunks of prompts beside decodes."""
     (ranks, device), folder = two_somewhere, FAMILIES[family](tmp_path)
     for kinds in KINDS.values():
         how = folder, requests_of(kinds), MAX_TOKENS, None, device
@@ -165,7 +165,7 @@ def test_with_sums_beside_products_they_answer_as_one(two_somewhere: Where, tmp_
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt2"])
 def test_where_nothing_takes_rows_in_parts_sums_wait(two_ranks: Ranks, tmp_path: Path, family: str):
-    """Mixtures of experts, and norms of other kinds."""
+    """Mixtures of experts, and other kinds of norms."""
     how = FAMILIES[family](tmp_path), requests_of((GREEDY,)), MAX_TOKENS, None, "cpu"
     answers = two_ranks.run(answer_overlapping, 8, *how)
     assert [begun for _, begun in answers] == [0, 0]
@@ -200,7 +200,7 @@ def test_preempted_swapped_and_resumed_they_answer_as_one(two_somewhere: Where, 
 
 
 def test_with_keys_and_values_of_eight_bits_they_answer_as_one(two_somewhere: Where, some_llama: Path):
-    """A scale belongs to a head, which one rank has."""
+    """Each head has its own scale, and belongs to one rank."""
     ranks, device = two_somewhere
     asked, how = requests_of((GREEDY, SAMPLED)), (12, None, device, None, "fp8")
     alone = answer(ALONE, some_llama, asked, *how)
@@ -225,7 +225,7 @@ ON_GPUS = ("llama", "gpt2", "qwen2-moe", "gpt-oss", "llama, awq", "llama, blocks
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ON_GPUS)
 def test_two_gpus_answer_as_one(two_gpu_ranks: Ranks, tmp_path: Path, family: str):
-    """Kernel by kernel for prompts, decodes by CUDA graphs."""
+    """Prompts kernel by kernel, decodes with CUDA graphs."""
     folder = FAMILIES[family](tmp_path)
     for kinds in KINDS.values():
         check_kinds(two_gpu_ranks, folder, kinds, "cuda")

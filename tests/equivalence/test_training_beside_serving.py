@@ -1,5 +1,5 @@
-"""Fp32 on the CPU, to the bit: requests get the same with a training and without, and a training becomes the same with
-requests and without."""
+"""fp32 on the CPU, bit for bit: requests get the same answers with and without a training, and a training ends in the
+same state with and without requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def new_training(loaded: LoadedModel) -> LoraTraining:
 
 
 class Served(NamedTuple):
-    """num_beside: pieces of the training that were run while requests ran; num_between: while others were to come."""
+    """num_beside: layer-step pieces of the training run while requests ran. num_between: run while others were still to
+    come."""
 
     answers: Answers
     listener: NotingListener
@@ -62,8 +63,8 @@ class Served(NamedTuple):
 
 
 def serve(loaded: LoadedModel, policy: TrainingPolicy, training: LoraTraining | None) -> Served:
-    """Requests, several at once whenever the ones before have ended, so that they meet the same neighbours each time:
-    these do change bits on a CPU. And the training until its end."""
+    """Serve requests, and run the training to its end. Several requests start at once when all earlier ones have ended,
+    so that batches are the same each time: on a CPU the batch can change bits."""
     listener, chance, num_beside, num_between = NotingListener(), random.Random(7), 0, 0
     harness = Harness(
         240,

@@ -1,7 +1,7 @@
-"""Requests and a training take a small KV cache from each other, and both compute what they compute alone.
+"""Requests and a training share a small KV cache, and both compute what they compute alone.
 
-Bit for bit, in fp32 on the CPU: the training's activations lie in KV blocks, from which requests move, and which they
-take back.
+Bit for bit, in fp32 on the CPU: the training's activations are in KV blocks. Requests are moved out of these, and take
+them back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Answers = dict[str, list[int]]
 
 
 class RandomSlack:
-    """Nobody waits for a training, and it has some time between iterations or none."""
+    """A training policy: requests never wait for the training; it gets a random slack between iterations."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -61,7 +61,7 @@ class Model:
         return lora_training(self.model, EXAMPLES, CHOSEN)
 
     def num_blocks(self) -> int:
-        """That a micro-batch takes."""
+        """Blocks that a micro-batch needs."""
         return self.layout.num_blocks_to_lend(self.training().num_arena_bytes)
 
 
@@ -71,7 +71,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def play(model: Model, seed: int, num_blocks: int, training: LoraTraining | None, overlap: bool) -> tuple[Answers, int]:
-    """The answers to requests that come at random, and how often these took the training's memory back."""
+    """Answers to requests with random arrivals, and how often requests took the training's memory back."""
     chance = random.Random(seed)
     storage = KvStorage(model.layout, num_blocks, CPU)
     runner = ModelRunner(model.model, storage, CPU, 8, model.config.max_position_embeddings, model.config.vocab_size)
@@ -109,7 +109,7 @@ def same_bits(one: TrainingState, other: TrainingState) -> bool:
     ("seed", "room", "overlap"), [(0, 2.2, False), (1, 1.0, True), (2, 2.2, True), (3, 1.6, False)]
 )
 def test_each_computes_what_it_computes_alone(model: Model, seed: int, room: float, overlap: bool, monkeypatch):
-    """room: blocks for each that a micro-batch takes."""
+    """room: blocks in the cache, as a multiple of those that a micro-batch needs."""
     monkeypatch.setattr(arena_lending, "FIRST_PAUSE_S", 0.05)
     num_blocks = int(room * model.num_blocks())
     training = model.training()

@@ -1,5 +1,5 @@
-"""A model that ranks divide is trained as one rank trains it: the same losses, and adapters that agree; each rank has
-the same bits."""
+"""A model in tensor parallel is trained as on one rank: the same losses, close adapters, and the same bits on every
+rank."""
 
 from __future__ import annotations
 

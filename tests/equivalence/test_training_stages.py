@@ -1,5 +1,5 @@
-"""A model in stages is trained as one process trains it, to the same bits: every layer is computed whole, by the same
-kernels, and a gradient's norm is that of the same numbers in the same order."""
+"""A model in pipeline stages is trained to the same bits as in one process: the same kernels compute every layer whole,
+and a gradient's norm is summed over the same numbers in the same order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CHOSEN = Hyperparameters(
 )
 EXAMPLES = random_examples(16, vocab_size=301, longest=60)
 ROWS = 40
-"""So the loss takes several layer steps."""
+"""So large that the loss takes several layer steps."""
 
 
 class Trained(NamedTuple):
@@ -82,7 +82,7 @@ def train(
     state: TrainingState | None = None,
     device: str = "cpu",
 ) -> Trained:
-    """file: where the state is written after some steps. device: on "cuda" there are two stages of a rank."""
+    """file: the state is written to it after some steps. device: with "cuda" there are two stages of one rank each."""
     place = stage_place(parallel, config, device)
     return trained(place, parallel.rank, folder, file, state, device)
 
@@ -120,7 +120,7 @@ def check_same_bits(mine: Trained, its: Trained) -> None:
 def test_two_stages_train_to_the_bits_of_one_process_and_go_on_where_it_stopped(
     two_somewhere: Where, tmp_path: Path, family: str
 ):
-    """And it where they did: a checkpoint says nothing of stages."""
+    """And one process goes on where the stages stopped: a checkpoint does not depend on stages."""
     ranks, device = two_somewhere
     folder, file = FAMILIES[family](tmp_path / "model", num_hidden_layers=NUM_LAYERS), tmp_path / "checkpoint"
     alone = Trained(*completed(training_of(folder, device=device)))
@@ -142,7 +142,7 @@ def test_examples_that_no_stage_can_take_are_refused_by_each(two_ranks: Ranks, t
 
 
 def refuse(parallel: TensorParallel, folder: Path) -> None:
-    """Before anything is exchanged."""
+    """Raised before anything is exchanged."""
     place = place_of(parallel.rank, TWO_STAGES, torch.device("cpu"))
     model = served_model(folder, stage=place.stage)
     unknown = random_examples(3, vocab_size=3001, longest=60)
@@ -155,7 +155,7 @@ FAULTS = [(rank, kind) for rank in (0, 1) for kind in ("forward", "backward")] +
 
 
 def test_a_stage_that_fails_leaves_nobody_waiting_and_nothing_for_the_next_training(two_ranks: Ranks, tmp_path: Path):
-    """In the last micro-batch of a step, at whose end norms are exchanged and a state is gathered."""
+    """It fails in the last micro-batch of a step, at whose end norms are exchanged and the state is gathered."""
     folder, file = llama(tmp_path / "model", num_hidden_layers=NUM_LAYERS), tmp_path / "checkpoint"
     last, _ = two_ranks.run(fail_and_train, folder, file)
     check_same_bits(last, Trained(*completed(training_of(folder))))
@@ -200,7 +200,7 @@ def test_four_stages_train_to_the_bits_of_one_process(four_ranks: Ranks, tmp_pat
 
 @pytest.mark.load
 def test_stages_of_two_ranks_train_as_one_process(four_ranks: Ranks, tmp_path: Path):
-    """Their sums have another order than one process's; both ranks of a stage have the same bits."""
+    """Their all-reduces sum in another order than one process; both ranks of a stage have the same bits."""
     folder = llama(tmp_path / "model", num_hidden_layers=NUM_LAYERS)
     last, *_ = four_ranks.run(train, folder, TWO_BY_TWO, tmp_path / "checkpoint")
     check_trained_alike(Trained(*completed(training_of(folder))), last, last)

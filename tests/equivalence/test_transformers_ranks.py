@@ -1,4 +1,4 @@
-"""Models that transformers' modules compute, on several ranks: they answer as one process does, token for token."""
+"""Models computed by transformers' modules on several ranks answer as in one process, token for token."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOME = ("SmolLM3", "OLMo 3", "Pythia, GPT-NeoX", "DeepSeek V2")
 latent keys, experts, and a linear that is whole beside one that is divided."""
 
 IN_STAGES_ALONE = ("StableLM 2",)
-"""Its attention counts all heads: refused by name (tests/models/transformers_backend/test_division.py)."""
+"""Its attention needs all heads, so it is refused by name (tests/models/transformers_backend/test_division.py)."""
 
 ONE_BY_ONE = [
     pytest.param(name, marks=() if name in SOME else pytest.mark.load) for name in sorted(SERVED, key=SOME.__contains__)
@@ -76,7 +76,7 @@ def test_two_stages_of_two_ranks_answer_as_one_process(tmp_path: Path, name: str
 
 @pytest.mark.parametrize("name", [SOME[0], pytest.param(SOME[1], marks=pytest.mark.load)])
 def test_adapters_beside_the_base_answer_as_in_one_process(two_ranks: Ranks, tmp_path: Path, name: str):
-    """Of OLMo 3 also where what a rank has is gathered behind the adapter."""
+    """With OLMo 3, this also covers outputs that are gathered after the adapter."""
     folder = SERVED[name].save(tmp_path / "model")
     adapters = save_random_adapters(folder, tmp_path / "adapters", (3, 8, 1))
     asked = [
@@ -94,7 +94,7 @@ def test_adapters_beside_the_base_answer_as_in_one_process(two_ranks: Ranks, tmp
 
 
 def dummy_sums(parallel: TensorParallel, folder: Path) -> dict[str, float]:
-    """Of the tensors that are whole on every rank."""
+    """Sums of the tensors that are whole on every rank."""
     model = open_model(folder, "auto", parallel).model
     model.materialize(torch.float32, torch.device("cpu"))
     fill_with_dummy_weights(model, 3)

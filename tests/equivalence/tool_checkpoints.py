@@ -1,13 +1,14 @@
-"""Tiny checkpoints of every quantized layout, by the formats' own tools, and the tokens that their weights stand for:
+"""Tiny checkpoints of every quantized layout, made by the formats' own tools, and the tokens that they should give:
 
-    python -m tests.equivalence.tool_checkpoints make NEW_FOLDER TOKENIZER_FOLDER   where the tools are
-    python -m tests.equivalence.tool_checkpoints check FOLDER                       where the service is
+    python -m tests.equivalence.tool_checkpoints make NEW_FOLDER TOKENIZER_FOLDER   where the tools are installed
+    python -m tests.equivalence.tool_checkpoints check FOLDER                       where the service is installed
 
-The tools need an environment of their own, and no GPU: pip install torch llmcompressor auto-round, and with --no-deps
-autoawq, gptqmodel, pypcre, tokenicer, device-smi, logbar, threadpoolctl and defuser. A tool that fails is named, and
-the others go on. The reference is transformers' `generate` in fp32, by plain weights that the tools themselves make of
-a checkpoint: compressed-tensors' decompression, GPTQModel's torch kernels (of AutoRound's and AutoAWQ's layouts, too).
-`check` computes the same prompts with the service's runner, in fp32, and exits with 1 if a token differs.
+The tools need a separate environment, but no GPU: pip install torch llmcompressor auto-round, and with --no-deps
+autoawq, gptqmodel, pypcre, tokenicer, device-smi, logbar, threadpoolctl and defuser. If a tool fails, its name is
+printed and the others go on. The reference is transformers' `generate` in fp32, with plain weights that the tools
+themselves make of a checkpoint: compressed-tensors' decompression, GPTQModel's torch kernels (also for AutoRound's and
+AutoAWQ's layouts). `check` computes the same prompts with the service's runner in fp32, and exits with 1 if a token
+differs.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def check_all(folder: Path) -> int:
-    """0 if the service gives every reference's tokens, and there is one."""
+    """Returns 0 if there is a reference, and the service gives the tokens of every one."""
     from tests.runner.loading import load
     from tests.runner.plan_player import PlanPlayer, greedy
 
@@ -176,7 +177,7 @@ def _by_gptqmodel(plain: Path, there: Path) -> None:
 
 
 def _let_gptqmodel_start() -> None:
-    """It wants more than one worker, and takes half as many as there are processors."""
+    """It needs more than one worker, and uses half as many as there are processors."""
     setattr(os, "cpu_count", lambda: 4)  # noqa: B010 - a type checker refuses the assignment
 
 
@@ -190,8 +191,8 @@ def _decompressed(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _dequantized(folder: Path) -> dict[str, torch.Tensor]:
-    """By GPTQModel's modules, which keep inputs before outputs; by scales in fp32, as those of 16 bits round once more.
-    AutoRound's own layout is GPTQ's under another name. With the norms, which AutoAWQ moves factors into."""
+    """By GPTQModel's modules, which have inputs before outputs; with scales in fp32, since 16-bit ones would round
+    again. AutoRound's own layout is GPTQ's under another name. Includes the norms, into which AutoAWQ moves factors."""
     _let_gptqmodel_start()
     from gptqmodel import BACKEND, GPTQModel
     from safetensors.torch import load_file
@@ -215,7 +216,7 @@ def _dequantized(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _write_reference(plain: Path, weights: dict[str, torch.Tensor], there: Path) -> None:
-    """weights: of all the linears, and what else is not as in `plain`."""
+    """weights: all linears, and everything else that differs from `plain`."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)

@@ -1,4 +1,5 @@
-"""The N-th call of a site fails (SQLite's): its first, its last and one between; with TEST_EXAMPLES=10 nearly each."""
+"""The N-th call of a (fault) site fails, as in SQLite's tests: the first, the last, one between; nearly all with
+TEST_EXAMPLES=10."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ CALLS_OF_EACH = 3
 
 
 def chosen_calls(num_calls: int, moment: Moment) -> list[int]:
-    """Which of a site's calls fail, one a run, counted from 1.
+    """Which of a site's calls fail, one per run, counted from 1.
 
-    After its work others between the ends than before it, so that both moments together reach more calls.
+    For "after", the calls between the first and the last are others than for "before", so that together they cover
+    more calls.
     """
     chosen = spread(range(1, num_calls + 1), CALLS_OF_EACH)
     if moment == "after" and 1 < len(chosen) < num_calls:
@@ -23,7 +25,7 @@ def chosen_calls(num_calls: int, moment: Moment) -> list[int]:
 
 
 def check_every_call(site: FaultSite, make_scene: Callable[[], EngineScene]) -> int:
-    """Play the scene with faults of the site and check what must hold each time; how many calls it has at all."""
+    """Play the scene with each fault of the site and check what must hold. Returns the site's number of calls."""
     golden, num_calls = play_undisturbed(make_scene(), site)
     for moment in site.moments:
         for nth in chosen_calls(num_calls, moment):
@@ -35,7 +37,7 @@ def check_every_call(site: FaultSite, make_scene: Callable[[], EngineScene]) -> 
 
 
 def play_undisturbed(scene: EngineScene, site: FaultSite) -> tuple[Ending, int]:
-    """What comes of the scene when nothing fails, and how often the site is called."""
+    """The scene's ending without a fault, and the site's number of calls."""
     with armed(site, 0) as count:
         ending = scene.play()
     assert not ending.deaths

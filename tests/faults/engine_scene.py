@@ -1,7 +1,7 @@
-"""Mixed requests through the engine's loop, whose part of thread is played by the test: no thread, no waiting.
+"""Mixed requests through the engine's loop, which the test runs itself: no thread, no waiting.
 
-Requests of every kind meet in a cache too small for them, so that they preempt each other both ways; one client
-leaves, one choice's text is complete, one request has waited too long, one comes when all have ended: the canary.
+Requests of every kind meet in a cache too small for them, so that they preempt each other both ways. One client leaves,
+one choice's text is complete, one request has waited too long, and one comes when all have ended: the canary.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _GRAMMAR = regex("[a-z]{3}[0-9]{2}")
 
 
 class InTurn:
-    """Swaps one preempted group, computes the next one again, and so on."""
+    """Swaps one preempted group, recomputes the next one, and so on."""
 
     def __init__(self) -> None:
         self._swaps = False
@@ -59,7 +59,7 @@ class InTurn:
 
 
 class NothingLeftToDo:
-    """The engine's idle work: whoever comes to it has nothing to do, though the scene is not over."""
+    """The engine's idle work. Fails when called: the engine would have nothing to do although the scene is not over."""
 
     def do_some(self) -> bool:
         raise AssertionError("the engine rests, and somebody waits for an end")
@@ -72,7 +72,7 @@ class NothingLeftToDo:
 
 
 class BoundedClock(ManualClock):
-    """Goes on by itself, a little at each look; more looks than a scene can need are an endless loop."""
+    """Advances a little at each read. More reads than a scene can need mean an endless loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class BoundedClock(ManualClock):
 
 @dataclass
 class Ending:
-    """What came of a scene. tokens: by request and choice."""
+    """The result of a scene. tokens: by request and choice."""
 
     finals: dict[str, FinalEvent]
     tokens: dict[tuple[str, int], list[int]]
@@ -95,13 +95,13 @@ class Ending:
     deaths: list[BaseException] = field(default_factory=list)
 
     def failed(self) -> set[str]:
-        """Requests that a fault of ours has ended."""
+        """Requests that ended because of a server fault."""
         ours = {r for r, final in self.finals.items() if final.outcome is Outcome.FAILED}
         return ours - {LATE}
 
 
 class EngineScene:
-    """executor: None: the toy model, with adapters. overlap: as of `Engine`."""
+    """executor: None: the toy model, with adapters. overlap: as in `Engine`."""
 
     def __init__(self, overlap: bool, executor: Executor | None = None, temperature: float = 1.0) -> None:
         self.clock = BoundedClock()
@@ -129,7 +129,7 @@ class EngineScene:
         self._is_second_half = self._is_over = False
 
     def play(self) -> Ending:
-        """All of it, on this thread."""
+        """Play all of it, on this thread."""
         for request in self._requests[:NUM_FIRST]:
             self._loop.send(Submit(request))
         self._loop._run()
@@ -138,7 +138,7 @@ class EngineScene:
         return Ending(dict(harness.finals), dict(harness.tokens), logprobs, self._deaths)
 
     def check_books(self) -> None:
-        """Nothing is left of anybody, and one more request runs, with every invariant looked at after each step."""
+        """Nothing is left of any request, and one more runs, with every invariant checked after each step."""
         self.harness.check_books()
 
     def _publish(self, events: list[News]) -> None:
@@ -158,7 +158,7 @@ class EngineScene:
             self._loop.send(Stop(Unavailable("the scene is over")))
 
     def _make_requests(self) -> list[Request]:
-        """As many as NUM_REQUESTS."""
+        """NUM_REQUESTS of them."""
         harness, warm = self.harness, {"temperature": self._temperature}
         poet, clerk = (harness.adapter(1), harness.adapter(2)) if self._has_adapters else (None, None)
         made = [
@@ -184,21 +184,21 @@ class EngineScene:
         return constrained
 
     def _canary(self) -> Request:
-        """The first request once more."""
+        """The first request again."""
         canary = self.harness.request(_PROMPT, 8, temperature=self._temperature)
         assert canary.request_id == CANARY
         return canary
 
 
 def _toy() -> ToyExecutor:
-    """Its transfers take an iteration longer than they might."""
+    """Its transfers take an iteration longer than necessary."""
     return FaultyExecutor(
         frozenset(), num_blocks=NUM_BLOCKS, transfer_delay=1, block_size=BLOCK_SIZE, vocabulary=VOCAB_SIZE
     )
 
 
 def check_undisturbed(ending: Ending, golden: Ending, spared: frozenset[str] | set[str]) -> None:
-    """The tokens of all but the spared are the golden ones, whole; those of the spared as far as they go."""
+    """All requests but the `spared` have exactly the golden tokens; the spared have a beginning of theirs."""
     for request_id in golden.finals:
         is_whole = request_id in ending.finals and request_id not in spared | ENDED_FROM_OUTSIDE
         if is_whole:
@@ -216,5 +216,5 @@ def check_undisturbed(ending: Ending, golden: Ending, spared: frozenset[str] | s
 
 
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log of a thousand faults is not read by anybody."""
+    """Silences the log of a thousand faults."""
     monkeypatch.setattr("logging.Logger.handle", lambda self, record: None)

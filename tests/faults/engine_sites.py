@@ -1,4 +1,5 @@
-"""Where the engine may fail, without an executor: deciding, bookkeeping, applying. Cheap: thousands of runs."""
+"""Where the engine may fail, outside the executor: deciding, bookkeeping, applying. Cheap, so there are thousands of
+runs."""
 
 from __future__ import annotations
 

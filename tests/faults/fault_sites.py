@@ -1,7 +1,7 @@
-"""Named places where a call may fail: a table row names a place of the code, and a test arms it from outside.
+"""Named places where a call may fail: each row of a table names a place in the code, and a test arms it from outside.
 
-Production code knows nothing of this: a site is the attribute of a module or a class, wrapped while it is armed. A name
-that resolves to nothing is an error, so that renaming the code cannot silently disarm its site.
+Production code knows nothing of this: a site is an attribute of a module or class that is wrapped while it is armed. A
+name that cannot be resolved is an error, so that a renaming cannot silently disable its site.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from enum import Enum
 from typing import Any, Literal
 
 Moment = Literal["before", "after"]
-"""The call fails instead of doing its work, or when all of it is done."""
+"""The call fails instead of doing its work, or after all of it is done."""
 
 
 class Reach(Enum):
-    """Whom a fault may cost something; everybody else's tokens are those of the undisturbed run."""
+    """Which requests a fault may affect. All others must have the tokens of the undisturbed run."""
 
     NOBODY = "nobody"
     REQUEST = "one request, which ends with an error"
@@ -31,8 +31,8 @@ class Reach(Enum):
 
 @dataclass(frozen=True)
 class FaultSite:
-    """where: `module:attribute` or `module:Class.attribute`, looked up where the caller does. fault: what is raised.
-    caller: the function whose calls alone are meant; empty: all.
+    """where: `module:attribute` or `module:Class.attribute`, as the caller looks it up. fault: the exception raised.
+    caller: only calls from this function count; empty: all.
     """
 
     name: str
@@ -43,7 +43,7 @@ class FaultSite:
     caller: str = ""
 
     def holder(self) -> tuple[Any, str]:
-        """The module or class, and the attribute's name; AttributeError if it has none of its own."""
+        """The module or class, and the attribute's name. Raises AttributeError if it does not define the attribute."""
         module, _, path = self.where.partition(":")
         owner: Any = importlib.import_module(module)
         *inner, attribute = path.split(".")
@@ -55,20 +55,20 @@ class FaultSite:
 
 
 class CallCount:
-    """How often an armed site was called."""
+    """Number of calls of an armed site."""
 
     def __init__(self) -> None:
         self.num_calls = 0
 
     def is_hit(self, nth: int) -> bool:
-        """Count one call; whether it is the one that fails. Any thread."""
+        """Count one call. Returns whether it is the one that fails. Any thread."""
         self.num_calls += 1
         return self.num_calls == nth
 
 
 @contextmanager
 def armed(site: FaultSite, nth: int, moment: Moment = "before") -> Iterator[CallCount]:
-    """While this lasts, the site's `nth` call fails. 0: none does; they are only counted."""
+    """In this context the site's `nth` call fails. 0: none fails; they are only counted."""
     owner, attribute = site.holder()
     original = vars(owner)[attribute]
     count = CallCount()

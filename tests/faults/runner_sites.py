@@ -1,4 +1,4 @@
-"""Where carrying out a plan may fail. Each costs the requests of its iteration, unless it can be told whose it is."""
+"""Where executing a plan may fail. Each fault costs its iteration's requests, unless it is known whose fault it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.faults.fault_sites import FaultSite, Moment, Reach
 
 _RUNNER = "service.runner"
 _BEFORE: tuple[Moment, ...] = ("before",)
-"""Where the call behind is the next site."""
+"""For calls after which the next call is a site of its own."""
 
 RUNNER_SITES = (
     FaultSite("launch", f"{_RUNNER}.model_runner:ModelRunner._compute", Reach.ITERATION, OutOfMemoryError),

@@ -1,6 +1,6 @@
-"""Calls of every kind at once to the real app behind the real HTTP server; one client leaves.
+"""Concurrent calls of every kind to the real app behind the real HTTP server; one client leaves.
 
-What the model says depends on the prompt alone, so an answer is the same whatever happens to the others.
+The model's output depends on the prompt alone, so an answer is the same whatever happens to the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.text import tiny_tokenizers
 
 _TIMEOUT_S = 10.0
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""A client that makes its own reads every certificate of the machine, which takes longer than the whole scene."""
+"""A client that makes its own context reads every certificate of the machine, which takes longer than the scene."""
 _NOW = {"type": "function", "function": {"name": "now"}}
 _CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 _SENTENCE = "The quick brown fox jumps over the lazy dog. Requests join and leave the batch."
@@ -35,7 +35,7 @@ _SENTENCE = "The quick brown fox jumps over the lazy dog. Requests join and leav
 
 @dataclass(frozen=True)
 class Call:
-    """streams: its answer comes in frames. leaves: its client is gone after the first of them."""
+    """streams: the answer is streamed. leaves: the client disconnects after the first frame."""
 
     name: str
     path: str
@@ -75,7 +75,7 @@ TWO = tuple(call for call in CALLS if call.name in {"plain stream", "choices"})
 
 @dataclass(frozen=True)
 class Answer:
-    """kind: whole; refused, with an error of the API's shape, perhaps in the stream; broken: the connection ended
+    """kind: whole; refused, with an error in the API's form, perhaps within the stream; broken: the connection ended
     before the answer did."""
 
     kind: Literal["whole", "refused", "broken"]
@@ -83,7 +83,7 @@ class Answer:
 
 
 class ServiceScene:
-    """A running server, and the clients' side of the scene. Deaths of the engine are kept."""
+    """A running server and its clients. Deaths of the engine are recorded."""
 
     def __init__(self) -> None:
         self.server = RunningServer(Scene(chat_template=tiny_tokenizers.TOOL_TEMPLATE, watchers=[log_exchange]))
@@ -92,7 +92,7 @@ class ServiceScene:
         self.server.play(_script(self.server))
 
     def play(self, calls: Sequence[Call] = CALLS) -> dict[str, Answer]:
-        """Every call's answer, by its name. Each comes within a bound."""
+        """The answers, by call name. Each must come within a time limit."""
         self._num_played += 1
         return asyncio.run(self._call_all([self._never_asked_before(call) for call in calls]))
 
@@ -103,7 +103,7 @@ class ServiceScene:
         self.server.stop()
 
     def _never_asked_before(self, call: Call) -> Call:
-        """A form that is compiled anew, and lets the same be said."""
+        """The call with a grammar that must be compiled anew, but allows the same output."""
         if call.name != "form":
             return call
         pattern = f"[a-z]{{3}}[0-9]{{2}}|!{{{self._num_played}}}"
@@ -154,7 +154,7 @@ async def _leave(http: httpx.AsyncClient, call: Call) -> Answer:
 
 
 def _of_body(body: dict[str, Any]) -> Any:
-    """What does not depend on the moment, or on who was there before."""
+    """The parts that do not depend on time, or on earlier requests."""
     for choice in body.get("choices", []):
         for made in (choice.get("message") or {}).get("tool_calls") or []:
             made["id"] = "made"
@@ -163,7 +163,7 @@ def _of_body(body: dict[str, Any]) -> Any:
 
 
 def _of_stream(text: str) -> Answer:
-    """The pieces of each choice put together, since where they are cut depends on the moment."""
+    """The pieces of each choice joined, since where they are cut depends on timing."""
     *frames, rest = text.split("\n\n")
     assert rest == ""
     data = [frame.removeprefix("data: ") for frame in frames if not frame.startswith(":")]
@@ -195,7 +195,7 @@ def _add(said: dict[str, Any], choice: dict[str, Any]) -> None:
 
 @contextmanager
 def logging_to_nowhere() -> Iterator[LogWriter]:
-    """The log as `serve` sets it up, in front of a reader who throws all of it away."""
+    """The log as `serve` sets it up, with a reader that discards everything."""
     root, level, descriptor = logging.getLogger(), logging.getLogger().level, os.open(os.devnull, os.O_WRONLY)
     raises, logging.raiseExceptions = logging.raiseExceptions, False
     with LogWriter(descriptor) as log:

@@ -9,7 +9,7 @@ from tests.faults.service_scene import A_FEW, CALLS, TWO, Call
 
 _API, _TEXT, _ENGINE, _METRICS = "service.api", "service.text", "service.engine", "service.metrics.recorder"
 _BEFORE: tuple[Moment, ...] = ("before",)
-"""Where nothing is held yet, or the work behind it is the next site."""
+"""For calls that hold nothing yet, or after which the work is a site of its own."""
 
 ON_THE_WAY_IN = (
     FaultSite("socket_read", "service.http.protocol:BoundedProtocol.data_received", Reach.CONNECTION, OSError, _BEFORE),
@@ -72,7 +72,7 @@ ON_EVERY_TOKEN = (
     FaultSite("plain_frame", f"{_API}.answers.frame_stream:FrameStream._take_plain", Reach.REQUEST, moments=_BEFORE),
     FaultSite("write_now", "service.http.request_cycle:_write_now", Reach.CONNECTION, OSError, _BEFORE),
 )
-"""Called so often that a few calls of different kinds have to do."""
+"""Called so often that only a few calls of different kinds are played."""
 
 THE_END_OF_A_SERVER = (
     FaultSite("outbox", f"{_ENGINE}.engine_loop:EngineLoop._hand_over", Reach.PROCESS, MemoryError, _BEFORE),
@@ -80,7 +80,7 @@ THE_END_OF_A_SERVER = (
     FaultSite("pacing", f"{_ENGINE}.streams:StreamPacing.deliver", Reach.PROCESS, MemoryError, _BEFORE),
     FaultSite("reader", f"{_ENGINE}.streams:RequestStream.wake", Reach.PROCESS, MemoryError, _BEFORE),
 )
-"""Each run takes a fresh one, so two calls have to do."""
+"""Each run needs a new server, so only two calls are played."""
 
 SERVICE_SITES = (*ON_THE_WAY_IN, *ON_THE_WAY_OUT, *BESIDE_THE_WAY, *ON_EVERY_TOKEN, *THE_END_OF_A_SERVER)
 
@@ -90,11 +90,11 @@ BEFORE_THE_ANSWER = tuple(
     for site in SERVICE_SITES
     if site.name in {"trace", "chat_answer", "completion_answer", "answer_stream", "answer_whole"}
 )
-"""Where a call has submitted its requests, and nobody reads them yet."""
+"""A call has submitted its requests, and nothing reads them yet."""
 
 
 def calls_of(site: FaultSite) -> Sequence[Call]:
-    """What is played with a fault there."""
+    """The calls that are played with a fault at this site."""
     if site in THE_END_OF_A_SERVER:
         return TWO
     return A_FEW if site in ON_EVERY_TOKEN else CALLS

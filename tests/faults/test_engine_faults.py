@@ -1,4 +1,4 @@
-"""The anomaly loop over the engine, on the toy model: deciding, bookkeeping, applying, telling."""
+"""The anomaly loop over the engine, on the toy model: deciding, bookkeeping, applying, reporting."""
 
 from __future__ import annotations
 

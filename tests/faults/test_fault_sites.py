@@ -1,4 +1,4 @@
-"""A site that names nothing, or that nobody calls, would be a check that cannot fail."""
+"""A site that names nothing, or that is never called, would be a check that cannot fail."""
 
 from __future__ import annotations
 

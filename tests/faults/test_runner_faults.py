@@ -1,6 +1,6 @@
 """The anomaly loop over the executor: a tiny model in fp32, greedy, whose tokens are the same in any batch.
 
-Iterations overlap: what one that fails leaves behind, the next one has met already.
+Iterations overlap: when one fails, the next one has already been launched on what it leaves behind.
 """
 
 from __future__ import annotations

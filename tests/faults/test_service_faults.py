@@ -1,4 +1,4 @@
-"""The anomaly loop over the service: every call is answered, within a bound, whatever fails on its way or beside it."""
+"""The anomaly loop over the service: every call is answered within a time limit, whatever fails in it or beside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.faults.service_sites import BEFORE_THE_ANSWER, SERVICE_SITES, calls_o
 
 
 class Servers:
-    """One server for all runs; a fresh one after one has died."""
+    """One server for all runs; a new one after one has died."""
 
     def __init__(self, log: LogWriter) -> None:
         self.log = log
@@ -40,7 +40,7 @@ def servers() -> Iterator[Servers]:
 
 
 def count_calls(site: FaultSite, servers: Servers) -> int:
-    """About how many there are in a run in which nobody is hurt: some depend on the moment."""
+    """The approximate number of calls in a run without a fault; some depend on timing."""
     scene = servers.scene()
     calls = calls_of(site)
     with armed(site, 0) as count:
@@ -52,7 +52,7 @@ def count_calls(site: FaultSite, servers: Servers) -> int:
 
 
 def play_with_fault(site: FaultSite, nth: int, moment: Moment, servers: Servers) -> bool:
-    """False if the site is called fewer than `nth` times. What must hold is checked."""
+    """Checks what must hold. Returns False if the site was called fewer than `nth` times."""
     scene, golden = servers.scene(), servers.golden
     with armed(site, nth, moment) as count:
         answers = scene.play(calls_of(site))
@@ -79,7 +79,7 @@ def play_with_fault(site: FaultSite, nth: int, moment: Moment, servers: Servers)
 
 
 def check_refused(hurt: dict[str, Answer], *, may_break: bool = False) -> None:
-    """Each has an answer that says so: nobody is given half of one."""
+    """Each has an answer that reports the failure; none gets half an answer."""
     kinds = {answer.kind for answer in hurt.values()}
     assert kinds <= ({"refused", "broken"} if may_break else {"refused"}), hurt
 
@@ -98,7 +98,7 @@ def test_every_call_may_fail(site: FaultSite, servers: Servers):
 
 @pytest.mark.parametrize("site", BEFORE_THE_ANSWER, ids=lambda site: site.name)
 def test_a_call_that_fails_before_its_answer_begins_is_aborted(site: FaultSite, servers: Servers):
-    """Its engine request would take far longer than the server is given to become idle."""
+    """Its engine request would take far longer than the time that the server has to become idle."""
     scene = servers.scene()
     executor = scene.server.executor
     executor.delay_s = 0.05

@@ -20,7 +20,7 @@ NUM_BLOCKS, WANTED, STEPS_EACH = 20, 8, 10
 
 
 class Scene:
-    """A training that wants eight of twenty blocks."""
+    """A training that needs eight of twenty blocks."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -30,7 +30,7 @@ class Scene:
         self.tally = DecisionTally()
 
     def occupy(self, num_blocks: int) -> None:
-        """Requests have so many."""
+        """Requests take this many blocks."""
         if self.blocks.holds(0):
             self.blocks.free(0)
         if num_blocks:
@@ -134,7 +134,7 @@ def test_what_is_planned_is_told_where():
 
 
 def test_while_there_is_no_place_it_is_not_looked_for_again_and_again():
-    """What moves stays where it is, in the middle of all."""
+    """A block that is being transferred cannot be moved, and it is in the middle of the others."""
     scene = Scene()
     blocks = scene.blocks = BlockManager(NUM_BLOCKS, 1, NoPrefixCache(), NUM_BLOCKS)
     lending = ArenaLending(blocks, scene.clock)
@@ -151,8 +151,8 @@ def test_while_there_is_no_place_it_is_not_looked_for_again_and_again():
 
 
 def request_plans(seed: int, num_blocks: int, wanted: int | None) -> tuple[list[object], int]:
-    """What a history's plans compute of requests, and preempt, where nobody waits for the training; and how often they
-    took its blocks."""
+    """What plans compute and preempt of requests in a random history, where requests never wait for the training; and
+    how often they took its blocks."""
     chance = random.Random(seed)
     toy = ToyExecutor(num_blocks, 2, VOCABULARY)
     harness = Harness(

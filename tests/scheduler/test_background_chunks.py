@@ -13,7 +13,7 @@ from tests.examples import examples
 @settings(max_examples=examples(50), deadline=None)
 @given(moves=st.lists(st.sampled_from(["chat", "line", "step", "wait"]), max_size=40), overlap=st.booleans())
 def test_they_are_few_while_there_are_others_and_until_it_has_been_quiet(moves: list[str], overlap: bool) -> None:
-    """Asked after each move, as the scheduler asks in each iteration that has prompts."""
+    """The limit is asked for after each move, as the scheduler does in each iteration with prompts."""
     harness = Harness(max_num_seqs=4, max_num_batched_tokens=64, num_blocks=64, overlap=overlap)
     pool, clock = harness.scheduler.pool, harness.clock
     chunks = BackgroundChunks(pool, ON_CPU)

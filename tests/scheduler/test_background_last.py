@@ -16,7 +16,7 @@ from tests.engine.harness import Harness
 from tests.examples import examples
 
 POLICIES = get_args(Settings.model_fields["scheduling_policy"].annotation)
-"""All that there are."""
+"""All policies of the setting."""
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -43,7 +43,7 @@ def test_the_background_gives_its_memory_up_first(policy: str):
 
 
 def test_prompts_of_others_are_computed_before_those_of_the_background():
-    """One that has begun before them, too."""
+    """Before a background prompt that has already begun, too."""
     harness = Harness(max_num_seqs=4, max_num_batched_tokens=8)
     harness.add(harness.request(tuple(range(1, 41)), 2, is_background=True))
     harness.step()
@@ -53,7 +53,7 @@ def test_prompts_of_others_are_computed_before_those_of_the_background():
 
 
 def chunks(harness: Harness, request_id: str) -> list[int]:
-    """Prompt tokens of each iteration that computed some of this request's, the last one's left out."""
+    """Prompt tokens of this request in each iteration that computed some, without the last one."""
     group = harness.scheduler.pool.get(request_id)
     assert group is not None
     computed = [0]
@@ -98,15 +98,15 @@ def is_chat(group: SequenceGroup) -> bool:
 
 
 def is_swapping(harness: Harness, group: SequenceGroup) -> bool:
-    """Its blocks are on their way out or in."""
+    """Whether its blocks are being swapped out or in."""
     return harness.blocks.swap_space.is_swapping(group.leader.sequence_id)
 
 
 def check_turns(harness: Harness, chance: random.Random, most_iterations_a_line: int) -> None:
-    """The laws, in a random history of batches' lines and of so few chats at a time that these alone always have room.
+    """Check the laws in a random history of batch lines (background) and of chats, so few that these alone always fit.
 
-    None in the background starts while a chat waits. No chat gives its memory up while one in the background has any
-    that could be taken. And a chat starts as soon as those in the background can have given way, one after the other.
+    No background request starts while a chat waits. No chat is preempted while a background request has memory that
+    could be taken. A chat starts as soon as enough background requests can have been preempted, one after the other.
     """
     pool = harness.scheduler.pool
     starts_by: dict[str, int] = {}

@@ -26,7 +26,7 @@ from tests.scheduler.test_preemption import run_under_pressure
 
 
 def lanes_of(batch: DecodeBatch) -> Lanes:
-    """One lane, which is the batch's."""
+    """One lane, with this batch."""
     lanes = Lanes(batch._blocks, 1, History())
     lanes.batch = batch
     return lanes
@@ -43,7 +43,7 @@ def test_blocks_that_are_short_are_counted_batched_and_unbatched():
 
 
 def tight() -> tuple[BlockGrowth, BlockManager, list[SequenceGroup]]:
-    """Two groups whose blocks are full, one free block."""
+    """Two groups whose blocks are full, and one free block."""
     batch, groups = make_batch(4, 4)
     blocks = batch._blocks
     blocks.allocate(99, (blocks.pool.num_free - 1) * blocks.block_size, [])
@@ -94,8 +94,8 @@ def test_a_chunk_takes_what_it_wants_or_what_there_is():
 def test_under_a_window_who_fits_alone_is_never_preempted(
     block_size: int, window: int, budget: int, num_drafts: int, overlap: bool
 ):
-    """In a cache of just what the window promises that it holds (`most_held`; the harness checks that): before it takes
-    a block it has given back what it no longer sees, whether it is in the batch, has left it, or drafts."""
+    """The cache has exactly the blocks that a windowed sequence holds at most (`most_held`, which the harness checks).
+    So it frees what it no longer sees before it takes a block: in the decode batch, outside it, and with drafts."""
     num_blocks = AttentionWindow(window, (1 + overlap) * budget).most_units(block_size)
     for seed in range(examples(3)):
         chance, share_right = random.Random(seed), [0.05, 0.2, 0.4][seed % 3]

@@ -75,7 +75,7 @@ def test_pieces_are_within_the_token_budget_and_end_where_throughput_counts():
 
 @pytest.mark.parametrize("count", [0, 13, 1500])
 def test_the_whole_budget_is_for_deep_queues(count: int):
-    """Else decodes, and who comes next, would wait twice as long for 2 % of throughput."""
+    """Otherwise decodes and new requests would wait twice as long, for 2 % more throughput."""
     budget = InPieces(4096)
     assert budget.num_tokens(count, count * 100, 0, DEEP_QUEUE * 4096) == 4096 - count
     assert budget.num_tokens(count, count * 100, 0, DEEP_QUEUE * 4096 - 1) == max(USUAL_TOKENS, 2 * count) - count
@@ -117,7 +117,7 @@ def test_never_below_the_minimum_and_never_above_the_token_budget():
 
 
 class TimedExecutor(ToyExecutor):
-    """Moves the clock by what the iteration costs."""
+    """Advances the clock by the iteration's cost."""
 
     def __init__(self) -> None:
         super().__init__(400, 16, 1000)

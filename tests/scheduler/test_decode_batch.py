@@ -98,7 +98,7 @@ def test_who_stops_is_scheduled_no_more():
     steps=st.lists(st.lists(st.integers(1, 9), min_size=5, max_size=5), max_size=6),
 )
 def test_a_decode_may_compute_several_tokens_an_iteration(prompt_lens: list[int], steps: list[list[int]]):
-    """Room, lengths and block tables follow the column of new tokens, whatever stands in it."""
+    """Room, lengths and block tables follow the numbers in the column of new tokens, whatever they are."""
     batch, groups = make_batch(*prompt_lens, max_tokens=100)
     lengths = np.array(prompt_lens)
     for num_new in steps:
@@ -199,8 +199,8 @@ def test_full_blocks_of_an_answer_are_found_again_once_it_has_ended(is_aborted, 
 
 
 def play(seed: int, *, num_blocks: int, block_size: int, overlap: bool, swap: bool) -> tuple[object, int]:
-    """Every plan of a random history, whatever the order in it; and how often the batch had members. Without a prefix
-    cache: which blocks are taken first, and so which prefixes are forgotten, hangs on that order."""
+    """All plans of a random history, ignoring order within a plan; and how often the batch had members. There is no
+    prefix cache, because the order decides which blocks are taken first, and so which prefixes are forgotten."""
     chance = random.Random(seed)
     harness = Harness(
         num_blocks,
@@ -248,7 +248,7 @@ def test_batched_or_one_by_one_the_decisions_are_the_same(
 
 
 def test_a_version_lasts_while_the_same_decodes_run():
-    """What it says of the plan before is checked by whoever carries it out (tests/engine/toy_model.py)."""
+    """The executor checks what it says about the previous plan (tests/engine/toy_model.py)."""
     harness = Harness(num_blocks=64, block_size=4)
     for seed in range(3):
         harness.add(harness.request((1, 2, 3), 12, seed=seed))
@@ -275,7 +275,7 @@ def test_most_decodes_are_in_the_batch():
 
 
 def see(seed: int, *, block_size: int, overlap: bool) -> tuple[object, ...]:
-    """All that can be seen of a random history, whatever the order in its plans; without a prefix cache, as `play`."""
+    """Everything visible of a random history, ignoring order within a plan; without a prefix cache, as in `play`."""
     chance = random.Random(seed)
     harness = Harness(
         chance.randint(12, 60),

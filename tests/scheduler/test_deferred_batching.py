@@ -55,7 +55,7 @@ def test_without_a_training_nothing_is_deferred(arrivals: list[float], overlap: 
 def test_with_exact_estimates_nobody_waits_beyond_the_bound_or_the_running_pieces(
     arrivals: list[float], steps: list[float], bound_s: float, overlap: bool
 ):
-    """Where two iterations may run, the decision that lets somebody start is behind both."""
+    """With two iterations in flight, the decision to start a request comes after both."""
     play = TrainingPlay(DeferredBatching(bound_s), steps, overlap=overlap)
     for arrival_s in arrivals:
         play.arrive(arrival_s)
@@ -76,7 +76,7 @@ def test_with_exact_estimates_nobody_waits_beyond_the_bound_or_the_running_piece
 def test_with_stages_a_piece_begins_once_the_one_before_is_done(
     arrivals: list[float], steps: list[float], bound_s: float
 ):
-    """Batches are in flight, but no two pieces: who comes waits for one, or to the bound."""
+    """Several batches are in flight, but never two pieces: a new request waits for one piece, or up to the bound."""
     play = TrainingPlay(DeferredBatching(bound_s), steps, num_lanes=2)
     turns = play.harness.engine.scheduler.training
     take, most = turns.take, []
@@ -151,7 +151,7 @@ def test_the_job_first_lets_nobody_start_before_its_end():
 
 
 def test_who_has_run_before_waits_for_no_training():
-    """Two fill the memory, the younger is preempted; the older one's end leaves it alone with the training."""
+    """Two requests fill the memory, and the younger is preempted. When the older ends, only the training runs."""
     play = TrainingPlay(DeferredBatching(math.inf), [], num_blocks=8)
     harness = play.harness
     for _ in range(2):

@@ -14,7 +14,7 @@ from service.scheduler.fair_queue import FairQueue, by_priority, fair_priority, 
 ARRIVAL_S = 1e6  # as of a clock that began when the machine did
 
 members = st.tuples(st.integers(1, 5), st.sampled_from((0.0, 0.25, 1.5, 7.0)))
-"""Length and arrival."""
+"""(length, arrival)."""
 
 
 def make_group(order: int, length: int, arrival_s: float, n: int = 1) -> SequenceGroup:

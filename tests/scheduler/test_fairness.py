@@ -16,7 +16,7 @@ def make_group(order: int, length: int, arrival_s: float, num_preemptions: int =
 
 
 def make_host(num_used: int, *sequence_ids: int) -> SwapSpace:
-    """Of sixteen blocks, so many of which each of these sequences has."""
+    """Swap space of sixteen blocks; each of these sequences has `num_used` of them."""
     device = BlockPool(16)
     swap_space = SwapSpace(16, device)
     for sequence_id in sequence_ids:
@@ -70,7 +70,7 @@ def test_a_queue_does_not_go_first_for_being_long():
 
 
 def test_preempted_ones_go_first_while_the_host_has_hardly_room_for_more():
-    """Who gives way for a new one would be dropped, and computed again."""
+    """A request preempted for a new one would be dropped and recomputed."""
     preempted, new = make_group(0, 40, 0.0, num_preemptions=1), make_group(1, 5, 0.0)
     for num_used, first in ((14, new), (15, preempted), (16, preempted)):
         assert ordered([preempted, new], 10.0, make_host(num_used, 0))[0] is first
@@ -107,7 +107,7 @@ def test_who_starts_or_ends_waits_no_more():
 
 
 def weighted_turnaround(policy: str) -> float:
-    """AdaptiveLLM's measure over one long request and many short ones on one seat."""
+    """AdaptiveLLM's measure for a few long requests and more short ones, with one running at a time."""
     harness = Harness(num_blocks=400, max_num_seqs=1, max_num_batched_tokens=4, policy=policy)
     for seed in range(10):
         long = seed % 3 == 0

@@ -11,7 +11,7 @@ PROMPT = (1, 2, 3, 4, 5)
 
 
 def make_beams(blocks: BlockManager) -> SequenceGroup:
-    """Three beams of eight tokens, six of them computed, whose tables differ from the second block on."""
+    """Three beams of eight tokens, six of them computed; their block tables differ from the second block on."""
     sampling = SamplingParams(10, num_logprobs=3, beam=BeamParams(3))
     group = SequenceGroup(Request("a", PROMPT, sampling, 0.0), 0)
     blocks.allocate(0, 5, [])
@@ -86,7 +86,7 @@ def test_choices_share_all_blocks_of_the_prompt():
 
 
 def test_a_prompt_is_held_once_until_its_choices_fork():
-    """A waiting request with many choices takes no more of the host's memory than one with one."""
+    """A waiting request with many choices needs no more host memory than one with a single choice."""
     blocks = BlockManager(16, 4, NoPrefixCache())
     group = make_choices(blocks)
     assert all(sequence.token_ids is group.leader.token_ids for sequence in group.live)
@@ -97,7 +97,7 @@ def test_a_prompt_is_held_once_until_its_choices_fork():
 
 
 def preempted_choices(blocks: BlockManager, num_computed: int) -> SequenceGroup:
-    """Three choices that were dropped, and whose leader has computed again so many of their prompt's tokens."""
+    """Three choices that were dropped; the leader has recomputed `num_computed` tokens of the prompt."""
     group = make_choices(blocks)
     fork_choices(group, blocks)
     for sequence in group.live:

@@ -22,7 +22,7 @@ def make_preemption(blocks: BlockManager, launched: LaunchedIterations) -> Group
 
 
 def preempt(num_host_blocks: int) -> tuple[SequenceGroup, PlanDraft, BlockManager]:
-    """A group of two choices that share a block and have one each."""
+    """A group of two choices that share one block and have one of their own each."""
     blocks = BlockManager(8, 2, NoPrefixCache(), num_host_blocks)
     preemption = make_preemption(blocks, LaunchedIterations(blocks))
     group = make_group("a", n=2)

@@ -75,7 +75,7 @@ def test_a_seat_is_free_from_when_its_last_token_is_being_drawn(max_tokens: int)
 
 
 def test_each_token_of_a_prompt_is_computed_for_it_for_the_first_time_or_cached():
-    """Also if the prompt is preempted in its middle, and another has computed more of the same meanwhile."""
+    """Also if the prompt is preempted midway, and another request has computed more of the same meanwhile."""
     num_again = 0
     for seed in range(40):
         chance = random.Random(seed)
@@ -203,7 +203,7 @@ def test_a_prompt_takes_the_blocks_of_its_first_chunk_and_more_with_each_further
 
 @pytest.mark.parametrize("admission", ["on-demand", "reserve"])
 def test_who_starts_leaves_the_blocks_that_running_prompts_will_take(admission):
-    """So nobody is preempted for a prompt whose room was counted when it started."""
+    """So nothing is preempted for a prompt whose room was counted when it started."""
     harness = Harness(num_blocks=12, block_size=2, max_num_batched_tokens=10, admission=admission)
     harness.add(harness.request(tuple(range(16)), 1))
     harness.add(harness.request(tuple(range(50, 58)), 1))
@@ -232,5 +232,5 @@ def test_who_does_not_fit_beside_a_running_prompt_waits_though_blocks_are_free()
 
 
 def waited_for_all(harness: Harness) -> list[str]:
-    """What each request that has ended last waited for, in the order of their ends."""
+    """What each ended request last waited for, in order of their ends."""
     return [stats.waits[-1].reason for stats, _, _ in harness.sink.requests]

@@ -20,7 +20,7 @@ EXACT = 1e-9
 
 
 class KnownTime:
-    """Predicts the same of every iteration."""
+    """Predicts the same time for every iteration."""
 
     heat = DeviceHeat()
 
@@ -55,7 +55,7 @@ def test_before_the_predictor_knows_anything_there_is_no_slack():
 def test_no_gap_between_tokens_exceeds_the_target_for_a_training(
     target_s: float, step_s: float, num_steps: int, arrivals: list[float], overlap: bool
 ):
-    """Nobody is deferred either: who comes waits for the pieces that run."""
+    """No request is deferred either: a new one waits only for the pieces in flight."""
     play = TrainingPlay(InterleavedTraining(KnownTime(), target_s), [step_s] * num_steps, overlap=overlap)
     for arrival_s in arrivals:
         play.arrive(arrival_s, num_tokens=12)
@@ -85,7 +85,7 @@ def test_a_training_gets_the_share_of_the_time_that_the_target_leaves():
 
 
 def test_a_training_that_never_met_an_empty_batch_gets_its_first_step_all_the_same():
-    """Nothing is known of its layer steps then."""
+    """There is no estimate of its layer steps then."""
     play = TrainingPlay(InterleavedTraining(KnownTime(), 0.03), [])
     play.harness.add(play.harness.request((1, 2), 60))
     play.harness.engine.step()
@@ -111,7 +111,7 @@ def test_an_estimate_that_is_far_too_long_does_not_starve_the_training():
 
 
 def test_what_runs_for_the_first_time_may_take_long_without_starving_the_training():
-    """Kernels are compiled then."""
+    """Because kernels are compiled."""
     play = TrainingPlay(InterleavedTraining(KnownTime(), 0.03), [])
     play.harness.add(play.harness.request((1, 2), 150))
     play.harness.engine.step()

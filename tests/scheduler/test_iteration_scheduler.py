@@ -74,8 +74,8 @@ def test_the_latest_arrival_is_preempted_and_returns_before_newer_ones():
 
 
 class Turns:
-    """In how many iterations each request has run. behind: by how many one was behind another that had arrived later,
-    at most, while both ran."""
+    """Number of iterations in which each request has run. behind: the most by which a request was behind one that
+    arrived later, while both ran."""
 
     def __init__(self, harness: Harness) -> None:
         self.behind = 0
@@ -110,10 +110,10 @@ class Turns:
 def test_orcas_fcfs_property(
     seed: int, num_blocks: int, extra: int, overlap: bool, most_choices: int, delay: int | None
 ):
-    """If x arrived before y, then x has run in as many iterations as y or more, for as long as both run. Exceptions are
-    those that FirstComeFirstServed states, and bounded: an iteration for who needs its ids on the host where iterations
-    overlap, and those that swapped blocks take on their way out and back, each at least one. delay: what each takes
-    more, in iterations; None: the preempted are computed again."""
+    """If x arrived before y, x has run in at least as many iterations as y, as long as both run. Exceptions are those
+    that FirstComeFirstServed states, and they are bounded: one iteration for a request whose ids are needed on the host
+    (with overlap), and those that swapping out and in takes, at least one each. delay: further iterations per transfer;
+    None: preempted requests are recomputed."""
     swap = {} if delay is None else {"preemption": AlwaysSwap(), "num_host_blocks": num_blocks, "transfer_delay": delay}
     harness = Harness(num_blocks, 4, max_num_seqs=6, max_num_batched_tokens=6 + extra, overlap=overlap, **swap)
     chance, turns = random.Random(seed), Turns(harness)
@@ -141,8 +141,8 @@ def test_who_needs_its_ids_on_the_host_falls_behind_by_one_iteration_where_they_
 
 @pytest.mark.parametrize("delay", [0, 3, 6])
 def test_whose_blocks_are_on_their_way_back_falls_behind_for_as_long_as_they_take(delay: int):
-    """The second request has run in two iterations when the first one needs its memory. The third one starts when it
-    returns, and runs without waiting."""
+    """The second request has run in two iterations when the first one needs its memory. The third one starts when the
+    second returns, and runs without waiting."""
     harness = Harness(6, max_num_batched_tokens=32, preemption=AlwaysSwap(), num_host_blocks=6, transfer_delay=delay)
     for prompt_len, max_tokens in ((15, 4), (7, 12), (3, 12)):
         harness.add(harness.request(tuple(range(prompt_len)), max_tokens))
@@ -165,7 +165,7 @@ def test_after_a_preemption_choices_share_the_prompt_again():
 
 
 def test_who_is_on_its_way_back_is_not_taken_again():
-    """The oldest outgrows the memory before the youngest is there: it sits out, and then takes its blocks."""
+    """The oldest needs more memory before the youngest is swapped in: it skips iterations, then takes those blocks."""
     harness = Harness(24, 1, preemption=AlwaysSwap(), num_host_blocks=24, transfer_delay=14, max_num_batched_tokens=64)
     for prompt, max_tokens in (((1, 2, 3), 21), (tuple(range(5, 15)), 6), ((9, 8, 7, 6), 14)):
         harness.add(harness.request(prompt, max_tokens))
@@ -189,7 +189,7 @@ def test_who_is_on_its_way_back_is_not_taken_again():
 
 @pytest.mark.parametrize("returns", [False, True])
 def test_who_was_preempted_by_a_launch_that_failed_is_released_by_the_next(returns: bool):
-    """The executor hears of it before it computes it anew, or never again."""
+    """The executor is told before the request is recomputed, or if it never is."""
     executor = FaultyExecutor(frozenset(), failing_launches=frozenset({2}), num_blocks=3)
     harness = Harness(num_blocks=3, executor=executor)
     for _ in range(2):

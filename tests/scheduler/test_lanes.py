@@ -25,7 +25,7 @@ Patch = pytest.MonkeyPatch
 
 
 class Recording(ToyExecutor):
-    """Keeps which sequences each plan computes, as it is launched: where there are lanes, none that runs already."""
+    """Records which sequences each plan computes. With several lanes, checks that none is in flight already."""
 
     def __init__(self, num_blocks: int = 64, transfer_delay: int = 0, num_lanes: int = 1) -> None:
         super().__init__(num_blocks, 4, VOCABULARY, transfer_delay)
@@ -80,7 +80,7 @@ def test_a_step_waits_only_when_as_many_batches_run_as_there_are_stages():
 
 @pytest.mark.parametrize("num_lanes", [1, 2, 3])
 def test_who_came_first_has_run_no_fewer_iterations(num_lanes: int):
-    """ORCA, section 4.2: iteration-level first come, first served, whoever else comes and ends."""
+    """ORCA, section 4.2: iteration-level first come, first served, whatever other requests come and end."""
     for seed in range(6):
         chance = Random(seed)
         executor = Recording(600)
@@ -121,7 +121,7 @@ def test_a_lane_that_is_short_of_memory_is_not_passed_by_the_others_for_ever():
 
 
 def scenario(num_lanes: int) -> None:
-    """Choices, beams, shared prefixes, swaps and an abort in a small cache, against the oracle."""
+    """Choices, beams, shared prefixes, swaps and an abort in a small cache, checked against the oracle."""
     executor = Recording(16, 1, num_lanes)
     harness = Harness(
         16, 4, 3, 24, executor=executor, preemption=SometimesSwap(0.5), num_host_blocks=8, num_lanes=num_lanes
@@ -170,13 +170,13 @@ def a_request_in_two_batches(patch: Patch) -> None:
 
 
 def a_result_lost(patch: Patch) -> None:
-    """Its batch is believed to be computed."""
+    """The scheduler takes its batch for computed."""
     take = DecodeBatch.take
     patch.setattr(DecodeBatch, "take", lambda self, *rest: take(self, *rest) if self._last_number != 5 else {})
 
 
 def versions_of_each_lane_alone(patch: Patch) -> None:
-    """So an executor takes one lane's decodes for another's."""
+    """So an executor mistakes one lane's decodes for another's."""
 
     def apart(self: Lanes, blocks: BlockManager, num_lanes: int, history: History, *_: object) -> None:
         self._batches = [DecodeBatch(blocks, count(1), history) for _ in range(num_lanes)]

@@ -15,7 +15,7 @@ from tests.examples import examples
 
 
 def simulated_peak(sequences: list[tuple[int, int]]) -> int:
-    """The definition: everyone gets a token an iteration and leaves after its last."""
+    """By definition: each sequence gets one token per iteration, and leaves after its last."""
     peak = 0
     for step in range(1, max((to_come for _, to_come in sequences), default=0) + 1):
         peak = max(peak, sum(now + step for now, to_come in sequences if to_come >= step))
@@ -51,7 +51,7 @@ def test_a_forecast_preempts_less_than_taking_on_demand():
 
 
 def mean_batch(admission: str) -> float:
-    """With outputs that end far before max_tokens."""
+    """Mean batch size with outputs that end far before max_tokens."""
     harness = Harness(num_blocks=24, block_size=2, max_num_seqs=8, max_num_batched_tokens=64, admission=admission)
     for seed in range(examples(80)):
         harness.add(harness.request((1, 2, seed), 24, seed=seed, stops=frozenset(range(0, 1000, 3))))
@@ -122,7 +122,7 @@ def test_what_a_request_has_generated_is_not_to_come_again():
 def test_adapters_are_held_beside_what_is_to_come(
     make: Callable[[], Admission], num_blocks: int, is_shared: bool, answer: str
 ):
-    """Two requests of 2 + 8 tokens in blocks of 2, with adapters of 3 blocks, or with one."""
+    """Two requests of 2 + 8 tokens in blocks of 2, with an adapter of 3 blocks each, or with the same one."""
     harness = Harness(num_blocks, block_size=2, num_adapter_slots=2, max_num_seqs=1)
     first, second = harness.adapter(3), harness.adapter(3)
     harness.add(harness.request((1, 2), 8, adapter=first))
@@ -155,7 +155,7 @@ def test_reserving_never_preempts_whatever_adapters_come_and_go(overlap: bool):
 @pytest.mark.parametrize(("num_blocks", "answer"), [(11, "OK"), (10, "LATER")])
 @pytest.mark.parametrize("make", [ReserveAdmission, lambda: ForecastAdmission(History())], ids=["reserve", "forecast"])
 def test_what_choices_share_counts_once(make: Callable[[], Admission], num_blocks: int, answer: str):
-    """In blocks of 2: three choices of 4 + 4 tokens, 2 blocks for all and 2 for each, and one of 2 + 4 tokens, 3."""
+    """In blocks of 2: three choices of 4 + 4 tokens (2 shared blocks and 2 for each), and one of 2 + 4 tokens (3)."""
     harness = Harness(num_blocks, block_size=2)
     harness.engine.requests.add(harness.request((1, 2, 3, 4), 4, 3))
     harness.engine.requests.add(harness.request((1, 2), 4))

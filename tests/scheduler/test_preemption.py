@@ -96,7 +96,7 @@ def test_who_was_preempted_often_is_spared_while_others_are_there():
 
 
 class WatchedFcfs(FirstComeFirstServed):
-    """Keeps, of each victim, its preemptions so far and those of all who were to choose from."""
+    """Records each victim's number of preemptions so far, and those of all candidates."""
 
     def __init__(self) -> None:
         self.choices: list[tuple[int, list[int]]] = []

@@ -69,7 +69,7 @@ def test_whoever_pauses_stands_between_those_that_came_before_and_after():
 
 
 class Told(FirstComeFirstServed):
-    """Keeps who waits, by what it was told."""
+    """Records which requests wait, by what it was told."""
 
     def __init__(self) -> None:
         self.waiting: set[SequenceGroup] = set()

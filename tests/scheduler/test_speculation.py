@@ -27,14 +27,14 @@ NUM_DRAFTS = 4
 
 
 class Sevens:
-    """A Drafter: nothing but sevens will follow."""
+    """A Drafter that always drafts sevens."""
 
     def draft(self, sequence: Sequence, num_known: int, num: int) -> tuple[int, ...]:
         return (7,) * num
 
 
 class Timed(RecoveryLedger):
-    """predicted: seconds of so many decodes."""
+    """predicted: number of decodes -> seconds."""
 
     def __init__(self, predicted: Callable[[int], float | None]) -> None:
         super().__init__(PreemptionCost(IterationTime(), SwapTime(), 16))
@@ -46,8 +46,8 @@ class Timed(RecoveryLedger):
 
 
 class Lane:
-    """Groups that decode, all in one batch, and the choice among them. expected: drafts of each that will be right by
-    what is known of it; None: nothing is."""
+    """Groups that decode in one batch, and the choice of those that draft. expected: drafts per group that will be
+    right, as far as known; None: unknown."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Lane:
             self.choice._tracks[group.live[0].sequence_id] = speculation._Track(Sevens(), self._expected)
 
     def drafting(self, *, is_launched: bool = False) -> list[int]:
-        """Who drafts, by its number."""
+        """Indexes of the groups that draft."""
         waits = self.choice.must_wait(self.batch, self.groups, is_launched=is_launched)
         chosen = [i for i, group in enumerate(self.groups) if self.choice.of(group.live[0])]
         assert not (waits and chosen)

@@ -37,7 +37,7 @@ def next_share(turns: TrainingTurns) -> TrainingShare:
 
 
 class Turns:
-    """Of a training whose layer steps take `step_s`, on an empty pool."""
+    """Turns of a training whose layer steps take `step_s`, with an empty request pool."""
 
     def __init__(self, num_steps: int, step_s: float = 0.001, policy: TrainingPolicy | None = None) -> None:
         self.turns = made_turns(policy=policy)
@@ -49,7 +49,7 @@ class Turns:
         return next_share(self.turns)
 
     def finish(self, share: TrainingShare, left: int | None = None) -> Prediction | None:
-        """left: of the iteration, where the executor says something else."""
+        """left: layer steps left in the iteration, if the executor reports another number than expected."""
         self._left = left or self._left - share.num_layer_steps or self._num_steps
         seconds = share.num_layer_steps * self._step_s
         return self.turns.finish(TrainingOutcome(7, share.num_layer_steps, seconds, self._left))
@@ -82,7 +82,7 @@ def test_pieces_that_overlap_go_on_from_each_other():
 
 
 class AskedPolicy(DeferredBatching):
-    """Lets everybody wait, and keeps what it was asked."""
+    """Makes all requests wait, and records what it was asked."""
 
     def __init__(self) -> None:
         super().__init__(math.inf)
@@ -105,7 +105,7 @@ def test_what_is_left_of_an_iteration_begins_with_the_pieces_that_run():
 
 
 def test_what_the_executor_says_is_left_counts():
-    """A micro-batch was dropped, and is done again."""
+    """A micro-batch was dropped and is recomputed."""
     turns = Turns(9)
     turns.play()
     turns.finish(turns.take(), left=9)
@@ -114,7 +114,7 @@ def test_what_the_executor_says_is_left_counts():
 
 @pytest.mark.parametrize("num_running", [1, 2])
 def test_an_iteration_may_be_shorter_than_others(num_running: int):
-    """Validation examples go forward only, in the steps of a training's forward pass; nobody says so beforehand."""
+    """Validation examples have only a forward pass, with the steps of a training's; this is not announced."""
     forward_s, backward_s, usual, short = 0.001, 0.003, 8, 4
     turns, left, running = made_turns(), usual, list[TrainingShare]()
     turns.start(7, usual, usual)

@@ -57,8 +57,8 @@ prompts = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()
 def test_whoever_comes_and_goes_in_whatever_order(
     drawn: list[tuple[int, int, bool]], chance: Random, tokens_per_entry: int
 ):
-    """At every moment it is what the definition says of those who wait: a chunk counts once where everything before it
-    is the same."""
+    """At any time the count equals its definition over the waiting requests: equal chunks after equal beginnings count
+    once."""
     waiting = WaitingTokens(tokens_per_entry)
     size = -(-CHUNK_TOKENS // tokens_per_entry) * tokens_per_entry
     present: list[SequenceGroup] = []

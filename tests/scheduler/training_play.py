@@ -1,4 +1,4 @@
-"""Requests that arrive beside a training, with a clock of their own: what every layer step and iteration costs."""
+"""Requests that arrive beside a training, with a simulated clock: layer steps and iterations take given times."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.engine.scripted_training import NotingListener, ScriptedTraining, Tra
 from tests.manual_clock import ManualClock
 
 ITERATION_S = 0.01
-"""Of requests."""
+"""Seconds of an iteration of requests."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """When a request came, started, and ended; what it waited for."""
+    """When a request came, started and ended, and what it waited for."""
 
     arrival_s: float
     start_s: float
@@ -26,7 +26,7 @@ class Served:
 
 
 class TrainingPlay:
-    """step_s: of each layer step of an iteration; empty: there is no training."""
+    """step_s: seconds of each layer step of an iteration; empty: no training."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class TrainingPlay:
         self._arrivals: list[tuple[float, int]] = []
 
     def arrive(self, at_s: float, num_tokens: int = 3) -> None:
-        """A request of so many tokens to come."""
+        """A request of `num_tokens` tokens will arrive at this time."""
         self._arrivals.append((at_s, num_tokens))
 
     def run(self, until_s: float = 0.0) -> list[Served]:
-        """Until all have ended and it is so late, in their order of arrival."""
+        """Run until all requests have ended and this time has come. Returns them in order of arrival."""
         engine, arrivals = self.harness.engine, sorted(self._arrivals)
         while arrivals or engine.has_requests or self.clock.now_s() < until_s:
             while arrivals and arrivals[0][0] <= self.clock.now_s():

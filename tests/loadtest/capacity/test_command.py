@@ -40,14 +40,14 @@ def test_lengths_may_be_means(profile: str, capsys: pytest.CaptureFixture[str]):
 def test_objectives_that_nothing_meets_are_status_1(profile: str, capsys: pytest.CaptureFixture[str]):
     command = f"--profile {profile} --request-rate 1 --workload orca --num-requests 20 --layout 1x1".split()
     assert main([*command, "--ttft-ms", "0.1"]) == 1
-    assert "modelled, 1 x 1: misses TTFT also where nothing waits" in capsys.readouterr().out
+    assert "modelled, 1 x 1: misses TTFT even without load" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ("--workload nobody", "no workload 'nobody'"),
-        ("--workload orca --input-tokens 3", "lengths of its own"),
+        ("--workload orca --input-tokens 3", "it already has lengths"),
         ("--input-tokens 3", "give --input-tokens and --output-tokens"),
         ("--workload orca --profile nowhere.json", "there is no file 'nowhere.json'"),
         ("--workload multi-turn", "more than lengths"),

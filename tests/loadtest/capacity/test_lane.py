@@ -37,11 +37,11 @@ def test_stages_share_the_memory_and_make_no_iteration_shorter():
 def test_a_layout_that_nothing_is_known_of_or_that_does_not_fit_is_refused():
     profile = modelled_profile()
     only_measured = profile.model_copy(update={"divisible": None})
-    with pytest.raises(ValueError, match="2 x 1: modelled says 1 x 1 only"):
+    with pytest.raises(ValueError, match="2 x 1: modelled has only 1 x 1"):
         lane_of(only_measured, Layout(2, 1))
     of_two = profile.model_copy(update={"tensor_parallel_size": 2})
     assert lane_of(of_two, Layout(2, 1)).is_measured
-    with pytest.raises(ValueError, match="4 x 1: modelled says 2 x 1 only"):
+    with pytest.raises(ValueError, match="4 x 1: modelled has only 2 x 1"):
         lane_of(of_two, Layout(4, 1))
     large = DIVISIBLE.model_copy(update={"weights_bytes": 44_999_000_000})
     with pytest.raises(ValueError, match="2 x 1: does not fit: room for 0 tokens"):

@@ -74,7 +74,7 @@ def test_layers_that_see_a_window_let_more_run_at_once_as_many_as_there_is_said_
 
 
 def test_what_is_more_than_lengths_or_too_long_is_refused():
-    with pytest.raises(ValueError, match="'multi-turn' is more than lengths"):
+    with pytest.raises(ValueError, match="'multi-turn' has more than lengths"):
         requests_of(named("multi-turn"), 20, MAX_MODEL_LEN)
     with pytest.raises(ValueError, match="a request of 3000 tokens; the profile's max_model_len is 2048"):
         requests_of(named("fixed-2000x1000"), 20, MAX_MODEL_LEN)

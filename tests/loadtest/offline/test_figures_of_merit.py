@@ -44,5 +44,5 @@ def test_memory_shares() -> None:
     ]
     shares = memory_shares(ReplayOutcome("any", COMPLETIONS, iterations))
     assert (shares.token_state, shares.held, shares.saved) == pytest.approx((0.9, 0.5, 0.2))
-    with pytest.raises(ValueError, match="any does not tell"):
+    with pytest.raises(ValueError, match="any does not report"):
         memory_shares(ReplayOutcome("any", COMPLETIONS, [IterationFacts(1, 1, 1.0)]))

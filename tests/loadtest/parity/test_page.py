@@ -17,7 +17,7 @@ def test_it_says_what_is_equal_and_where_the_rest_differs():
     assert "| alone | 6 of 8 | 1 of 2 | 0.01 | 0.001 |" in text
     assert "7 of 8 of Headrace's answers, 6 of transformers'" in text
     assert "width 4 with all beams equal: 3 of 4" in text
-    assert "- Prompt 2: 2 of 4 beams are. Headrace's best one is 0.2 nats more likely" in text
+    assert "- Prompt 2: 2 of 4 beams are equal. Headrace's best one is 0.2 nats more likely" in text
     assert "| 3 | 7 | `a ¦ line⏎behind 3` | `token11` | `token12` | 0.001 | near-tie |" in text
     assert "| 4 | 0 | `a ¦ line⏎behind 4` | `token21` | `token22` | 3.5 | **not a near-tie** |" in text
 
@@ -32,8 +32,8 @@ def test_only_near_ties_are_explained():
 
 def test_logprobs_that_are_no_rounding_are_told():
     text = page(findings(is_rounding=False), lambda each: "", lambda token: "")
-    assert "**Logprobs are off by more than 0.5 nats: that is no rounding.**" in text
-    assert "no rounding" not in page(findings(), lambda each: "", lambda token: "")
+    assert "**Logprobs are off by more than 0.5 nats: that is not rounding.**" in text
+    assert "not rounding" not in page(findings(), lambda each: "", lambda token: "")
 
 
 def test_many_differences_are_cut_and_counted():
