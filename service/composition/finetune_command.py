@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -84,9 +85,8 @@ def _train(options: argparse.Namespace, progress: Progress) -> int:
     files = (options.data, options.validation)
     job = job.validated(work.validate(job, *files, _go_on))
     assert job.data is not None
-    print(
-        f"{job.data.num_examples} examples, {job.data.num_tokens} tokens; {job.data.hyperparameters}", file=sys.stderr
-    )
+    settings = ", ".join(f"{name} {value}" for name, value in asdict(job.data.hyperparameters).items())
+    print(f"{job.data.num_examples} examples, {job.data.num_tokens} tokens; {settings}", file=sys.stderr)
     checkpoint = out / CHECKPOINT
     training = work.prepare(job, *files, checkpoint, _go_on)
     progress.begin(_state(training).step)

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     for finding in examine(settings):
         counts[finding.verdict] += 1
         _tell(finding)
-    print(f"\n{counts[Verdict.FAULT]} faults, {counts[Verdict.WARNING]} warnings")
+    print(f"\nfaults: {counts[Verdict.FAULT]}, warnings: {counts[Verdict.WARNING]}")
     return 1 if counts[Verdict.FAULT] else 0
 
 

@@ -31,7 +31,9 @@ def test_an_adapter_is_made_and_one_that_was_interrupted_goes_on_to_the_same_bit
 ) -> None:
     asked = [str(data), "--epochs", "3", *SMALL]
     assert main([*asked, "--out", str(tmp_path / "whole")]) == 0
-    assert "step 12/12" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "step 12/12" in told
+    assert "4 examples, " in told and "rank 2, " in told and "batch_size 1, " in told
 
     def interrupt(self: Progress, report: StepReport, num_steps: int) -> None:
         if report.step == 5:

@@ -15,7 +15,7 @@ def test_every_thing_has_a_verdict_and_a_fault_is_status_1(capsys: pytest.Captur
     free = ["--port", "0", "--data-dir", str(tmp_path), "--max-storage-gib", "0.001"]
     assert main(["doctor", *free]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("0 faults, ")
+    assert lines[-1].startswith("faults: 0, ")
     assert all(line.split()[0] in {*Verdict, "->"} for line in lines[:-2])
     assert len(lines) > len(CHECKS)
     assert main(["doctor", "./nowhere", *free]) == 1

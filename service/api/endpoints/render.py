@@ -88,7 +88,7 @@ def _shape(request: Request, call: PreparedCall, cache_salt: str | None) -> Rend
         ),
         stream=checked.stream,
         cache_salt=cache_salt,
-        priority=checked.priority,
+        priority=-checked.priority if call.model.defaults.lower_priority_first else checked.priority,
     )
 
 

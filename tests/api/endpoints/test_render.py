@@ -5,7 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.running_server import MODEL, RunningServer
+from service.api.serving_state import GenerationDefaults
+from tests.api.running_server import MODEL, RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, chat, completion, error_of
 
 
@@ -31,6 +32,14 @@ def test_a_completion_is_a_list_with_one_a_prompt(http: httpx.Client) -> None:
     assert [each["token_ids"] for each in rendered] == [choice["prompt_token_ids"] for choice in choices]
     assert [each["sampling_params"]["max_tokens"] for each in rendered] == [16, 16]
     assert rendered[0]["sampling_params"]["seed"] is None
+
+
+@pytest.mark.parametrize("lower_first", [False, True])
+def test_a_priority_is_shown_as_it_was_given(lower_first: bool) -> None:
+    defaults = GenerationDefaults(heeds_priority=True, lower_priority_first=lower_first)
+    with running(Scene(defaults=defaults)) as server, httpx.Client(base_url=server.base_url) as http:
+        (rendered,) = http.post(f"{COMPLETIONS}/render", json=completion(priority=3)).json()
+    assert rendered["priority"] == 3
 
 
 def test_what_the_call_refuses_is_refused(http: httpx.Client) -> None:
