@@ -15,7 +15,7 @@ def read_json(path: Path) -> Mapping[str, object]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelLoadError(f"{path.name}: not in the model folder") from None
+        raise ModelLoadError(f"{path.name}: is not in the model folder") from None
     except (OSError, ValueError) as fault:
         raise ModelLoadError(f"{path.name}: cannot be read: {fault}") from fault
     if not isinstance(fields, dict):

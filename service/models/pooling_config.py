@@ -64,7 +64,7 @@ def _pooling(folder: Path, path: str) -> Pooling:
     name = f"{path}/config.json"
     file = folder / path / "config.json"
     if not file.is_file():
-        raise ModelLoadError(f"{name}: not in the model folder")
+        raise ModelLoadError(f"{name}: is not in the model folder")
     fields = ConfigFields(read_json(file), name)
     fields.require("include_prompt", True)
     mode = fields.get("pooling_mode")

@@ -68,5 +68,5 @@ def test_a_file_that_holds_no_object_is_refused_by_name(tmp_path, text):
 
 
 def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
-    with pytest.raises(ModelLoadError, match=r"some\.json: not in the model folder"):
+    with pytest.raises(ModelLoadError, match=r"some\.json: is not in the model folder"):
         read_json(tmp_path / "some.json")

@@ -212,7 +212,7 @@ def test_faults_of_the_other_families_name_the_field(fields, changes, named):
 
 
 def test_folder_without_a_config(tmp_path):
-    with pytest.raises(ModelLoadError, match=r"config\.json: not in the model folder"):
+    with pytest.raises(ModelLoadError, match=r"config\.json: is not in the model folder"):
         load_model_config(tmp_path)
 
 

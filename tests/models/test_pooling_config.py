@@ -83,5 +83,5 @@ def test_what_would_give_other_vectors_is_refused_by_name(changes: dict[str, Any
 def test_a_pooling_that_is_not_there(tmp_path: Path):
     folder = write(tmp_path)
     (folder / "1_Pooling" / "config.json").unlink()
-    with pytest.raises(ModelLoadError, match=r"1_Pooling/config\.json: not in the model folder"):
+    with pytest.raises(ModelLoadError, match=r"1_Pooling/config\.json: is not in the model folder"):
         load_embedder_config(folder)
