@@ -61,6 +61,7 @@ class CpuLoops:
     few_rows_linear: Callable[[Weight], FewRowsLinear | None]
     few_rows_mxfp4: Callable[[Tensor, Tensor], FewRowsLinear | None]
     takes_weight: Callable[[int, int], bool]
+    takes_int8: Callable[[int, int], bool]
     greedy_tokens: Callable[[Tensor], Tensor]
     lora_shrink: Callable[..., Tensor]
     lora_expand: Callable[..., None]
@@ -111,6 +112,7 @@ def cpu_loops() -> CpuLoops | None:
         few_rows_linear=few_rows_linear.few_rows_linear,
         few_rows_mxfp4=few_rows_linear.few_rows_mxfp4,
         takes_weight=few_rows_linear.takes_weight,
+        takes_int8=few_rows_linear.takes_int8,
         greedy_tokens=greedy_tokens.greedy_tokens,
         lora_shrink=lora_shrink.lora_shrink,
         lora_expand=lora_expand.lora_expand,

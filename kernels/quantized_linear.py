@@ -83,7 +83,13 @@ def product_of_many_rows(x: Fp8Rows, weight: QuantizedWeight, bias: Tensor | Non
 
 def multiplies_fp8(weight: QuantizedWeight) -> bool:
     """Whether tensor cores can multiply this weight in fp8."""
-    if weight.is_int4 or weight.scales.shape[1] > 1 or not weight.is_cuda or weight.dtype is not torch.bfloat16:
+    if (
+        weight.is_int4
+        or weight.is_int8
+        or weight.scales.shape[1] > 1
+        or not weight.is_cuda
+        or weight.dtype is not torch.bfloat16
+    ):
         return False
     if any(n % _MULTIPLE or n < _LEAST_SIDE for n in weight.shape):
         return False

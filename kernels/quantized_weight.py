@@ -1,15 +1,16 @@
 """A weight matrix of 8-bit or 4-bit elements, with the scales and zeros that turn them into numbers.
 
     fp8     weight[n, k] = scales[n, g] * elements[n, k]
+    int8    weight[n, k] = scales[n, g] * elements[n, k]            on CPUs alone: no kernel for GPUs reads it
     int4    weight[n, k] = scales[n, g] * (element(n, k) - zeros[n, g])        g = k // (K / G)
 
 Tensors (N output features, K input features, G groups of K / G adjacent input features):
-    elements  [N, K]      float8_e4m3fn, contiguous; or
+    elements  [N, K]      float8_e4m3fn or int8, contiguous; or
               [N, K / 2]  uint8, contiguous: int4, from 0 to 15, in chunks of `chunk` input features. Byte j of a chunk
                           holds its element j (low half) and its element j + chunk / 2 (high half), so that a kernel
                           gets two tiles of adjacent elements without a shuffle.
     scales    [N, G]      fp32, bf16 or fp16, contiguous. G = 1: one scale per channel
-    zeros     [N, G]      uint8, contiguous, int4 only. None: 8 everywhere (symmetric). fp8 has none
+    zeros     [N, G]      uint8, contiguous, int4 only. None: 8 everywhere (symmetric). fp8 and int8 have none
 
 A group is all of K, or a power of two of at least 16 input features; for int4 a multiple of 32.
 """
@@ -41,7 +42,7 @@ class QuantizedWeight:
 
     def __post_init__(self) -> None:
         assert self.elements.is_contiguous() and self.scales.is_contiguous()
-        assert self.elements.dtype in (FP8, torch.uint8) and self.scales.shape[0] == self.elements.shape[0]
+        assert self.elements.dtype in (FP8, torch.int8, torch.uint8) and self.scales.shape[0] == self.elements.shape[0]
         assert self.zeros is None or (self.is_int4 and self.zeros.shape == self.scales.shape)
         assert self.zeros is None or (self.zeros.dtype == torch.uint8 and self.zeros.is_contiguous())
         assert self.shape[1] % self.scales.shape[1] == 0
@@ -49,6 +50,10 @@ class QuantizedWeight:
     @property
     def is_int4(self) -> bool:
         return self.elements.dtype == torch.uint8
+
+    @property
+    def is_int8(self) -> bool:
+        return self.elements.dtype == torch.int8
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -371,6 +371,7 @@ def skinny_launch(x: Tensor, weight: Weight, arrivals: Tensor | None, config: Sk
     num_rows, num_features = x.shape[0], weight.shape[0]
     if isinstance(weight, QuantizedWeight):
         config = config or (register_config(weight) if takes(x, weight) else quantized_config(num_rows, weight))
+        assert not weight.is_int8
         form, elements = _INT4 if weight.is_int4 else _FP8, weight.elements
         tensors = elements, weight.scales, elements if weight.zeros is None else weight.zeros
         group, has_zeros = weight.group_size if weight.scales.shape[1] > 1 else 0, weight.zeros is not None

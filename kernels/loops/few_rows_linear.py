@@ -8,6 +8,8 @@ Tensors (T rows, N outputs, K inputs, G groups of K / G adjacent inputs; N and K
              [N / 16, K / 8, 16, 2]  or 4-bit elements (int4, MXFP4) in 16-bit words: for 16 outputs, eight inputs at a
                                      time. A word has one of the first two inputs in its lowest bits, then one of the
                                      next two, ...
+             [N / 16, K / 4, 4, 2, 4, 2]  int8, its bits as `VectorCode.int8_pairs` wants them: of four times four
+                                     outputs two times two inputs
     scales   [N / 16, G, 16]         fp32, s; a plain weight has none, and G = 1
     offsets  [N / 16, G, 16]         uint8, for int4 with zeros: 16 minus the zero. Without zeros, an element of 8 is 0
     bias     [N]                     bf16, or None
@@ -16,12 +18,14 @@ Tensors (T rows, N outputs, K inputs, G groups of K / G adjacent inputs; N and K
 Quantized weights are those of kernels/quantized_weight.py and kernels/mxfp4.py. Rounding: products exact, sums in fp32,
 rounded once, after scales and bias. An e4m3 element below 2^-6 (1/28672 of the largest possible one) counts as 0. T may
 be 0. Each sum is taken pair by pair from the first input to the last, group by group, so a row's result does not depend
-on the other rows or on their number.
+on the other rows or on their number. int8 comes into registers with a half more, exactly, and a group's sum begins
+with minus half the sum of its x.
 
 A panel is read from beginning to end, in vectors of 16 outputs and two inputs; some rows are multiplied by each vector
 of some panels while it is in a register (VDPBF16PS; each row's sums of a panel have their own register). 4-bit elements
 become bf16 there, by a table in a register. Memory is prefetched 2 KB ahead, so loading and multiplying overlap, which
-oneDNN's product does not achieve. Measurements: loadtest/log/cpu.md.
+oneDNN's product does not achieve. int8 becomes bf16 by tables, too, a number's two bytes apart, which needs
+AVX512-VBMI. Measurements: loadtest/log/cpu.md.
 """
 
 from __future__ import annotations
@@ -36,12 +40,15 @@ from torch import Tensor
 
 from kernels.loops.bf16 import count_up, int64_at
 from kernels.loops.team import Loop
-from kernels.loops.vector_code import I64, LANES, Value, VectorCode, vector_function
+from kernels.loops.vector_code import I64, LANES, Value, VectorCode, has_vbmi, vector_function
 from kernels.mxfp4 import GROUP
 from kernels.mxfp4 import NUMBERS as MXFP4_NUMBERS
 from kernels.quantized_weight import Weight, unpack_int4
 
 _AHEAD = 2048  # bytes
+_AHEAD_LEVEL = 2
+"""The cache that they are asked into. Few requests of the first one can be under way at once: by it a row's products of
+SmolLM2-135M take 1.2 times as long in bf16, and 1.4 times in int8 (loadtest/log/quantization.md)."""
 _TAKEN_BY_A_THREAD = 4  # pieces per thread: the last ones balance time that the system takes from a thread
 _PIECE_BYTES = 1 << 18  # of panels, which stay in a core's cache while many rows are multiplied
 _PANELS_AT_ONCE = {1: 4, 2: 4, 4: 4, 8: 2}
@@ -60,11 +67,12 @@ class _Form(IntEnum):
     MXFP4 = 2
     INT4 = 3
     INT4_WITH_ZEROS = 4
+    INT8 = 5
 
     @property
     def step_bytes(self) -> int:
         """Bytes of a panel per step of _STEP inputs."""
-        return {_Form.BF16: 4, _Form.FP8: 2}.get(self, 1) * _VECTOR_BYTES
+        return {_Form.BF16: 4, _Form.FP8: 2, _Form.INT8: 2}.get(self, 1) * _VECTOR_BYTES
 
 
 _NUMBERS: Mapping[_Form, Sequence[float]] = {
@@ -113,7 +121,8 @@ def _write_multiply_panels(
         totals = _add_group(code, form, starts, row_addresses, I64(0), group_steps, totals)
     else:
         with code.repeated(num_groups, totals) as group:
-            sums = _add_group(code, form, starts, row_addresses, group.index, group_steps, [code.zeros()] * len(totals))
+            first = _first_sums(code, form, row_addresses, group.index, group_steps) * num_panels
+            sums = _add_group(code, form, starts, row_addresses, group.index, group_steps, first)
             group_scales = [code.floats(_of_group(builder, at, group.index, 4 * LANES)) for at in starts.scales]
             by_sum = [scale for scale in group_scales for _ in range(num_rows)]
             group.result = list(map(code.add_products, group.carried, sums, by_sum))
@@ -155,6 +164,22 @@ def _of_group(builder: Value, start: Value, group: Value, group_bytes: int) -> V
     return builder.add(start, builder.mul(group, I64(group_bytes)))
 
 
+def _first_sums(code: VectorCode, form: _Form, rows: list[Value], group: Value, group_steps: Value) -> list[Value]:
+    """What the rows' sums of a group begin with: without the halves that int8 elements come with."""
+    if form is not _Form.INT8:
+        return [code.zeros()] * len(rows)
+    builder = code.builder
+    size = builder.mul(group_steps, I64(_STEP))
+    starts = [builder.add(row, builder.mul(builder.mul(group, size), I64(2))) for row in rows]
+    with code.repeated(builder.sdiv(size, I64(LANES)), [code.zeros()] * len(rows)) as some:
+        offset = builder.mul(some.index, I64(2 * LANES))
+        some.result = [
+            builder.fadd(total, code.widened(builder.add(start, offset)))
+            for total, start in zip(some.carried, starts, strict=True)
+        ]
+    return [builder.fmul(code.for_all(code.sum_of(total)), code.floats_for_all(-0.5)) for total in some.result]
+
+
 def _add_group(
     code: VectorCode,
     form: _Form,
@@ -177,15 +202,20 @@ def _add_group(
         ahead = _ahead(builder, panels, offset)
         for start in panels.elements:
             for vector in range(0, form.step_bytes, _VECTOR_BYTES):
-                code.prefetch(builder.add(start, ahead), vector)
+                code.prefetch(builder.add(start, ahead), vector, level=_AHEAD_LEVEL)
         words = [code.words(address) for address in addresses] if form in _NUMBERS else []
         sums = list(step.carried)
+        two_pairs: list[tuple[Value, Value]] = []
         for pair in range(_STEP // 2):
             match form:
                 case _Form.BF16:
                     weights = [code.pairs(address, 64 * pair) for address in addresses]
                 case _Form.FP8:
                     weights = [code.fp8_pairs(address, 32 * pair) for address in addresses]
+                case _Form.INT8:
+                    if pair % 2 == 0:
+                        two_pairs = [code.int8_pairs(address, 32 * pair) for address in addresses]
+                    weights = [pairs[pair % 2] for pairs in two_pairs]
                 case _:
                     weights = [
                         code.looked_up_pairs(word, pair, _NUMBERS[form], offset)
@@ -264,13 +294,14 @@ class PanelLinear:
     def __init__(
         self, form: _Form, elements: Tensor, scales: Tensor | None = None, zeros: Tensor | None = None
     ) -> None:
-        """elements [N, K]: numbers of bf16 or of e4m3, or the four bits of each, uint8. scales, zeros: [N, G]."""
+        """elements [N, K]: numbers of bf16, e4m3 or int8, or the four bits of each, uint8. scales, zeros: [N, G]."""
         num_outputs, self.num_inputs = elements.shape
         self._bias = torch.zeros(num_outputs, dtype=torch.bfloat16)
         self._num_groups = 1 if scales is None else scales.shape[1]
         self._scales = torch.empty(0) if scales is None else _by_panel(scales.float())
         self._offsets = torch.empty(0) if zeros is None else _by_panel(16 - zeros)
-        self._panels = _panels_of_halves(elements) if form in _NUMBERS else _panels_of(elements)
+        rearranged = {_Form.BF16: _panels_of, _Form.FP8: _panels_of, _Form.INT8: _panels_of_int8}
+        self._panels = rearranged.get(form, _panels_of_halves)(elements)
         self._group_steps = self.num_inputs // self._num_groups // _STEP
         self._linears = _linears(form)
 
@@ -310,12 +341,21 @@ def takes_weight(num_outputs: int, num_inputs: int) -> bool:
     return num_outputs % LANES == 0 and num_inputs % 16 == 0
 
 
+def takes_int8(num_outputs: int, num_inputs: int) -> bool:
+    """Of such elements. Of the processors with AVX512-bf16 one generation has no AVX512-VBMI."""
+    return takes_weight(num_outputs, num_inputs) and has_vbmi()
+
+
 def few_rows_linear(weight: Weight) -> PanelLinear | None:
-    """weight [N, K] bf16 or quantized; it is copied. None for sizes that are not supported, and for e4m3 with a NaN."""
+    """weight [N, K] bf16 or quantized; it is copied. None for what is not supported (`takes_weight`, `takes_int8`), and
+    for e4m3 with a NaN."""
     if not takes_weight(*weight.shape):
         return None
     if isinstance(weight, Tensor):
         return PanelLinear(_Form.BF16, weight)
+    if weight.is_int8:
+        is_taken = takes_int8(*weight.shape)
+        return PanelLinear(_Form.INT8, weight.elements, weight.scales) if is_taken else None
     if not weight.is_int4:
         has_nan = _has_nan(weight.elements)
         return None if has_nan else PanelLinear(_Form.FP8, weight.elements.view(torch.uint8), weight.scales)
@@ -335,6 +375,15 @@ def _panels_of(elements: Tensor) -> Tensor:
     num_outputs, num_inputs = elements.shape
     grouped = elements.reshape(num_outputs // LANES, LANES, num_inputs // 2, 2)
     return grouped.permute(0, 2, 1, 3).contiguous()
+
+
+def _panels_of_int8(elements: Tensor) -> Tensor:
+    """As `VectorCode.int8_pairs` wants them."""
+    num_outputs, num_inputs = elements.shape
+    is_negative = (elements < 0).to(torch.uint8)
+    magnitudes = torch.where(elements < 0, ~elements, elements).view(torch.uint8)
+    codes = magnitudes >> 1 | (magnitudes & 1) << 6 | is_negative << 7
+    return codes.view(num_outputs // LANES, 4, 4, num_inputs // 4, 2, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
 
 
 def _panels_of_halves(values: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Addresses are int64 values; offsets are in bytes.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 LANES = 16  # float32 numbers of a vector
@@ -36,6 +38,7 @@ FLOATS = ir.VectorType(F32, LANES)
 _BITS = ir.VectorType(I32, LANES)
 _HALF_BITS = ir.VectorType(ir.IntType(16), LANES)
 _BYTES, _WORDS = (ir.VectorType(ir.IntType(bits), 2 * LANES) for bits in (8, 16))
+_ALL_BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
 _PAIRS = ir.VectorType(_Bf16(), 2 * LANES)
 _BF16S = ir.VectorType(_Bf16(), LANES)
 
@@ -80,6 +83,20 @@ class VectorCode:
         has_exponent = builder.icmp_unsigned("!=", builder.and_(moved, _words(0x0780)), _words(0))
         numbers = builder.select(has_exponent, builder.add(moved, _words((127 - 7) << 7)), _words(0))
         return builder.bitcast(numbers, _PAIRS)
+
+    def int8_pairs(self, address: Value, offset: int = 0) -> tuple[Value, Value]:
+        """64 integers of int8 plus a half, as bf16: the 32 of the first halves of every 16 bytes, and those of the
+        second. Needs AVX512-VBMI.
+
+        A half more gives both signs the same 128 magnitudes. In a byte bit 7 is the sign, bit 6 the magnitude's last
+        whole bit, and below are its others. A number's two bytes are looked up, the upper one by those alone."""
+        builder = self.builder
+        codes = builder.load(self.at(address, offset, _ALL_BYTES), align=1)
+        magnitudes = [_bf16_bits(2 * (code % 64) + code // 64 + 0.5) for code in range(128)]
+        lower = self._looked_up_bytes(codes, [bits & 255 for bits in magnitudes])
+        upper = self._with_signs(self._looked_up_bytes(codes, [bits >> 8 for bits in magnitudes[:64]]), codes)
+        first, second = (self._interleaved_halves(lower, upper, half) for half in (0, 1))
+        return first, second
 
     def words(self, address: Value, offset: int = 0) -> Value:
         """32 words of 16 bits."""
@@ -192,11 +209,12 @@ class VectorCode:
         """Store as bf16, rounded to nearest."""
         self.builder.store(self.builder.fptrunc(vector, _BF16S), self.at(address, offset, _BF16S), align=2)
 
-    def prefetch(self, address: Value, offset: int) -> None:
+    def prefetch(self, address: Value, offset: int, *, level: int = 1) -> None:
+        """To the cache of this level."""
         byte = ir.IntType(8)
         signature = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), I32, I32, I32])
         function = self.builder.module.declare_intrinsic("llvm.prefetch.p0", (), signature)
-        self.builder.call(function, [self.at(address, offset, byte), I32(0), I32(3), I32(1)])  # read, cached
+        self.builder.call(function, [self.at(address, offset, byte), I32(0), I32(4 - level), I32(1)])  # read, cached
 
     @contextmanager
     def repeated(self, count: Value, initial: Sequence[Value]) -> Iterator[Repetition]:
@@ -221,10 +239,36 @@ class VectorCode:
         function = self.builder.module.declare_intrinsic(name, (), ir.FunctionType(FLOATS, [FLOATS]))
         return self.builder.call(function, [x])
 
+    def _looked_up_bytes(self, indexes: Value, table: Sequence[int]) -> Value:
+        """table: of 64 or 128 bytes; the indexes' upper bits do not count."""
+        name = "llvm.x86.avx512." + ("permvar.qi.512" if len(table) == 64 else "vpermi2var.qi.512")
+        parts = [ir.Constant(_ALL_BYTES, list(table[i : i + 64])) for i in range(0, len(table), 64)]
+        operands = [parts[0], indexes, *parts[1:]]
+        signature = ir.FunctionType(_ALL_BYTES, [_ALL_BYTES] * len(operands))
+        return self.builder.call(self.builder.module.declare_intrinsic(name, (), signature), operands)
+
+    def _with_signs(self, magnitudes: Value, signs: Value) -> Value:
+        """64 bytes with the uppermost bits of others."""
+        return self.builder.or_(magnitudes, self.builder.and_(signs, ir.Constant(_ALL_BYTES, [0x80] * (4 * LANES))))
+
+    def _interleaved_halves(self, lower: Value, upper: Value, half: int) -> Value:
+        """32 words of 64 bytes each, of which every 16 give their first or second eight (VPUNPCK*BW)."""
+        places = (16 * lane + 8 * half + byte for lane in range(4) for byte in range(8))
+        order = [number for place in places for number in (place, place + 64)]
+        mask = ir.Constant(ir.VectorType(I32, 64), order)
+        return self.builder.bitcast(self.builder.shuffle_vector(lower, upper, mask), _PAIRS)
+
     def _for_all(self, value: Value, vector: Any) -> Value:
         undefined = ir.Constant(vector, ir.Undefined)
         first = self.builder.insert_element(undefined, value, I32(0))
         return self.builder.shuffle_vector(first, undefined, ir.Constant(_BITS, [0] * LANES))
+
+
+@functools.cache
+def has_vbmi() -> bool:
+    """Whether code is compiled for a processor with AVX512-VBMI."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return "+avx512vbmi" in features.split(",")
 
 
 def _bf16_bits(number: float) -> int:

@@ -99,10 +99,12 @@ def pack_weight(weight: Weight, form: WeightForm) -> PackedWeight | None:
     return PackedWeight(onednn, panels, plain.shape[1], plain.nbytes)
 
 
-def stays_quantized(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> bool:
+def stays_quantized(num_outputs: int, num_inputs: int, dtype: torch.dtype, *, is_int8: bool = False) -> bool:
     """Whether a CPU multiplies x of dtype by such a quantized weight directly, without making it plain."""
     loops = cpu_loops() if dtype is torch.bfloat16 else None
-    return loops is not None and loops.takes_weight(num_outputs, num_inputs)
+    if loops is None:
+        return False
+    return (loops.takes_int8 if is_int8 else loops.takes_weight)(num_outputs, num_inputs)
 
 
 @functools.cache

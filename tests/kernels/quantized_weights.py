@@ -9,8 +9,10 @@ from torch import Tensor
 
 from kernels.quantized_weight import QuantizedWeight, chunk_of, pack_int4, quantize_fp8
 
-Kind = Literal["fp8", "fp8 groups", "int4", "int4 symmetric", "int4 channels"]
+Kind = Literal["fp8", "fp8 groups", "int8", "int8 groups", "int4", "int4 symmetric", "int4 channels"]
 KINDS: tuple[Kind, ...] = ("fp8", "fp8 groups", "int4", "int4 symmetric", "int4 channels")
+"""Those that kernels for GPUs read."""
+INT8_KINDS: tuple[Kind, ...] = ("int8", "int8 groups")
 
 
 def random_weight(
@@ -20,6 +22,13 @@ def random_weight(
     if kind == "fp8":
         elements, scales = quantize_fp8(torch.randn(features, size) * size**-0.5)
         return _on(device, elements, scales, None, dtype, elements.double() * scales.double())
+    if kind.startswith("int8"):
+        elements = torch.randint(-128, 128, (features, size), dtype=torch.int8)
+        width = group if kind == "int8 groups" else size
+        scales = (torch.rand(features, size // width) * size**-0.5 / 60).half()
+        return _on(
+            device, elements, scales, None, dtype, elements.double() * scales.double().repeat_interleave(width, 1)
+        )
     if kind == "fp8 groups":
         elements = (torch.randn(features, size) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
         scales = torch.rand(features, size // group) * size**-0.5 / 100

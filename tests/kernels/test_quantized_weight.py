@@ -12,10 +12,10 @@ from kernels.quantized_weight import (
     quantize_fp8_weight,
     unpack_int4,
 )
-from tests.kernels.quantized_weights import KINDS, random_weight
+from tests.kernels.quantized_weights import INT8_KINDS, KINDS, random_weight
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (*KINDS, *INT8_KINDS))
 def test_dequantized_is_what_its_elements_stand_for(kind):
     weight, exact = random_weight(kind, 6, 192, torch.float32)
     assert weight.shape == exact.shape == dense(weight).shape

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from kernels.mxfp4 import dequantize_mxfp4
 from kernels.quantized_weight import QuantizedWeight, pack_int4, quantize_fp8
-from tests.kernels.quantized_weights import KINDS, random_weight
+from service.layers.packed_weight import stays_quantized
+from tests.kernels.quantized_weights import INT8_KINDS, KINDS, random_weight
 
 
 @pytest.mark.pairwise
@@ -27,7 +28,7 @@ def test_a_rows_bits_depend_on_no_other_row_and_on_no_number_of_rows(loops, num_
     check_rows_stand_alone(loops.few_rows_linear(torch.randn(80, num_inputs).bfloat16()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (*KINDS, *INT8_KINDS))
 def test_nor_do_they_by_a_quantized_weight(loops, kind):
     check_rows_stand_alone(loops.few_rows_linear(random_weight(kind, 80, 192, torch.bfloat16)[0]))
 
@@ -81,10 +82,23 @@ def test_every_element_is_its_number_or_nearly_nothing(loops):
     assert (got[is_small] == 0).all()
 
 
+def test_every_integer_of_eight_bits_is_itself(loops):
+    elements = torch.arange(-128, 128, dtype=torch.int8).repeat(16, 1)
+    linear = loops.few_rows_linear(QuantizedWeight(elements, torch.ones(16, 1), None, torch.bfloat16))
+    assert torch.equal(linear(torch.eye(256).bfloat16(), None), elements.T.bfloat16())
+
+
+def test_where_the_processor_looks_up_no_bytes_int8_is_left_to_others(loops, monkeypatch):
+    monkeypatch.setattr("kernels.loops.few_rows_linear.has_vbmi", lambda: False)
+    assert loops.takes_weight(64, 64) and not loops.takes_int8(64, 64)
+    assert loops.few_rows_linear(random_weight("int8", 64, 64, torch.bfloat16)[0]) is None
+    assert not stays_quantized(64, 64, torch.bfloat16, is_int8=True) and stays_quantized(64, 64, torch.bfloat16)
+
+
 @pytest.mark.pairwise
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("group", [32, 64])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (*KINDS, *INT8_KINDS))
 @pytest.mark.parametrize("num_outputs", [16, 592])
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 8, 17, 300])
 def test_of_groups_and_of_four_bits_too(loops, num_rows, num_outputs, kind, group, has_bias):
