@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -49,6 +50,25 @@ def is_linear(name: str) -> bool:
 def write_int4(model: Path, new: Path, group_size: int, rounded: Mapping[str, Rounded]) -> None:
     """Write the folder `new`: the model's small files unchanged, its config with a quantization_config added, all
     weights in one file. rounded: linears that are rounded already, by weight name; the others are rounded here."""
+
+    def pack(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        return _packed(name, tensor, rounded[name] if name in rounded else round_groups(tensor.float(), group_size))
+
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group_size, "symmetric": False}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
+        "ignore": ["lm_head"],
+    }
+    write_quantized(model, new, pack, config)
+
+
+def write_quantized(
+    model: Path, new: Path, quantize: Callable[[str, Tensor], Mapping[str, Tensor]], config: Mapping[str, Any]
+) -> None:
+    """Like `write_int4`. quantize: what takes the place of a linear's weight, by its name. config: the
+    quantization_config."""
     new.mkdir(parents=True)
     for file in model.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
@@ -56,21 +76,10 @@ def write_int4(model: Path, new: Path, group_size: int, rounded: Mapping[str, Ro
     tensors: dict[str, Tensor] = {}
     for file in sorted(model.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
-            if is_linear(name):
-                known = rounded[name] if name in rounded else round_groups(tensor.float(), group_size)
-                tensors |= _packed(name, tensor, known)
-            else:
-                tensors[name] = tensor
+            tensors |= quantize(name, tensor) if is_linear(name) else {name: tensor}
     save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((new / "config.json").read_text())
-    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group_size, "symmetric": False}
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
-        "ignore": ["lm_head"],
-    }
-    (new / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    written = json.loads((new / "config.json").read_text()) | {"quantization_config": config}
+    (new / "config.json").write_text(json.dumps(written, indent=2) + "\n")
 
 
 def _packed(name: str, weight: Tensor, rounded: Rounded) -> dict[str, Tensor]:

@@ -223,6 +223,11 @@ class MixtureOfExperts(Layer):
             return self.gate_up.numel() + self.down.numel() if hasattr(self, "gate_up") else 0
         return sum(weight.numel() for weight in (self.gate_up, self.down) if weight.dtype is FP8)
 
+    def num_made_plain_on(self, device: torch.device, dtype: torch.dtype) -> int:
+        """`num_made_plain` of them on this device, where x has this dtype."""
+        is_kept = device.type != "cpu" or self.stays_quantized(dtype)
+        return 0 if self.storages is None and is_kept else self.num_made_plain
+
     @property
     def rows_of_each_kernel(self) -> list[int]:
         """Numbers of rows that together launch every kernel that any number of rows launches."""

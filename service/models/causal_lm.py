@@ -242,7 +242,7 @@ class CausalLM(Layer, ABC):
         of_bytes = 2 * dtype.itemsize if plain else 1
         tensors = self.checkpoint_tensors().values()
         made_plain = sum(each.num_made_plain for each in self.projections)
-        made_plain += sum(mixture.num_made_plain for mixture in plain)
+        made_plain += sum(mixture.num_made_plain_on(device, dtype) for _, mixture in self.mixtures())
         return made_plain * dtype.itemsize + sum(_num_bytes(each, dtype, of_bytes) for each in tensors)
 
     def fit_cpu(self, dtype: torch.dtype) -> None:

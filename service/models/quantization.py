@@ -22,6 +22,8 @@ _SOURCE = "config.json: quantization_config"
 WHAT_TO_DO = "serve the unquantized checkpoint, with --quantization fp8 to save memory"
 A_WORD = 8
 """Int4 elements per stored word."""
+INT8, INT8_IN_A_WORD = "int8", 4
+"""The form's name, and int8 elements per stored word."""
 _CHUNK = 32
 """Smallest number of input features that int4 elements are packed by (kernels/quantized_weight.py)."""
 
@@ -54,7 +56,24 @@ class Int4Scheme:
         return "qweight", "qzeros", "scales"
 
 
-Scheme = Fp8Scheme | Int4Scheme
+@dataclass(frozen=True, slots=True)
+class Int8Scheme:
+    """Symmetric. layout: of the elements in the checkpoint. group_size: input features that share a scale; None: all.
+    is_of_tensor: the whole tensor shares one."""
+
+    layout: Literal["bytes", "packed", "gptq"]
+    group_size: int | None = None
+    is_of_tensor: bool = False
+
+    @property
+    def tensor_names(self) -> tuple[str, str]:
+        """Suffixes to a linear's name: of elements and scales."""
+        if self.layout == "gptq":
+            return "qweight", "scales"
+        return "weight" if self.layout == "bytes" else "weight_packed", "weight_scale"
+
+
+Scheme = Fp8Scheme | Int4Scheme | Int8Scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +167,12 @@ def _compressed_tensors(written: Mapping[str, object]) -> Quantization:
     groups = written.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise ModelLoadError(f"{_SOURCE}.config_groups is missing or not a JSON object")
-    parsed = [_compressed_group(name, group) for name, group in groups.items()]
-    formats = {"fp8" if isinstance(scheme, Fp8Scheme) else "int4" for _, scheme in parsed}
+    parsed = [_compressed_group(name, group, written.get("format")) for name, group in groups.items()]
+    formats = {{Fp8Scheme: "fp8", Int8Scheme: INT8}.get(type(scheme), "int4") for _, scheme in parsed}
     return Quantization(f"compressed-tensors {' and '.join(sorted(formats))}", tuple(parsed), _names(written, "ignore"))
 
 
-def _compressed_group(name: str, group: object) -> tuple[tuple[str, ...], Scheme]:
+def _compressed_group(name: str, group: object, of_all: object) -> tuple[tuple[str, ...], Scheme]:
     place = f"config_groups.{name}"
     if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
         raise ModelLoadError(f"{_SOURCE}.{place}.weights is missing or not a JSON object")
@@ -179,7 +198,38 @@ def _compressed_group(name: str, group: object) -> tuple[tuple[str, ...], Scheme
             raise _refused(f"{place}.input_activations", inputs)
         group_size = _group_size(weights.get("group_size")) if strategy == "group" else None
         return targets, Int4Scheme("packed", group_size, has_zeros=weights.get("symmetric") is False)
+    if kind == "int" and bits == 8:
+        return targets, _compressed_int8(place, weights, inputs, group.get("format") or of_all)
     raise _refused(f"{place}.weights", {"type": kind, "num_bits": bits, "strategy": strategy})
+
+
+def _compressed_int8(place: str, weights: Mapping[str, object], inputs: object, form: object) -> Int8Scheme:
+    """Whatever scales and zeros activations have: ours stay in 16 bits."""
+    layouts: Mapping[object, Literal["bytes", "packed"]] = {
+        "int-quantized": "bytes",
+        "naive-quantized": "bytes",
+        "pack-quantized": "packed",
+    }
+    if not isinstance(form, str) or form not in layouts:
+        raise _refused("format", form)
+    if weights.get("symmetric") is False:
+        raise ModelLoadError(
+            f"{_SOURCE}.{place}.weights.symmetric false is not supported: int8 weights with zeros are not read;"
+            f" {WHAT_TO_DO}"
+        )
+    if inputs is not None and not (
+        isinstance(inputs, dict) and inputs.get("type") == "int" and inputs.get("num_bits") == 8
+    ):
+        raise _refused(f"{place}.input_activations", inputs)
+    match weights.get("strategy"):
+        case "group":
+            return Int8Scheme(layouts[form], _group_size(weights.get("group_size")))
+        case "channel":
+            return Int8Scheme(layouts[form])
+        case "tensor":
+            return Int8Scheme(layouts[form], is_of_tensor=True)
+        case other:
+            raise _refused(f"{place}.weights.strategy", other)
 
 
 def _compressed_fp8(place: str, weights: Mapping[str, object], strategy: object) -> Fp8Scheme:
@@ -246,7 +296,8 @@ def _gptq(written: Mapping[str, object]) -> Quantization:
         | {"modules_in_block_to_quantize", "is_marlin_format", "backend", "method", "hessian", "offload_to_disk"}
         | _AUTO_ROUND_FACTS,
     )
-    _require(written, "bits", 4)
+    is_int8 = written.get("bits") == 8
+    _require(written, "bits", 8 if is_int8 else 4)
     _require(written, "data_type", "int")
     _require(written, "lm_head", False)
     _require(written, "pack_dtype", "int32")
@@ -258,9 +309,14 @@ def _gptq(written: Mapping[str, object]) -> Quantization:
     version = written.get("checkpoint_format") or written.get("format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         raise _refused("checkpoint_format", version)
+    ignored = (*_left_plain(written), "lm_head")
+    if is_int8:
+        _require(written, "sym", True)  # then every zero is 128, and is not read
+        scheme8 = Int8Scheme("gptq", _group_size(written.get("group_size", 128)))
+        return Quantization(f"gptq {INT8}", ((("Linear",), scheme8),), ignored)
     offset = 1 if version == "gptq" else 0
     scheme = Int4Scheme("gptq", _group_size(written.get("group_size", 128)), has_zeros=True, zero_offset=offset)
-    return Quantization("gptq int4", ((("Linear",), scheme),), (*_left_plain(written), "lm_head"))
+    return Quantization("gptq int4", ((("Linear",), scheme),), ignored)
 
 
 def _left_plain(written: Mapping[str, object]) -> Sequence[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import torch
 
@@ -18,7 +17,8 @@ from service.layers.weight_storage import WeightStorage
 from service.models.causal_lm import CausalLM
 from service.models.fp8_storage import Fp8Storage
 from service.models.int4_storage import Int4Storage
-from service.models.quantization import Fp8Scheme, Quantization, Scheme
+from service.models.int8_storage import Int8Storage
+from service.models.quantization import INT8, Fp8Scheme, Int8Scheme, Quantization, Scheme
 from service.models.quantized_shards import stored_shards
 
 _UNREAD = ("input_scale", "output_scale", "weight_shape", "g_idx", "weight_g_idx", "k_scale", "v_scale", "q_scale")
@@ -27,12 +27,19 @@ are used, kernels/quantized_linear.py), cache scales, shapes, and the order of g
 is supported."""
 
 
-Multiplies = Callable[[int, int], bool]
-"""Whether a device multiplies by such a quantized weight [out, in] directly."""
+_UNREAD_OF_INT8 = (*_UNREAD, "input_zero_point", "weight_zero_point", "qzeros")
+"""Also zeros: of activations, and those that say no more than that a weight is symmetric."""
+
+Multiplies = Callable[[str, int, int], bool]
+"""Whether a device multiplies by a quantized weight of this form (`WeightStorage.form`), [out, in], directly."""
 
 
 def store_quantized(
-    model: CausalLM, quantization: Quantization, *, dequantized: bool, except_for: Multiplies = lambda out, size: False
+    model: CausalLM,
+    quantization: Quantization,
+    *,
+    dequantized: bool,
+    except_for: Multiplies = lambda form, out, size: False,
 ) -> frozenset[str]:
     """Called before `CausalLM.materialize`. dequantized: weights are made plain, except those for which `except_for` is
     true. Returns names of tensors that the checkpoint may also hold and that are not read. Raises ModelLoadError naming
@@ -43,10 +50,11 @@ def store_quantized(
         if scheme is None:
             continue
         _check_shares(model.parallel.size, quantization, scheme, names, projection)
-        is_made_plain = dequantized and not except_for(sum(out_features), in_features)
-        projection.store(_storage(scheme, names, out_features, in_features), dequantized=is_made_plain)
+        storage = _storage(scheme, names, out_features, in_features)
+        is_made_plain = dequantized and not except_for(storage.form, sum(out_features), in_features)
+        projection.store(storage, dequantized=is_made_plain)
         for name in names:
-            unread |= {f"{place}.{suffix}" for place in (name, name.rpartition(".")[0]) for suffix in _UNREAD}
+            unread |= {f"{place}.{suffix}" for place in (name, name.rpartition(".")[0]) for suffix in _unread(scheme)}
             if projection.bias is None:  # GPTQ's checkpoints hold zeros all the same
                 unread.add(f"{name}.bias")
     for before, mixture in model.mixtures():
@@ -61,15 +69,22 @@ def store_for_device(
     model: CausalLM, quantization: Quantization, device: torch.device, dtype: torch.dtype
 ) -> frozenset[str]:
     """`store_quantized` for the forms that the device can multiply x of dtype by."""
-    by_loops = partial(stays_quantized, dtype=dtype)
-    return store_quantized(model, quantization, dequantized=device.type == "cpu", except_for=by_loops)
+
+    def by_loops(form: str, out: int, size: int) -> bool:
+        return stays_quantized(out, size, dtype, is_int8=form == INT8)
+
+    def by_kernels(form: str, out: int, size: int) -> bool:
+        return form != INT8
+
+    multiplies = by_loops if device.type == "cpu" else by_kernels
+    return store_quantized(model, quantization, dequantized=True, except_for=multiplies)
 
 
-def made_plain(model: CausalLM, dtype: torch.dtype) -> str:
-    """Which weights of a model stored for a CPU will be made plain, in words; "" if none."""
+def made_plain(model: CausalLM, dtype: torch.dtype, device: torch.device) -> str:
+    """Which weights of a model stored for a device will be made plain, in words; "" if none."""
     linears = [projection for projection in model.projections if projection.storage is not None]
     num_plain = sum(projection.num_made_plain > 0 for projection in linears)
-    experts = any(each.num_made_plain and not each.stays_quantized(dtype) for _, each in model.mixtures())
+    experts = any(mixture.num_made_plain_on(device, dtype) for _, mixture in model.mixtures())
     parts = [f"{num_plain} of {len(linears)} linears"] if num_plain else []
     return " and ".join(parts + (["the experts"] if experts else []))
 
@@ -91,7 +106,7 @@ def _store_experts(
             continue
         _check_shards(model.parallel.size, quantization, scheme, names[0], parts.shards)
         storages.append(_storage(scheme, names, parts.out_features, parts.in_features))
-        unread |= {f"{name}.{suffix}" for name in names for suffix in (*_UNREAD, "bias")}
+        unread |= {f"{name}.{suffix}" for name in names for suffix in (*_unread(scheme), "bias")}
     if len(storages) == 1:
         raise ModelLoadError(
             f"config.json: quantization_config: some weights of {before}{mixture.names.experts} are quantized and some"
@@ -99,7 +114,8 @@ def _store_experts(
         )
     if storages:
         sizes = [(each.out_features[-1], each.in_features) for each in mixture.parts]
-        is_made_plain = dequantized and not all(except_for(*size) for size in sizes)
+        form = storages[0].form
+        is_made_plain = form == INT8 or (dequantized and not all(except_for(form, *size) for size in sizes))
         mixture.store(*storages, dequantized=is_made_plain)
     return unread
 
@@ -150,6 +166,10 @@ def _scheme(quantization: Quantization, names: Sequence[str]) -> Scheme | None:
     return schemes[0]
 
 
+def _unread(scheme: Scheme) -> Sequence[str]:
+    return _UNREAD_OF_INT8 if isinstance(scheme, Int8Scheme) else _UNREAD
+
+
 def _storage(scheme: Scheme, names: Sequence[str], out_features: Sequence[int], in_features: int) -> WeightStorage:
     if isinstance(scheme, Fp8Scheme):
         if scheme.scales == "block" and in_features % scheme.block[1]:
@@ -158,6 +178,11 @@ def _storage(scheme: Scheme, names: Sequence[str], out_features: Sequence[int], 
                 f" block size {scheme.block[1]}"
             )
         return Fp8Storage(scheme, out_features, in_features)
+    if isinstance(scheme, Int8Scheme):
+        why_not = Int8Storage.why_not(scheme, in_features)
+        if why_not is not None:
+            raise ModelLoadError(f"config.json: quantization_config: {names[0]}: {why_not}")
+        return Int8Storage(scheme, out_features, in_features)
     why_not = Int4Storage.why_not(scheme, out_features, in_features)
     if why_not is not None:
         raise ModelLoadError(f"config.json: quantization_config: {names[0]}: {why_not}")

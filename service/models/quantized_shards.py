@@ -10,13 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.layers.shard import Shard
-from service.models.quantization import A_WORD, Fp8Scheme, Int4Scheme, Scheme
+from service.models.quantization import A_WORD, INT8_IN_A_WORD, Fp8Scheme, Int4Scheme, Int8Scheme, Scheme
 
 
 def stored_shards(scheme: Scheme, shard: Shard) -> dict[str, Shard]:
     """`shard`: the rank's part of the weight [out, in]. Returns the parts of the stored tensors, by their suffix to the
     linear's name; a tensor without an entry is whole on every rank. Raises ValueError with the numbers."""
-    return _fp8_shards(scheme, shard) if isinstance(scheme, Fp8Scheme) else _int4_shards(scheme, shard)
+    match scheme:
+        case Fp8Scheme():
+            return _fp8_shards(scheme, shard)
+        case Int8Scheme():
+            return _int8_shards(scheme, shard)
+        case Int4Scheme():
+            return _int4_shards(scheme, shard)
 
 
 def named_shards(scheme: Scheme, names: Sequence[str], shards: Sequence[Shard]) -> dict[str, Shard]:
@@ -48,6 +54,18 @@ def _int4_shards(scheme: Int4Scheme, shard: Shard) -> dict[str, Shard]:
             groups = _whole(shard, scheme.group_size, "groups")
             shards |= {zeros: groups, scales: groups}
     return shards if scheme.layout == "packed" else {name: each.transposed() for name, each in shards.items()}
+
+
+def _int8_shards(scheme: Int8Scheme, shard: Shard) -> dict[str, Shard]:
+    elements, scales = scheme.tensor_names
+    shards = {elements: shard}
+    if shard.dim == 1 and scheme.layout != "bytes":
+        shards[elements] = _whole(shard, INT8_IN_A_WORD, "words")
+    if shard.dim == 0 and not scheme.is_of_tensor:
+        shards[scales] = shard
+    if shard.dim == 1 and scheme.group_size is not None:
+        shards[scales] = _whole(shard, scheme.group_size, "groups")
+    return {name: each.transposed() for name, each in shards.items()} if scheme.layout == "gptq" else shards
 
 
 def _whole(shard: Shard, by: int, what: str) -> Shard:

@@ -34,7 +34,7 @@ OnProgress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all), from any thread, one call at a time."""
 
 _FLOAT_DTYPES = frozenset({"BF16", "F16", "F32"})
-_STORED_AS = {torch.uint8: "U8", torch.int32: "I32", torch.float8_e4m3fn: "F8_E4M3"}
+_STORED_AS = {torch.uint8: "U8", torch.int8: "I8", torch.int32: "I32", torch.float8_e4m3fn: "F8_E4M3"}
 """Stored dtypes of what is read unchanged; other tensors may be any float."""
 _NUM_THREADS = 4  # files read at a time
 

@@ -273,8 +273,12 @@ def _store_quantized(
     if quantization is None:
         return frozenset()
     unread = store_for_device(model, quantization, device, dtype)
-    plain = made_plain(model, dtype) if device.type == "cpu" else ""
+    plain = made_plain(model, dtype, device)
     how = f"dequantized on the CPU: {plain}" if plain else "kept quantized"
+    if plain and device.type != "cpu":
+        how = (
+            f"dequantized at load, since no GPU kernel reads int8: {plain}; memory and speed are those of plain weights"
+        )
     if quantization.is_dequantized_at_load:
         how = "dequantized while they are read: memory and speed are those of an unquantized model"
     logger.info("weights: quantized, %s; %s", quantization.name, how)

@@ -10,6 +10,9 @@ from service.config import LoraConfig
 from service.errors import ConfigError
 from service.layers.linear_method import KernelRows, RowRange
 from service.layers.packed_weight import WeightForm, stays_quantized
+from service.models.model_config import load_model_config
+from service.models.quantized_model import made_plain, store_for_device
+from service.models.registry import build_model
 from service.models.transformers_backend.model import TransformersModel
 from tests.equivalence.family_list import FAMILIES
 from tests.models.checkpoints import llama, mixtral, olmoe, qwen3_moe
@@ -19,10 +22,11 @@ from tests.runner.loading import load
 from tests.runner.plan_player import PlanPlayer, greedy
 
 EXPERT_SIZES = {"intermediate_size": 64, "moe_intermediate_size": 64}
+INT8 = ["int8-channels", "int8-tensor", "int8-packed", "int8-packed-channels", "gptq-8"]
 PROMPTS = [[1, 17, 42, 99, 7], [1, 250, 3], list(range(1, 40))]
 
 
-@pytest.fixture(scope="module", params=["channels", "blocks", "awq", "gptq", "packed-zeros"])
+@pytest.fixture(scope="module", params=["channels", "blocks", "awq", "gptq", "packed-zeros", "int8-channels", "gptq-8"])
 def folder(request, tmp_path_factory):
     return quantized(llama(tmp_path_factory.mktemp("models") / "llama"), request.param)
 
@@ -36,7 +40,7 @@ def test_its_tokens_are_those_of_the_model_that_it_stands_for(folder):
     assert tokens(folder) == tokens(folder / "plain")
 
 
-@pytest.mark.parametrize("kind", ["fp8", "awq", "gptq", "auto-round-awq", "packed", "packed-zeros", "blocks"])
+@pytest.mark.parametrize("kind", ["fp8", "awq", "gptq", "auto-round-awq", "packed", "packed-zeros", "blocks", *INT8])
 def test_on_a_cpu_its_few_bits_are_held_and_multiplied_by(kind, tmp_path, caplog):
     """In bf16, where loops are compiled: the weights keep the checkpoint's bytes, and no plain weight is ever made."""
     if not stays_quantized(64, 64, torch.bfloat16):
@@ -50,7 +54,7 @@ def test_on_a_cpu_its_few_bits_are_held_and_multiplied_by(kind, tmp_path, caplog
     assert "; kept quantized" in caplog.text
     assert {choice for name, choice in few.choices.linears.items() if "-" in name} == {WeightForm.LOOPS}
     held, of_plain = (held_bytes(loaded.model) for loaded in (few, whole))
-    assert held < of_plain * (0.6 if "fp8" in few.quantization else 0.36)
+    assert held < of_plain * (0.36 if "int4" in few.quantization else 0.6)
     for got, want in zip(few.model.projections, whole.model.projections, strict=True) if kind != "fp8" else ():
         x = torch.randn(5, want.own_method.packed.num_inputs).bfloat16()
         with torch.inference_mode():
@@ -83,6 +87,26 @@ def test_so_are_those_of_experts(save, kind, tmp_path, caplog):
     assert len(PlanPlayer(few.runner, few.num_blocks, 16).generate(PROMPTS, greedy(12))[0]) == 12
 
 
+def test_experts_of_int8_are_made_plain_and_the_log_says_so(tmp_path, caplog):
+    folder = quantized(mixtral(tmp_path / "it", **EXPERT_SIZES), "int8-channels")
+    with caplog.at_level("INFO", "headrace"):
+        loaded = load(folder, dtype="bfloat16")
+    assert "weights: quantized, compressed-tensors int8; dequantized on the CPU" in caplog.text
+    assert "the experts" in caplog.text and loaded.quantization == "compressed-tensors int8"
+
+
+@pytest.mark.parametrize("save", [llama, mixtral])
+def test_for_a_gpu_int8_is_made_plain(save, tmp_path):
+    """And FP8 and int4 are not."""
+    base, gpu = save(tmp_path / "it"), torch.device("cuda")
+    for kind in ("int8-channels", "channels", "awq"):
+        config = load_model_config(quantized(base, kind))
+        model = build_model(config)
+        store_for_device(model, config.quantization, gpu, torch.bfloat16)
+        said = made_plain(model, torch.bfloat16, gpu)
+        assert ("linears" in said) is ("int8" in kind) and ("experts" in said) is ("int8" in kind and save is mixtral)
+
+
 def held_bytes(model):
     """Bytes of the layers' linears."""
     methods = [linear.own_method for block in model.block_linears() for _, linear, _ in block]
@@ -107,6 +131,8 @@ def test_its_logits_are_too_where_products_are_by_its_weights_as_they_are(folder
         (qwen3_moe, "gptq"),
         (olmoe, "packed"),
         (qwen3_moe, "packed-zeros"),
+        (mixtral, "int8-channels"),
+        (qwen3_moe, "gptq-8"),
     ],
 )
 def test_so_is_a_quantized_mixture_of_experts(save, kind, tmp_path):
@@ -124,6 +150,7 @@ def test_so_is_a_quantized_mixture_of_experts(save, kind, tmp_path):
         ("StableLM 2", "awq"),
         ("OLMo 2", "gptq"),
         ("Seed-OSS", "packed-zeros"),
+        ("SmolLM3", "int8-packed"),
     ],
 )
 def test_so_is_one_that_transformers_modules_compute(name, kind, tmp_path):
@@ -139,6 +166,7 @@ def test_so_is_one_that_transformers_modules_compute(name, kind, tmp_path):
         ("Gemma 3 (with vision)", "channels"),
         ("Mistral Small 3 (with vision)", "packed-zeros"),
         ("Qwen2.5-VL", "awq"),
+        ("Qwen2.5-VL", "int8-tensor"),
     ],
 )
 def test_so_is_the_text_part_of_one_with_vision(name, kind, tmp_path):

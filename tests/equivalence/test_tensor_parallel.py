@@ -48,6 +48,7 @@ FAMILIES = {
     "llama, awq": lambda folder: quantized(llama(folder / "it", **WHOLE_GROUPS), "awq"),
     "llama, blocks of fp8": lambda folder: quantized(llama(folder / "it", **WHOLE_GROUPS), "blocks"),
     "llama, bitsandbytes": lambda folder: quantized(llama(folder / "it"), "nf4, nested", BITSANDBYTES),
+    "llama, int8 in groups": lambda folder: quantized(llama(folder / "it", **WHOLE_GROUPS), "int8-packed"),
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": partial(qwen3, attention_bias=True, tie_word_embeddings=True),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from service.models.text_part import text_fields, text_name
 
+_INT8_INPUTS = {"type": "int", "num_bits": 8, "strategy": "token", "dynamic": True, "symmetric": True}
 Tensors = dict[str, Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 GROUP = 32
@@ -168,6 +169,39 @@ def _packed(*, symmetric: bool, group: int | None = GROUP) -> Callable[[Tensor],
     return quantize
 
 
+def _int8(layout: str, group: int | None = None) -> Callable[[Tensor], tuple[Tensors, Tensor]]:
+    """layout: bytes, or four elements plus 128 in a word, along a row (packed) or down a column (gptq)."""
+
+    def quantize(weight: Tensor) -> tuple[Tensors, Tensor]:
+        rows, size = weight.shape
+        grouped = weight.view(rows, -1, group or size)
+        scales = (grouped.abs().amax(2) / 127.5).bfloat16()
+        elements = (grouped / scales.float()[:, :, None]).round().clamp(-128, 127).to(torch.int8).view(rows, size)
+        spread = scales.float().repeat_interleave(group or size, 1)
+        words = (elements.int() + 128).to(torch.uint8).contiguous()
+        match layout:
+            case "bytes":
+                written = {"weight": elements, "weight_scale": scales}
+            case "packed":
+                shape = torch.tensor(weight.shape)
+                written = {"weight_packed": words.view(torch.int32), "weight_scale": scales, "weight_shape": shape}
+            case _:
+                zeros = torch.full((size // (group or size), rows // 4), 0x7F7F7F7F, dtype=torch.int32)
+                order = torch.arange(size, dtype=torch.int32) // (group or size)
+                written = {"qweight": words.view(torch.int32).T, "scales": scales.T, "qzeros": zeros, "g_idx": order}
+        return written, elements.float() * spread
+
+    return quantize
+
+
+def _int8_tensor(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """With a static scale and zero for the activations."""
+    scale = weight.abs().max() / 127.5
+    elements = (weight / scale).round().clamp(-128, 127).to(torch.int8)
+    inputs = {"input_scale": torch.tensor([0.02]), "input_zero_point": torch.tensor([3], dtype=torch.int8)}
+    return {"weight": elements, "weight_scale": scale.view(1), **inputs}, elements.float() * scale
+
+
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True, "damp_percent": 0.01}
 _AUTO_ROUND = {
     "quant_method": "auto-round",
@@ -217,4 +251,25 @@ FORMATS: dict[str, Format] = {
         _compressed(_int_weights("channel", symmetric=True), None, "pack-quantized"),
         _packed(symmetric=True, group=None),
     ),
+    "int8-channels": (
+        _compressed({**_int_weights("channel", symmetric=True), "num_bits": 8}, _INT8_INPUTS, "int-quantized"),
+        _int8("bytes"),
+    ),
+    "int8-tensor": (
+        _compressed(
+            {**_int_weights("tensor", symmetric=True), "num_bits": 8},
+            {**_INT8_INPUTS, "strategy": "tensor", "dynamic": False, "symmetric": False},
+            "int-quantized",
+        ),
+        _int8_tensor,
+    ),
+    "int8-packed": (
+        _compressed({**_int_weights("group", group_size=GROUP), "num_bits": 8}, None, "pack-quantized"),
+        _int8("packed", GROUP),
+    ),
+    "int8-packed-channels": (
+        _compressed({**_int_weights("channel", symmetric=True), "num_bits": 8}, None, "pack-quantized"),
+        _int8("packed"),
+    ),
+    "gptq-8": ({**_GPTQ, "bits": 8}, _int8("gptq", GROUP)),
 }

@@ -11,6 +11,7 @@ from service.models.quantization import (
     FP8_AT_LOAD,
     Fp8Scheme,
     Int4Scheme,
+    Int8Scheme,
     check_trains,
     is_bitsandbytes,
     parse_quantization,
@@ -32,6 +33,11 @@ SCHEMES = {
     "packed": Int4Scheme("packed", 32, has_zeros=False),
     "packed-zeros": Int4Scheme("packed", 32, has_zeros=True),
     "packed-channels": Int4Scheme("packed", None, has_zeros=False),
+    "int8-channels": Int8Scheme("bytes"),
+    "int8-tensor": Int8Scheme("bytes", is_of_tensor=True),
+    "int8-packed": Int8Scheme("packed", 32),
+    "int8-packed-channels": Int8Scheme("packed"),
+    "gptq-8": Int8Scheme("gptq", 32),
 }
 
 
@@ -69,6 +75,7 @@ def test_every_format_says_how_its_linears_lie(kind):
     assert quantization.scheme_of("model.layers.0.self_attn.q_proj") == SCHEMES[kind]
     assert quantization.scheme_of("lm_head") is None
     assert ("int4" in quantization.name) is isinstance(SCHEMES[kind], Int4Scheme)
+    assert ("int8" in quantization.name) is isinstance(SCHEMES[kind], Int8Scheme)
 
 
 @pytest.mark.parametrize("ignored", ["model.layers.3.mlp.gate_proj", "re:.*layers.3.mlp", "layers.3", "gate_proj"])
@@ -164,6 +171,15 @@ REFUSED = [
     (weights("channels", dynamic=True), r"group_0\.weights\.dynamic True"),
     (weights("channels", strategy="row"), r"group_0\.weights\.strategy 'row'"),
     (weights("packed", actorder="group"), r"group_0\.weights\.actorder 'group'"),
+    (
+        weights("int8-channels", symmetric=False),
+        r"weights\.symmetric false .*int8 weights with zeros are not read; serve",
+    ),
+    (weights("int8-channels", strategy="block"), r"group_0\.weights\.strategy 'block'"),
+    (weights("int8-channels", num_bits=6), r"group_0\.weights .*'num_bits': 6"),
+    ({**FORMATS["int8-channels"][0], "format": "marlin-24"}, "format 'marlin-24' is not supported"),
+    (weights("int8-packed", group_size=48), "group_size 48 is not supported, only powers of two from 32"),
+    ({**FORMATS["gptq-8"][0], "sym": False}, "sym False"),
     (weights("packed", codebook="nf4"), r"group_0\.weights\.codebook 'nf4'"),
 ]
 

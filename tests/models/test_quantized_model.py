@@ -8,7 +8,7 @@ from kernels.quantized_weight import FP8
 from service.errors import ModelLoadError
 from service.models.dummy_weights import fill_with_dummy_weights
 from service.models.model_config import load_model_config
-from service.models.quantization import FP8_AT_LOAD, Fp8Scheme, Int4Scheme, Quantization
+from service.models.quantization import FP8_AT_LOAD, Fp8Scheme, Int4Scheme, Int8Scheme, Quantization
 from service.models.quantized_model import store_quantized
 from service.models.registry import build_model
 from service.models.weight_loader import load_weights
@@ -51,7 +51,8 @@ def test_every_format_is_read_as_what_it_stands_for(plain, kind, dequantized, tm
         quantized(plain, kind)
     model = loaded(folder, dequantized=dequantized)
     wanted = plain_model(folder / "plain")
-    form = "int4" if isinstance(FORMATS[kind][0].get("bits"), int) or "packed" in kind else "fp8"
+    scheme = load_model_config(folder).quantization.groups[0][1]
+    form = {Fp8Scheme: "fp8", Int4Scheme: "int4", Int8Scheme: "int8"}[type(scheme)]
     for got, want in zip(model.projections, wanted.projections, strict=True):
         held = got.held_weight
         is_quantized = not isinstance(held, torch.Tensor)

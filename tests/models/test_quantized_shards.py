@@ -13,7 +13,7 @@ from service.layers.shard import Shard
 from service.layers.tensor_parallel import ALONE, TensorParallel
 from service.models.causal_lm import CausalLM
 from service.models.model_config import load_model_config
-from service.models.quantization import Fp8Scheme, Int4Scheme, Quantization
+from service.models.quantization import Fp8Scheme, Int4Scheme, Int8Scheme, Quantization
 from service.models.quantized_model import store_quantized
 from service.models.quantized_shards import stored_shards
 from service.models.registry import build_model
@@ -60,7 +60,7 @@ def test_each_rank_has_its_part_of_what_the_checkpoint_stands_for(plain: Path, k
         assert sum(not isinstance(each.held_weight, torch.Tensor) for each in linears(got)) == (0 if rank else 8)
 
 
-@pytest.mark.parametrize("kind", ["tensor", "blocks", "awq", "gptq", "packed-zeros"])
+@pytest.mark.parametrize("kind", ["tensor", "blocks", "awq", "gptq", "packed-zeros", "int8-packed"])
 def test_so_has_it_of_every_expert(tmp_path: Path, kind: str):
     """As it is, and made plain."""
     folder = quantized(mixtral(tmp_path / "it", hidden_size=128, intermediate_size=128, num_hidden_layers=1), kind)
@@ -69,7 +69,7 @@ def test_so_has_it_of_every_expert(tmp_path: Path, kind: str):
         for dequantized in (False, True):
             got = loaded(folder, Rank(rank, 2), dequantized=dequantized)
             for (_, mine), (_, theirs) in zip(got.mixtures(), want.mixtures(), strict=True):
-                assert (mine.gate_up_scales is None) is dequantized
+                assert (mine.gate_up_scales is None) is (dequantized or "int8" in kind)
                 mine.fit_cpu(torch.float32)
                 for name in ("gate_up", "down"):
                     torch.testing.assert_close(getattr(mine, name), getattr(theirs, name), rtol=1e-6, atol=1e-7)
@@ -95,6 +95,8 @@ def test_so_has_it_of_every_expert(tmp_path: Path, kind: str):
             144,
             r"gate_proj.*: a rank's 36 of 144 output .* whole number of words of 8",
         ),
+        (Int8Scheme("packed", 64), 224, r"down_proj.*rank's 56 of 224 input .* of groups of 64"),
+        (Int8Scheme("gptq"), 72, r"down_proj.*: a rank's 18 of 72 input .* whole number of words of 4"),
     ],
     ids=str,
 )
