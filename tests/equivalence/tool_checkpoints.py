@@ -29,6 +29,7 @@ _PROMPT_LENGTHS = (1, 9, 40)
 _NUM_TOKENS = 24
 _REFERENCE = "reference.json"
 _INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+_INT8 = {**_INT4, "num_bits": 8}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,11 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     make = commands.add_parser("make")
     make.add_argument("new", type=Path)
     make.add_argument("tokenizer", type=Path)
+    make.add_argument("--only", default="", help="part of the names of those to make (all)")
     check = commands.add_parser("check")
     check.add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
     if options.command == "make":
-        make_all(options.new, options.tokenizer)
+        make_all(options.new, options.tokenizer, options.only)
     else:
         sys.exit(check_all(options.folder))
 
@@ -62,12 +64,15 @@ def check_all(folder: Path) -> int:
     return 0 if all_equal and all(all_equal) else 1
 
 
-def make_all(new: Path, tokenizer: Path) -> None:
+def make_all(new: Path, tokenizer: Path, only: str = "") -> None:
     plain = new / "plain"
     _make_plain(plain, tokenizer)
     by_compressor: dict[str, tuple[bool, Any]] = {
         "w4a16": (True, {**_INT4, "symmetric": True}),
         "w4a16-zeros": (True, {**_INT4, "symmetric": False}),
+        "w8a8": (False, "W8A8"),
+        "w8a16": (False, "W8A16"),
+        "w8a16-groups": (True, {**_INT8, "symmetric": True}),
         "fp8-dynamic": (False, "FP8_DYNAMIC"),
         "fp8-static": (False, "FP8"),
         "fp8-block": (False, "FP8_BLOCK"),
@@ -81,6 +86,8 @@ def make_all(new: Path, tokenizer: Path) -> None:
         "gptqmodel": _by_gptqmodel,
     }
     for name, maker in makers.items():
+        if only not in name:
+            continue
         try:
             maker(plain, new / name)
             of_compressor = name.startswith("llmcompressor")
