@@ -156,7 +156,7 @@ def test_a_cancelled_job_ends_and_leaves_nothing_but_its_checkpoints(tmp_path: P
         job = await made.job()
         made.engine.go(num_steps)
         await made.until_true(lambda: len(made.engine.trainings) == 1 and len(made.reports) == num_steps)
-        with pytest.raises(InvalidRequest, match="uses this file"):
+        with pytest.raises(InvalidRequest, match="in use by a job that has not ended"):
             await made.storage.files.delete(job.spec.training_file, CLIENT)
         await made.jobs.change(job.job_id, lambda now: now.cancelled(1))
         await made.until_true(lambda: made.engine.num_running == 0)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -22,15 +22,20 @@ from tests.api.test_call_trace import STATS
 
 
 class Engine:
-    """Has made a token more of every request each time it is asked, up to `most`. answers: whether at all."""
+    """Has made a token more of every request each time it is asked, up to `most`. answers: whether at all. on_asked: told
+    how often it was asked."""
 
-    def __init__(self, most: int = 1000, answers: bool = True) -> None:
+    def __init__(
+        self, most: int = 1000, answers: bool = True, on_asked: Callable[[int], None] = lambda num: None
+    ) -> None:
         self.asked: list[Sequence[str]] = []
+        self._on_asked = on_asked
         self._most = most
         self._answers = answers
 
     async def stats_so_far(self, request_ids: Sequence[str]) -> dict[str, RequestStats]:
         self.asked.append(request_ids)
+        self._on_asked(len(self.asked))
         if not self._answers:
             await asyncio.Event().wait()
         return {each: replace(STATS, num_output_tokens=min(len(self.asked), self._most)) for each in request_ids}
@@ -71,11 +76,16 @@ def test_every_change_is_told_and_the_end_last() -> None:
 
 def test_what_has_not_changed_is_not_told_again_and_the_end_is_not_waited_for() -> None:
     async def scene() -> None:
-        trace, engine = call(1), Engine(most=1)
-        asyncio.get_running_loop().call_later(0.2, trace.note_end, 0, FinalEvent(Outcome.FINISHED, STATS))
+        trace = call(1)
+
+        def end(num_asked: int) -> None:
+            if num_asked == 3:
+                trace.note_end(0, FinalEvent(Outcome.FINISHED, STATS))
+
+        engine = Engine(most=1, on_asked=end)
         told = [json.loads(text)["outcome"] async for text in follow(trace, as_engine(engine))]
         assert told == ["running", "finished"]
-        assert len(engine.asked) > 1
+        assert len(engine.asked) == 3
 
     asyncio.run(scene())
 
