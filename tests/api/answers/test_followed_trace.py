@@ -22,8 +22,8 @@ from tests.api.test_call_trace import STATS
 
 
 class Engine:
-    """Has made a token more of every request each time it is asked, up to `most`. answers: whether at all. on_asked: told
-    how often it was asked."""
+    """Has made a token more of every request each time it is asked, up to `most`. answers: whether at all. on_asked: is
+    told how often it was asked."""
 
     def __init__(
         self, most: int = 1000, answers: bool = True, on_asked: Callable[[int], None] = lambda num: None
