@@ -189,11 +189,18 @@ def _let_gptqmodel_start() -> None:
 
 
 def _decompressed(folder: Path) -> dict[str, torch.Tensor]:
+    """By compressed-tensors, with scales in fp32: it rounds the product of element and scale to the scale's dtype."""
+    from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
     from transformers.utils.quantization_config import CompressedTensorsConfig
 
+    exact = shutil.copytree(folder, folder.with_name(folder.name + "-exact"))
+    written = load_file(exact / "model.safetensors")
+    wide = {name: tensor.float() if name.endswith("_scale") else tensor for name, tensor in written.items()}
+    save_file(wide, exact / "model.safetensors", metadata={"format": "pt"})
     how = CompressedTensorsConfig(run_compressed=False)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, quantization_config=how)
+    model = AutoModelForCausalLM.from_pretrained(exact, dtype=torch.float32, quantization_config=how)
+    shutil.rmtree(exact)
     return {name: tensor for name, tensor in model.state_dict().items() if name.endswith("proj.weight")}
 
 
