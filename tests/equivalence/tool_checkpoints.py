@@ -83,7 +83,8 @@ def make_all(new: Path, tokenizer: Path, only: str = "") -> None:
         "autoround-awq": partial(_by_autoround, "auto_awq", False),
         "autoround": partial(_by_autoround, "auto_round", True),
         "autoawq": _by_autoawq,
-        "gptqmodel": _by_gptqmodel,
+        "gptqmodel": partial(_by_gptqmodel, 4),
+        "gptqmodel-int8": partial(_by_gptqmodel, 8),
     }
     for name, maker in makers.items():
         if only not in name:
@@ -174,11 +175,11 @@ def _by_autoawq(plain: Path, there: Path) -> None:
     words.save_pretrained(there)
 
 
-def _by_gptqmodel(plain: Path, there: Path) -> None:
+def _by_gptqmodel(bits: int, plain: Path, there: Path) -> None:
     _let_gptqmodel_start()
     from gptqmodel import GPTQModel, QuantizeConfig
 
-    model = GPTQModel.load(str(plain), QuantizeConfig(bits=4, group_size=32, desc_act=False), device="cpu")
+    model = GPTQModel.load(str(plain), QuantizeConfig(bits=bits, group_size=32, desc_act=False), device="cpu")
     model.quantize(_texts(), batch_size=1)
     model.save(str(there))
 
