@@ -238,20 +238,25 @@ class HeadHosts:
         line.finish()
 
     def _hear(self, node: int, line: HostLine) -> None:
-        """Read frames until the connection ends."""
+        """Read frames until the connection ends. Those of a refused host are read, too: closing before would take back
+        the refusal."""
         member = _Member(node, line)
         with self._changed:
             other = self._members.get(node)
-            if self._is_closing or not 0 < node < self._config.num_nodes or other is not None:
+            is_refused = self._is_closing or not 0 < node < self._config.num_nodes or other is not None
+            if is_refused:
                 self._refuse(line, self._why_refused(node, other))
-                return
-            self._members[node] = member
+            else:
+                self._members[node] = member
         try:
             while True:
-                self._do(member, line.receive(_MOST_HEARD))
+                said = line.receive(_MOST_HEARD)
+                if not is_refused:
+                    self._do(member, said)
         except (LineLost, ValueError) as fault:
-            self._forget(member, str(fault))
-            member.adapter_answers.put(str(fault))
+            if not is_refused:
+                self._forget(member, str(fault))
+                member.adapter_answers.put(str(fault))
         finally:
             line.close()
 
