@@ -73,10 +73,12 @@ class Substitute(NamedTuple):
 class MixtureOfExperts(Layer):
     """x [T, hidden_size] -> [T, hidden_size].
 
-    gate_up    [E, 2 * I, H]  gates, then ups; alternating if checkpoints stack the experts down       [E, H, I] *_bias
-    [E, 2 * I], [E, H], or None *_scales   of quantized weights, as in `ExpertWeight` (kernels/grouped_product.py); else
-    None *_zeros    likewise, if they have zero points storages   what quantized gate_up and down are read into; None
-    for others, and once they are read
+    gate_up    [E, 2 * I, H]  gates, then ups; alternating if checkpoints stack the experts
+    down       [E, H, I]
+    *_bias     [E, 2 * I], [E, H], or None
+    *_scales   of quantized weights, as in `ExpertWeight` (kernels/grouped_product.py); else None
+    *_zeros    likewise, if they have zero points
+    storages   what quantized gate_up and down are read into; None for others, and once they are read
     """
 
     gate_up: nn.Parameter

@@ -12,7 +12,7 @@ al. 2025) and NanoFlow (Zhu et al. 2024) overlap in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -55,16 +55,14 @@ class ArrivingNorm:
 
     def multiplied_by(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + b, [T, out_features], written without a copy. weight [out_features, C]."""
-        out = weight.new_empty(sum(len(part.rows) for part in self.parts), len(weight))
-        for place, part in zip(self._places_in(out), self.parts, strict=True):
+        num_rows = [len(part.rows) for part in self.parts]
+        out = weight.new_empty(sum(num_rows), len(weight))
+        for place, part in zip(out.split(num_rows), self.parts, strict=True):
             if bias is None:
                 torch.mm(part.wait(), weight.t(), out=place)
             else:
                 torch.addmm(bias, part.wait(), weight.t(), out=place)
         return out
-
-    def _places_in(self, out: Tensor) -> Iterator[Tensor]:
-        yield from out.split([len(part.rows) for part in self.parts])
 
 
 _TILE = 128
