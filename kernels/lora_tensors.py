@@ -35,13 +35,14 @@ class TokenSlots:
 class LoraTables:
     """Where the adapters of all slots have their weights for one projection. Slot 0 means no adapter and is not read.
 
-    pool       [N]           the dtype of x and y, contiguous a_offsets  [slots, P, R] int64, last stride 1: where in
-    the pool each row of A begins; the first `rank` of a part
+    pool       [N]           the dtype of x and y, contiguous
+    a_offsets  [slots, P, R] int64, last stride 1: where in the pool each row of A begins; the first `rank` of a part
                              count
-    b_offsets  [slots, P, R] the same for B transposed ranks      [slots, P]    int32, up to R; 0: the adapter does not
-    change this part scales     [slots, P]    fp32: factor of A x out_features             of the parts, which lie side
-    by side in y arrivals   [A]           int32, from `lora_arrivals` (kernels/lora_tiles.py), for one stream at a time:
-    counts
+    b_offsets  [slots, P, R] the same for B transposed
+    ranks      [slots, P]    int32, up to R; 0: the adapter does not change this part
+    scales     [slots, P]    fp32: factor of A x
+    out_features             of the parts, which lie side by side in y
+    arrivals   [A]           int32, from `lora_arrivals` (kernels/lora_tiles.py), for one stream at a time: counts
                              finished parts of K. Zero between launches. None: K is not split
 
     The first four tables may be slices of larger ones. alignment: every offset is a multiple of so many elements. If

@@ -101,10 +101,12 @@ def is_unsplit(num_rows: int, num_features: int, size: int, *, fused: Fused) -> 
 
     On one H200 (torch 2.11, triton 3.6), us at Llama-8B's shapes with cuBLAS and that launch, and with tiles:
 
-    rows        256        640        768         1,152       2,048       4,096 qkv         26, 30     54, 48     59, 80
-    94, 94      147, 142    288, 283 output      21, 24     44, 54     51, 54      74, 83      130, 118    248, 234
-    gate_up     99, 97     217, 222   257, 269    359, 393    648, 653    1,395, 1,304 down        53, 57     112, 150
-    129, 138    187, 225    334, 329    671, 676 head        363, 416   914, 954   1146, 1144  1734, 1887
+    rows        256        640        768         1,152       2,048       4,096
+    qkv         26, 30     54, 48     59, 80      94, 94      147, 142    288, 283
+    output      21, 24     44, 54     51, 54      74, 83      130, 118    248, 234
+    gate_up     99, 97     217, 222   257, 269    359, 393    648, 653    1,395, 1,304
+    down        53, 57     112, 150   129, 138    187, 225    334, 329    671, 676
+    head        363, 416   914, 954   1146, 1144  1734, 1887
 
     So cuBLAS is used except where tiles fill the multiprocessors' last wave: there the extra launch costs more.
     """
