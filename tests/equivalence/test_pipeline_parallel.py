@@ -29,7 +29,8 @@ NUM_LAYERS = 4
 TWO_STAGES, TWO_BY_TWO, FOUR_STAGES = ParallelConfig(1, 2), ParallelConfig(2, 2), ParallelConfig(1, 4)
 
 
-STAGED = ["llama", "llama, tied", "llama, bitsandbytes", "gpt-oss", "qwen2-moe", "opt, norms last", "gpt2"]
+INT8 = ["llama, int8 by channel", "llama, int8 in groups", "llama, int8 of gptq"]
+STAGED = ["llama", "llama, tied", "llama, bitsandbytes", *INT8, "gpt-oss", "qwen2-moe", "opt, norms last", "gpt2"]
 
 
 @pytest.fixture(scope="module", params=STAGED)
@@ -162,7 +163,7 @@ def four_ranks() -> Iterator[Ranks]:
 @pytest.mark.each_once
 @pytest.mark.load
 @pytest.mark.parametrize("config", [TWO_BY_TWO, FOUR_STAGES], ids=["2 x 2", "4 stages"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "llama, int8 of gptq", "gpt2", "mixtral"])
 def test_four_ranks_answer_as_one_process(four_ranks: Ranks, tmp_path: Path, config: ParallelConfig, family: str):
     folder = partial(FAMILIES[family], num_hidden_layers=NUM_LAYERS)(tmp_path)
     check(four_ranks, folder, tmp_path / "control", ALL_KINDS, config, NUM_LAYERS)

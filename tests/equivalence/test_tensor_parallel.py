@@ -42,13 +42,22 @@ from tests.ranks import Ranks, Where
 WHOLE_GROUPS = {"hidden_size": 128, "intermediate_size": 128}
 """Sizes that four ranks can divide into groups of 32 features."""
 
+
+def quantized_llama(kind: str, folder: Path, **fields: object) -> Path:
+    """kind: of quantized_checkpoints.FORMATS."""
+    return quantized(llama(folder / "it", **WHOLE_GROUPS, **fields), kind)
+
+
 FAMILIES = {
     "llama": partial(llama, attention_bias=True, mlp_bias=True),
     "llama, tied": partial(llama, tie_word_embeddings=True, num_key_value_heads=1),
-    "llama, awq": lambda folder: quantized(llama(folder / "it", **WHOLE_GROUPS), "awq"),
-    "llama, blocks of fp8": lambda folder: quantized(llama(folder / "it", **WHOLE_GROUPS), "blocks"),
+    "llama, awq": partial(quantized_llama, "awq"),
+    "llama, blocks of fp8": partial(quantized_llama, "blocks"),
     "llama, bitsandbytes": lambda folder: quantized(llama(folder / "it"), "nf4, nested", BITSANDBYTES),
-    "llama, int8 in groups": lambda folder: quantized(llama(folder / "it", **WHOLE_GROUPS), "int8-packed"),
+    "llama, int8 by channel": partial(quantized_llama, "int8-channels"),
+    "llama, int8 by tensor": partial(quantized_llama, "int8-tensor"),
+    "llama, int8 in groups": partial(quantized_llama, "int8-packed"),
+    "llama, int8 of gptq": partial(quantized_llama, "gptq-8"),
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": partial(qwen3, attention_bias=True, tie_word_embeddings=True),

@@ -60,7 +60,10 @@ def test_each_rank_has_its_part_of_what_the_checkpoint_stands_for(plain: Path, k
         assert sum(not isinstance(each.held_weight, torch.Tensor) for each in linears(got)) == (0 if rank else 8)
 
 
-@pytest.mark.parametrize("kind", ["tensor", "blocks", "awq", "gptq", "packed-zeros", "int8-packed"])
+INT8 = "int8-channels", "int8-packed", "gptq-8"
+
+
+@pytest.mark.parametrize("kind", ["tensor", "blocks", "awq", "gptq", "packed-zeros", *INT8])
 def test_so_has_it_of_every_expert(tmp_path: Path, kind: str):
     """As it is, and made plain."""
     folder = quantized(mixtral(tmp_path / "it", hidden_size=128, intermediate_size=128, num_hidden_layers=1), kind)
@@ -69,7 +72,7 @@ def test_so_has_it_of_every_expert(tmp_path: Path, kind: str):
         for dequantized in (False, True):
             got = loaded(folder, Rank(rank, 2), dequantized=dequantized)
             for (_, mine), (_, theirs) in zip(got.mixtures(), want.mixtures(), strict=True):
-                assert (mine.gate_up_scales is None) is (dequantized or "int8" in kind)
+                assert (mine.gate_up_scales is None) is (dequantized or kind in INT8)
                 mine.fit_cpu(torch.float32)
                 for name in ("gate_up", "down"):
                     torch.testing.assert_close(getattr(mine, name), getattr(theirs, name), rtol=1e-6, atol=1e-7)
