@@ -15,18 +15,13 @@ Results are checked before they are timed: a sum's bits, and that all ranks have
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
 
 from kernels.mail import MailConfig
 from kernels.one_shot_all_gather import one_shot_all_gather
@@ -39,6 +34,7 @@ from kernels.one_shot_all_reduce import (
 from kernels.rms_norm import add_rms_norm
 from kernels.symmetric_memory import SymmetricMemory
 from kernels.two_shot_all_reduce import two_shot_add_rms_norm, two_shot_all_reduce
+from loadtest.bench.gpu_ranks import run_gpu_ranks
 
 ROWS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096)
 SWEPT_ROWS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -73,29 +69,14 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=4096, help="elements per row, in bf16; default: 4096")
     parser.add_argument("--sweep", action="store_true", help="sums with norm under several launch configurations")
     asked = parser.parse_args()
-    if torch.cuda.device_count() < asked.ranks:
-        parser.error(f"{asked.ranks} GPUs are needed, {torch.cuda.device_count()} are there")
-    os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        arguments = asked.ranks, asked.size, asked.sweep, str(Path(folder) / "meeting-point")
-        ranks = [context.Process(target=_measure, args=(rank, *arguments)) for rank in range(asked.ranks)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-    return max(abs(process.exitcode or 0) for process in ranks)
+    return run_gpu_ranks(asked.ranks, _measure, asked.size, asked.sweep)
 
 
-def _measure(rank: int, num_ranks: int, size: int, is_sweep: bool, meeting_point: str) -> None:
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    torch.manual_seed(rank)
-    store = FileStore(meeting_point, num_ranks)
-    dist.init_process_group("nccl", store=store, rank=rank, world_size=num_ranks, device_id=device)
-    memory = SymmetricMemory.of_group(dist.group.WORLD, ROWS[-1] * size * 2, device)
+def _measure(group: dist.ProcessGroup, size: int, is_sweep: bool) -> None:
+    device = torch.device("cuda", group.rank())
+    torch.manual_seed(group.rank())
+    memory = SymmetricMemory.of_group(group, ROWS[-1] * size * 2, device)
     (_sweep if is_sweep else _compare)(memory, size, device)
-    dist.destroy_process_group()
 
 
 def _compare(memory: SymmetricMemory, size: int, device: torch.device) -> None:

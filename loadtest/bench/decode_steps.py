@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import time
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +26,7 @@ from typing import Literal
 import torch
 
 from loadtest.bench.kernel_profile import kernel_times, print_kernel_times, trace_events
+from loadtest.bench.ranks import run_ranks
 from service.config import CacheConfig, ModelSource, ParallelConfig
 from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
@@ -194,19 +193,11 @@ def main(arguments: list[str]) -> None:
     if options.ranks == 1:
         run(options)
         return
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        shared = options, str(Path(folder) / "meeting-point")
-        ranks = [context.Process(target=run_rank, args=(rank, *shared)) for rank in range(options.ranks)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-    if any(process.exitcode for process in ranks):
+    if run_ranks(options.ranks, run_rank, options):
         sys.exit("a rank has failed")
 
 
-def run_rank(rank: int, options: argparse.Namespace, meeting_point: str) -> None:
+def run_rank(rank: int, meeting_point: str, options: argparse.Namespace) -> None:
     device = rank_device("auto", rank, options.ranks)
     store = open_store(None, meeting_point, options.ranks)
     place = join_ranks(rank, ParallelConfig(tensor_size=options.ranks), store, device)

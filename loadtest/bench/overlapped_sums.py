@@ -12,17 +12,12 @@ first. Takes a minute, most of it compilation.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
 
 from kernels.mail import MailConfig
 from kernels.replay_timing import seconds_by_replay
@@ -30,6 +25,7 @@ from kernels.silu_and_mul import silu_and_mul
 from kernels.skinny_linear import new_arrivals
 from kernels.sum_ways import CAPACITY_BYTES, Way
 from kernels.symmetric_memory import SymmetricMemory
+from loadtest.bench.gpu_ranks import run_gpu_ranks
 from loadtest.bench.products import SHAPES
 from service.layers.group_parallel import GroupParallel
 from service.layers.linear_method import KernelMethod, Normed
@@ -90,28 +86,13 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rows", type=int, nargs="+", default=[2048, 4096, 8192])
     asked = parser.parse_args()
-    if torch.cuda.device_count() < asked.ranks:
-        parser.error(f"{asked.ranks} GPUs are needed, {torch.cuda.device_count()} are there")
-    os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        arguments = asked.ranks, asked.rows, str(Path(folder) / "meeting-point")
-        ranks = [context.Process(target=_measure, args=(rank, *arguments)) for rank in range(asked.ranks)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-    return max(abs(process.exitcode or 0) for process in ranks)
+    return run_gpu_ranks(asked.ranks, _measure, asked.rows)
 
 
 @torch.inference_mode()
-def _measure(rank: int, num_ranks: int, rows: Sequence[int], meeting_point: str) -> None:
+def _measure(group: dist.ProcessGroup, rows: Sequence[int]) -> None:
+    rank, num_ranks = group.rank(), group.size()
     device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    store = FileStore(meeting_point, num_ranks)
-    dist.init_process_group("nccl", store=store, rank=rank, world_size=num_ranks, device_id=device)
-    group = dist.group.WORLD
-    assert group is not None
     memory = SymmetricMemory.of_group(group, CAPACITY_BYTES, device)
     torch.manual_seed(rank)
     weights = [_weights(num_ranks, device) for _ in range(LAYERS)]
@@ -126,7 +107,6 @@ def _measure(rank: int, num_ranks: int, rows: Sequence[int], meeting_point: str)
         layers = [Layer(parallel, each) for each in weights]
         cells = [_microseconds(layers, [Layer(ways["in turn"], each) for each in weights], num) for num in rows]
         _tell(rank, f"| {name} | " + " | ".join(f"{each:.0f}" for each in cells) + " |")
-    dist.destroy_process_group()
 
 
 def _weights(num_ranks: int, device: torch.device) -> dict[str, Tensor]:
