@@ -74,14 +74,14 @@ class Split:
             for name, timings in self.held_out.items()
         }
 
-    def law_errors(self, padded_size: PaddedSize | None) -> dict[str, float]:
+    def predictor_errors(self, padded_size: PaddedSize | None) -> dict[str, float]:
         """The same for the service's own predictor."""
-        law = IterationTime(padded_size)
+        predictor = IterationTime(padded_size)
         for work, seconds in self.fitted:
-            law.calibrate(work, seconds)
-        law.fit()
+            predictor.calibrate(work, seconds)
+        predictor.fit()
         return {
-            name: 100 * fmean(abs((law.predicted_s(work) or 0.0) / seconds - 1) for work, seconds in timings)
+            name: 100 * fmean(abs((predictor.predicted_s(work) or 0.0) / seconds - 1) for work, seconds in timings)
             for name, timings in self.held_out.items()
         }
 

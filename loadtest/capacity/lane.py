@@ -54,10 +54,10 @@ class Lane:
 def lane_of(profile: ReplicaProfile, layout: Layout, all_reduce_s: float = ALL_REDUCE_S) -> Lane:
     """Raises ValueError if the layout is neither in the profile nor derivable from it, or if the model does not fit: a
     request of max_model_len tokens must fit in the KV cache."""
-    law = profile.law()
+    predictor = profile.predictor()
 
     def measured_s(workload: Workload) -> float:
-        seconds = law.predicted_s(workload)
+        seconds = predictor.predicted_s(workload)
         assert seconds is not None, "a profile has enough timings"
         return seconds
 

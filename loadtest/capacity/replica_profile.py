@@ -106,13 +106,13 @@ class ReplicaProfile(_Strict):
     windowed: WindowedLayers | None = None
     timings: Annotated[tuple[Timing, ...], Field(min_length=MIN_OBSERVED)]
 
-    def law(self) -> IterationTime:
+    def predictor(self) -> IterationTime:
         """The service's predictor of iteration times, fitted to the timings."""
-        law = IterationTime()
+        predictor = IterationTime()
         for timing in self.timings:
-            law.calibrate(timing.workload, timing.seconds)
-        law.fit()
-        return law
+            predictor.calibrate(timing.workload, timing.seconds)
+        predictor.fit()
+        return predictor
 
 
 def read_profile(name: str) -> ReplicaProfile:

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 from loadtest.fuzz.fuzz import Plan, as_json, fuzz
 from loadtest.headrace_server import headrace_server
-from loadtest.laws import Law, law_table
+from loadtest.invariants import Invariant, invariant_table
 
 _SERVER_FLAGS = "--dtype float32 --device cpu --kv-cache-memory 48MiB --max-num-seqs 64".split()
 _LOG_TAIL_BYTES = 3000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the fuzz. Returns the exit status: 0 if every law holds, else 1."""
+    """Run the fuzz. Returns the exit status: 0 if every invariant holds, else 1."""
     options = _parser().parse_args(arguments)
     plan = Plan(
         options.cases,
@@ -38,9 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             took_s = time.monotonic() - began_s
         log.seek(0)
         printed = log.read()
-    laws = [*findings.laws(plan), Law("tracebacks in the server's log", printed.count(b"Traceback"), 0)]
-    good = all(law.holds for law in laws)
-    print(law_table(laws))
+    invariants = [
+        *findings.invariants(plan),
+        Invariant("tracebacks in the server's log", printed.count(b"Traceback"), 0),
+    ]
+    good = all(each.holds for each in invariants)
+    print(invariant_table(invariants))
     for fault in findings.faults:
         print(f"\n{fault}")
     if findings.ended:

@@ -8,7 +8,7 @@ from typing import Any
 
 from loadtest.fuzz.cases import make_case
 from loadtest.fuzz.exchange import run_case
-from loadtest.laws import Law
+from loadtest.invariants import Invariant
 from loadtest.process_tree import Holdings
 from loadtest.server_process import RunningServer
 from loadtest.soak.canary import golden_answers, is_same
@@ -52,19 +52,19 @@ class Findings:
     rested_s: float | None = None
     ended: str | None = None
 
-    def laws(self, plan: Plan) -> list[Law]:
+    def invariants(self, plan: Plan) -> list[Invariant]:
         growth = files = None
         if self.warm and self.after:
             growth = self.after.resident_mb - self.warm.resident_mb
             files = self.after.open_files - self.warm.open_files
         return [
-            Law("cases that break a rule", self.num_faults, 0),
-            Law("cases not run", plan.num_cases - self.kinds.total(), 0),
-            Law("canary checks with a changed answer", self.num_changed, 0),
-            Law("to rest, s", self.rested_s, _RESTS_WITHIN_S),
-            Law("memory, MB: growth", growth, plan.max_growth_mb),
-            Law("open files: growth", files, _FILES_BESIDE),
-            Law("cut short", int(self.ended is not None), 0),
+            Invariant("cases that break a rule", self.num_faults, 0),
+            Invariant("cases not run", plan.num_cases - self.kinds.total(), 0),
+            Invariant("canary checks with a changed answer", self.num_changed, 0),
+            Invariant("to rest, s", self.rested_s, _RESTS_WITHIN_S),
+            Invariant("memory, MB: growth", growth, plan.max_growth_mb),
+            Invariant("open files: growth", files, _FILES_BESIDE),
+            Invariant("cut short", int(self.ended is not None), 0),
         ]
 
 

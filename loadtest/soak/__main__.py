@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 from loadtest.headrace_server import headrace_server
-from loadtest.laws import Law, law_table
+from loadtest.invariants import Invariant, invariant_table
 from loadtest.soak.soak import Findings, Plan, soak
 from loadtest.soak.verdict import Bounds, rest_table
 
@@ -25,7 +25,7 @@ _LOG_TAIL_BYTES = 4000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the soak. Returns the exit status: 0 if every law holds, else 1."""
+    """Run the soak. Returns the exit status: 0 if every invariant holds, else 1."""
     options = _parser().parse_args(arguments)
     bounds = Bounds(options.max_growth_mb, options.max_slope, options.rest_within)
     plan = Plan(
@@ -40,15 +40,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with headrace_server([*_SERVER_FLAGS, *options.server_args], log) as server:
             findings = asyncio.run(soak(server.running, server.port, plan, _tell))
         printed = _content(log)
-    laws = [*findings.laws(bounds), Law("tracebacks in the server's log", printed.count(b"Traceback"), 0)]
-    good = all(law.holds for law in laws)
-    _report(findings, laws, b"" if good else printed[-_LOG_TAIL_BYTES:])
-    print(json.dumps(findings.as_json() | {"good": good, "laws": {law.words: law.found for law in laws}}))
+    invariants = [
+        *findings.invariants(bounds),
+        Invariant("tracebacks in the server's log", printed.count(b"Traceback"), 0),
+    ]
+    good = all(each.holds for each in invariants)
+    _report(findings, invariants, b"" if good else printed[-_LOG_TAIL_BYTES:])
+    found = {each.words: each.found for each in invariants}
+    print(json.dumps(findings.as_json() | {"good": good, "invariants": found}))
     return 0 if good else 1
 
 
-def _report(findings: Findings, laws: Sequence[Law], log_tail: bytes) -> None:
-    print(rest_table(findings.rests), law_table(laws), sep="\n\n")
+def _report(findings: Findings, invariants: Sequence[Invariant], log_tail: bytes) -> None:
+    print(rest_table(findings.rests), invariant_table(invariants), sep="\n\n")
     for fault in findings.faults:
         print(f"\n{fault}")
     if findings.ended:

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from loadtest.laws import Law
+from loadtest.invariants import Invariant
 from loadtest.server_process import RunningServer
 from loadtest.soak.canary import golden_answers, is_same
 from loadtest.soak.clients import ANSWERED_WITHIN_S, Client, Traffic
 from loadtest.soak.server_view import ServerView
-from loadtest.soak.verdict import Bounds, Rest, laws_of_rests
+from loadtest.soak.verdict import Bounds, Rest, invariants_of_rests
 
 ENDS_WITHIN_S = 45.0
 """Time after SIGTERM: --shutdown-timeout plus the final cleanup."""
@@ -66,15 +66,15 @@ class Findings:
         last = self.rests[-1] if self.rests else None
         return row | {"rests": len(self.rests), "last rest": last and last._asdict() | {"held": last.held._asdict()}}
 
-    def laws(self, bounds: Bounds) -> list[Law]:
+    def invariants(self, bounds: Bounds) -> list[Invariant]:
         return [
-            Law("answers that break a rule, or hang", self.num_faults, 0),
-            Law("canary checks with a changed answer", self.num_changed, 0),
-            Law("/health checks that were not 200", self.num_unhealthy, 0),
-            Law("/health, s, slowest", self.slowest_health_s, _HEALTH_WITHIN_S),
-            *laws_of_rests(self.rests, bounds),
-            Law("exit status after SIGTERM", self.exit_status, 0),
-            Law("soak cut short", int(self.ended is not None), 0),
+            Invariant("answers that break a rule, or hang", self.num_faults, 0),
+            Invariant("canary checks with a changed answer", self.num_changed, 0),
+            Invariant("/health checks that were not 200", self.num_unhealthy, 0),
+            Invariant("/health, s, slowest", self.slowest_health_s, _HEALTH_WITHIN_S),
+            *invariants_of_rests(self.rests, bounds),
+            Invariant("exit status after SIGTERM", self.exit_status, 0),
+            Invariant("soak cut short", int(self.ended is not None), 0),
         ]
 
 

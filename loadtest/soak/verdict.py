@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from loadtest.laws import Law
+from loadtest.invariants import Invariant
 from loadtest.process_tree import Holdings
 from loadtest.table import aligned
 from loadtest.trend import line_through
@@ -32,31 +32,32 @@ class Rest(NamedTuple):
     held: Holdings
 
 
-def laws_of_rests(rests: Sequence[Rest], bounds: Bounds) -> list[Law]:
-    """Laws about memory, open files, threads, and the time to come to rest. The first quarter is warm-up."""
+def invariants_of_rests(rests: Sequence[Rest], bounds: Bounds) -> list[Invariant]:
+    """Invariants about memory, open files, threads, and the time to come to rest. The first quarter is warm-up."""
     begin = max(1, round(len(rests) * WARM_UP_SHARE))
     warm, later = rests[:begin], rests[begin:]
-    laws = [Law("to rest, s, longest", max((rest.waited_s for rest in rests), default=None), bounds.rests_within_s)]
+    longest_s = max((rest.waited_s for rest in rests), default=None)
+    invariants = [Invariant("to rest, s, longest", longest_s, bounds.rests_within_s)]
     if not later:
-        return [*laws, Law("memory, MB: growth after the warm-up", None, bounds.max_growth_mb)]
+        return [*invariants, Invariant("memory, MB: growth after the warm-up", None, bounds.max_growth_mb)]
     memory = [rest.held.resident_mb for rest in [warm[-1], *later]]
     files = max(rest.held.open_files for rest in warm)
     threads = max(rest.held.threads for rest in warm)
     return [
-        *laws,
-        Law("memory, MB: growth after the warm-up", max(memory) - memory[0], bounds.max_growth_mb),
-        *_law_of_slope([warm[-1], *later], bounds.max_slope_mb_per_hour),
-        Law("open files at rest, growth after the warm-up", later[-1].held.open_files - files, _FILES_BESIDE),
-        Law("threads at rest, growth after the warm-up", later[-1].held.threads - threads, _THREADS_BESIDE),
+        *invariants,
+        Invariant("memory, MB: growth after the warm-up", max(memory) - memory[0], bounds.max_growth_mb),
+        *_invariant_of_slope([warm[-1], *later], bounds.max_slope_mb_per_hour),
+        Invariant("open files at rest, growth after the warm-up", later[-1].held.open_files - files, _FILES_BESIDE),
+        Invariant("threads at rest, growth after the warm-up", later[-1].held.threads - threads, _THREADS_BESIDE),
     ]
 
 
-def _law_of_slope(rests: Sequence[Rest], most: float) -> list[Law]:
+def _invariant_of_slope(rests: Sequence[Rest], most: float) -> list[Invariant]:
     if math.isinf(most):
         return []
     trend = line_through([rest.at_s / 3600 for rest in rests], [rest.held.resident_mb for rest in rests])
     found = trend.at_least if math.isfinite(trend.margin) else None
-    return [Law("memory, MB/hour: slope, lower bound", found, most)]
+    return [Invariant("memory, MB/hour: slope, lower bound", found, most)]
 
 
 def rest_table(rests: Sequence[Rest]) -> str:

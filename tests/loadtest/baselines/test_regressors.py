@@ -30,4 +30,4 @@ def test_every_regressor_predicts_and_the_mean_is_over_all_that_is_held_out(spli
     for make in REGRESSORS.values():
         errors = split.regressor_errors(make, DEGREES[0])
         assert split.mean_error(errors) == pytest.approx((errors["a"] + errors["b"]) / 2)
-    assert split.mean_error(split.law_errors(None)) < 5
+    assert split.mean_error(split.predictor_errors(None)) < 5

@@ -10,11 +10,11 @@ PROMPT = Workload.of_chunk(0, 1024)
 DECODES = Workload.of_decodes(64, 64 * 300)
 
 
-def test_what_was_measured_is_the_law_as_it_is():
-    lane, law = lane_of(modelled_profile(), Layout(1, 1)), modelled_profile().law()
+def test_what_was_measured_is_predicted_as_it_is():
+    lane, predictor = lane_of(modelled_profile(), Layout(1, 1)), modelled_profile().predictor()
     assert lane.is_measured
     assert lane.room.num_tokens == KV_TOKENS
-    assert lane.iteration_s(PROMPT) == law.predicted_s(PROMPT)
+    assert lane.iteration_s(PROMPT) == predictor.predicted_s(PROMPT)
 
 
 @pytest.mark.parametrize("work", [PROMPT, DECODES])

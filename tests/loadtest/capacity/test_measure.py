@@ -21,9 +21,10 @@ def test_a_model_is_measured_and_the_plan_is_held_against_it(
     options = [*sizes.split(), "--kv-cache-memory", str(1 << 24), "--num-requests", "12", "--max-model-len", "1024"]
     assert main([str(folder), "--out", str(tmp_path / "tiny.json"), *options, "--cpu-seconds", "--check", "0.5"]) == 0
     profile = read_profile(str(tmp_path / "tiny.json"))
-    law = profile.law()
+    predictor = profile.predictor()
     taken_s = sum(timing.seconds for timing in profile.timings)
-    assert sum(law.predicted_s(timing.workload) or 0 for timing in profile.timings) == pytest.approx(taken_s, rel=0.5)
+    predicted_s = sum(predictor.predicted_s(timing.workload) or 0 for timing in profile.timings)
+    assert predicted_s == pytest.approx(taken_s, rel=0.5)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     rows = [line for line in lines if "TTFT" in line or "TPOT" in line or "requests/s" in line]
     assert len(rows) == 6, "the heading, the burst, and four figures at the rate"

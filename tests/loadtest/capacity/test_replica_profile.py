@@ -15,11 +15,11 @@ def test_what_is_written_is_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", [file.stem for file in PROFILES.glob("*.json")])
-def test_the_law_of_a_shipped_profile_tells_its_own_timings(name: str):
+def test_the_predictor_of_a_shipped_profile_tells_its_own_timings(name: str):
     profile = read_profile(name)
-    law = profile.law()
+    predictor = profile.predictor()
     for timing in profile.timings:
-        assert law.predicted_s(timing.workload) == pytest.approx(timing.seconds, rel=0.06)
+        assert predictor.predicted_s(timing.workload) == pytest.approx(timing.seconds, rel=0.06)
     assert "loadtest/log/" in profile.source
 
 

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from loadtest.process_tree import Holdings
-from loadtest.soak.verdict import Bounds, Rest, laws_of_rests, rest_table
+from loadtest.soak.verdict import Bounds, Rest, invariants_of_rests, rest_table
 
 
 def rests(
@@ -14,7 +14,8 @@ def rests(
 
 
 def broken(found: list[Rest], bounds: Bounds | None = None) -> list[str]:
-    return [law.words.split(",")[0] for law in laws_of_rests(found, bounds or Bounds()) if not law.holds]
+    invariants = invariants_of_rests(found, bounds or Bounds())
+    return [each.words.split(",")[0] for each in invariants if not each.holds]
 
 
 def test_what_warms_up_and_then_stays_is_no_leak() -> None:
@@ -24,7 +25,7 @@ def test_what_warms_up_and_then_stays_is_no_leak() -> None:
 def test_a_leak_of_two_mb_a_minute_is_seen_through_noise() -> None:
     leak = rests(lambda i: 500 + 0.4 * i + (-1) ** i)
     assert broken(leak) == ["memory"]
-    growth, slope = (law for law in laws_of_rests(leak, Bounds()) if law.words.startswith("memory"))
+    growth, slope = (each for each in invariants_of_rests(leak, Bounds()) if each.words.startswith("memory"))
     assert growth.holds
     assert slope.found is not None
     assert 60 < slope.found < 120

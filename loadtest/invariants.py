@@ -6,7 +6,7 @@ from typing import NamedTuple
 from loadtest.table import aligned
 
 
-class Law(NamedTuple):
+class Invariant(NamedTuple):
     """found: the value; None if the run ended before it was known, which counts as broken."""
 
     words: str
@@ -18,9 +18,9 @@ class Law(NamedTuple):
         return self.found is not None and self.found <= self.allowed
 
 
-def law_table(laws: Sequence[Law]) -> str:
-    lines = [["law", "found", "allowed", ""]]
-    for law in laws:
-        found = "unknown" if law.found is None else f"{law.found:,.3g}" if law.found < 1000 else f"{law.found:,.0f}"
-        lines.append([law.words, found, f"{law.allowed:,.6g}", "" if law.holds else "BROKEN"])
+def invariant_table(invariants: Sequence[Invariant]) -> str:
+    lines = [["invariant", "found", "allowed", ""]]
+    for each in invariants:
+        found = "unknown" if each.found is None else f"{each.found:,.3g}" if each.found < 1000 else f"{each.found:,.0f}"
+        lines.append([each.words, found, f"{each.allowed:,.6g}", "" if each.holds else "BROKEN"])
     return aligned(lines, left=(0, 3))
