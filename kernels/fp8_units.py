@@ -9,13 +9,13 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
-from kernels.dependent_launch import dependent_launch
-from kernels.optional_gluon import HAS_GLUON, GluonTensorDescriptor, barrier, copy_tile, gl, gluon, hopper
+from kernels.optional_gluon import GluonTensorDescriptor, barrier, copy_tile, gl, gluon, hopper, runs_gluon
 from kernels.quantized_weight import FP8, QuantizedWeight
 from kernels.unit_parts import (
     START_DEPENDENTS,
     WAIT_FOR_INPUTS,
     UnitsConfig,
+    is_aligned,
     is_last_part,
     merged_parts,
     part_ptrs_of,
@@ -43,10 +43,9 @@ def fp8_units_config(num_rows: int, num_features: int, size: int) -> UnitsConfig
 
 def takes(x: Tensor, weight: QuantizedWeight) -> bool:
     """Whether the device, Triton, and the layouts of these rows and this weight allow it."""
-    if not HAS_GLUON or not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9:
+    if not runs_gluon(x) or not x.dtype == weight.elements.dtype == FP8:
         return False
-    is_aligned = not any(each.data_ptr() % 16 or each.stride(0) % 16 for each in (x, weight.elements))
-    return x.dtype == weight.elements.dtype == FP8 and is_aligned and weight.scales.shape[1] == 1
+    return is_aligned(x) and is_aligned(weight.elements) and weight.scales.shape[1] == 1
 
 
 @gluon.jit
@@ -138,29 +137,22 @@ def fp8_units_triton(
     if not out.numel():
         return out
     num_stages_of_k = -(-size // config.block_k)
-    grid, partial = units_launch(x, num_features, num_stages_of_k, arrivals, config)
+    launch = units_launch(num_rows, num_features, num_stages_of_k, arrivals, config, x_scales)
     layout = gl.NVMMASharedLayout(128, 8, 2)
-    _fp8_units_kernel[grid](
+    _fp8_units_kernel[launch.grid](
         GluonTensorDescriptor.from_tensor(x, [config.block_m, config.block_k], layout),
         x_scales,
         GluonTensorDescriptor.from_tensor(weight.elements, [config.block_n, config.block_k], layout),
         weight.scales,
         out if bias is None else bias,
-        x_scales if arrivals is None else arrivals,
-        x_scales if partial is x else partial,
+        launch.arrivals,
+        launch.partial,
         out,
         num_rows,
         num_features,
         num_stages_of_k,
         HAS_BIAS=bias is not None,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
-        SPLITS=grid[1],
-        NUM_STAGES=config.num_stages,
-        TILES=-(-num_rows // config.block_m),
-        WARPS=config.num_warps,
-        num_warps=config.num_warps,
-        **dependent_launch(x.device),
+        **launch.constants,
     )
     return out

@@ -28,13 +28,13 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
-from kernels.dependent_launch import dependent_launch
-from kernels.optional_gluon import HAS_GLUON, GluonTensorDescriptor, barrier, copy_tile, gl, gluon, hopper
+from kernels.optional_gluon import GluonTensorDescriptor, barrier, copy_tile, gl, gluon, hopper, runs_gluon
 from kernels.quantized_weight import QuantizedWeight
 from kernels.unit_parts import (
     START_DEPENDENTS,
     WAIT_FOR_INPUTS,
     UnitsConfig,
+    is_aligned,
     is_last_part,
     merged_parts,
     part_ptrs_of,
@@ -44,17 +44,14 @@ from kernels.unit_parts import (
 )
 
 CHUNK = 128
-_ALIGNMENT = 16
 _FEW_ROWS, _SOME_ROWS, _MORE_ROWS, _MANY_ROWS = 16, 64, 128, 256
 
 
 def takes(x: Tensor, weight: QuantizedWeight) -> bool:
     """Whether the device, Triton, and the layouts of these rows and this weight allow it."""
-    if not HAS_GLUON or not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9:
+    if not runs_gluon(x) or x.dtype != torch.bfloat16 or not is_aligned(x):
         return False
-    if x.dtype != torch.bfloat16 or x.data_ptr() % _ALIGNMENT or x.stride(0) * x.itemsize % _ALIGNMENT:
-        return False
-    return weight.is_int4 and weight.chunk == CHUNK and weight.elements.data_ptr() % _ALIGNMENT == 0
+    return weight.is_int4 and weight.chunk == CHUNK and is_aligned(weight.elements)
 
 
 def int4_linear_config(num_rows: int, num_features: int, size: int) -> UnitsConfig:
@@ -230,17 +227,17 @@ def int4_linear_triton(
     if not out.numel():
         return out
     config = config or int4_linear_config(num_rows, num_features, size)
-    grid, partial = units_launch(x, num_features, size // CHUNK, arrivals, config)
+    launch = units_launch(num_rows, num_features, size // CHUNK, arrivals, config, x)
     words = weight.elements.view(torch.int16)
     of_x, of_words = gl.NVMMASharedLayout(128, 16, 2), gl.NVMMASharedLayout(64, 16, 2)
-    _int4_linear_kernel[grid](
+    _int4_linear_kernel[launch.grid](
         GluonTensorDescriptor.from_tensor(x, [config.block_m, CHUNK], of_x),
         GluonTensorDescriptor.from_tensor(words, [config.block_n, CHUNK // 4], of_words),
         weight.scales,
         weight.scales if weight.zeros is None else weight.zeros,
         out if bias is None else bias,
-        x if arrivals is None else arrivals,
-        partial,
+        launch.arrivals,
+        launch.partial,
         out,
         num_rows,
         num_features,
@@ -248,14 +245,7 @@ def int4_linear_triton(
         HAS_BIAS=bias is not None,
         HAS_ZEROS=weight.zeros is not None,
         GROUP=weight.group_size if weight.scales.shape[1] > 1 else 0,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        SPLITS=grid[1],
-        NUM_STAGES=config.num_stages,
-        TILES=-(-num_rows // config.block_m),
-        WARPS=config.num_warps,
-        num_warps=config.num_warps,
-        **dependent_launch(x.device),
+        **launch.constants,
     )
     return out
 

@@ -21,7 +21,6 @@ from kernels.dependent_launch import dependent_launch
 from kernels.expert_blocks import ExpertBlocks
 from kernels.grouped_product import MXFP4, ExpertWeight, GroupedConfig
 from kernels.optional_gluon import (
-    HAS_GLUON,
     GluonTensorDescriptor,
     async_copy,
     barrier,
@@ -30,21 +29,18 @@ from kernels.optional_gluon import (
     gl,
     gluon,
     hopper,
+    runs_gluon,
 )
-from kernels.unit_parts import words_layout
+from kernels.unit_parts import is_aligned, words_layout
 
 CHUNK = 128
-_ALIGNMENT = 16
 
 
 def takes(x: Tensor, weight: ExpertWeight) -> bool:
     """Whether the device, Triton, and the layouts of these rows and this weight allow it."""
-    if not HAS_GLUON or not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] != 9:
+    if not runs_gluon(x) or x.dtype != torch.bfloat16 or not is_aligned(x):
         return False
-    if x.dtype != torch.bfloat16 or x.data_ptr() % _ALIGNMENT or x.stride(0) * x.itemsize % _ALIGNMENT:
-        return False
-    is_aligned = weight.values.data_ptr() % _ALIGNMENT == 0 and weight.values.shape[2] % _ALIGNMENT == 0
-    return weight.form == MXFP4 and is_aligned
+    return weight.form == MXFP4 and is_aligned(weight.values)
 
 
 def _numbers_assembly() -> str:

@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 try:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
@@ -22,7 +25,7 @@ try:
     copy_tile: Any = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
     _shared: Any = gl.shared_memory_descriptor
     reinterpret: Any = _shared.reinterpret if hasattr(_shared, "reinterpret") else _shared._reinterpret
-    HAS_GLUON = True
+    _HAS_GLUON = True
 except ModuleNotFoundError:
 
     class _NoGluon:
@@ -36,10 +39,15 @@ except ModuleNotFoundError:
 
     gluon, gl = _NoGluon, None
     hopper = GluonTensorDescriptor = async_copy = barrier = copy_cells = copy_tile = reinterpret = None
-    HAS_GLUON = False
+    _HAS_GLUON = False
+
+
+def runs_gluon(x: Tensor) -> bool:
+    """Whether the kernels written in Gluon run on x's device: they use instructions of sm_90."""
+    return _HAS_GLUON and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
+
 
 __all__ = [
-    "HAS_GLUON",
     "GluonTensorDescriptor",
     "async_copy",
     "barrier",
@@ -49,4 +57,5 @@ __all__ = [
     "gluon",
     "hopper",
     "reinterpret",
+    "runs_gluon",
 ]

@@ -17,11 +17,10 @@ from __future__ import annotations
 import math
 from typing import Any, no_type_check
 
-import torch
 from torch import Tensor
 
 from kernels.attention_config import PrefillUnitsConfig, num_multiprocessors
-from kernels.optional_gluon import HAS_GLUON, GluonTensorDescriptor, barrier, copy_tile, gl, gluon, hopper, reinterpret
+from kernels.optional_gluon import GluonTensorDescriptor, barrier, copy_tile, gl, gluon, hopper, reinterpret, runs_gluon
 
 _HEAD_DIMS = 64, 128
 _ALIGNMENT = 16
@@ -33,7 +32,7 @@ _DIMS_OF_A_COPY = 64
 
 def takes(query: Tensor, key_cache: Tensor, value_cache: Tensor, config: PrefillUnitsConfig) -> bool:
     """Whether the device, Triton and the tensors' layout allow it."""
-    if not HAS_GLUON or not query.is_cuda or torch.cuda.get_device_capability(query.device)[0] != 9:
+    if not runs_gluon(query):
         return False
     if query.dtype.itemsize != 2 or query.shape[2] not in _HEAD_DIMS:
         return False

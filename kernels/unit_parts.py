@@ -12,6 +12,7 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor
 
+from kernels.dependent_launch import dependent_launch
 from kernels.optional_gluon import barrier, gl, gluon
 
 
@@ -95,14 +96,48 @@ def store_turned(acc, out_ptr, first_row, first_feature, num_rows, num_features,
     gl.store(out_ptr + m.to(gl.int64) * num_features + feature, done, mask=(m < num_rows) & (feature < num_features))
 
 
+def is_aligned(rows: Tensor) -> bool:
+    """Whether TMA can copy tiles of rows [..., rows, elements]: their start and stride are multiples of 16 bytes."""
+    return rows.data_ptr() % 16 == 0 and rows.stride(-2) * rows.itemsize % 16 == 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsLaunch:
+    """grid: programs and splits. partial [splits, programs, BLOCK_N, BLOCK_M] fp32: each split's sums. constants: the
+    kernel's, num_warps and PDL."""
+
+    grid: tuple[int, int]
+    arrivals: Tensor
+    partial: Tensor
+    constants: dict[str, Any]
+
+
 def units_launch(
-    x: Tensor, num_features: int, num_chunks: int, arrivals: Tensor | None, config: UnitsConfig
-) -> tuple[tuple[int, int], Tensor]:
-    """((programs, splits), partial) for rows x. partial [splits, programs, BLOCK_N, BLOCK_M] fp32: each split's sums; x
-    stands for it if K is not split, which is also the case if there are too few counters."""
-    num_programs = -(-num_features // config.block_n) * -(-x.shape[0] // config.block_m)
-    num_splits = min(config.num_splits, num_chunks)
-    if arrivals is None or num_programs > arrivals.shape[0] or num_splits == 1:
-        return (num_programs, 1), x
-    shape = num_splits, num_programs, config.block_n, config.block_m
-    return (num_programs, num_splits), torch.empty(shape, dtype=torch.float32, device=x.device)
+    num_rows: int,
+    num_features: int,
+    num_stages_of_k: int,
+    arrivals: Tensor | None,
+    config: UnitsConfig,
+    stand_in: Tensor,
+) -> UnitsLaunch:
+    """stand_in: any tensor on the device, for `arrivals` and `partial` where there are none. If there are too few
+    counters, K is not split."""
+    num_tiles = -(-num_rows // config.block_m)
+    num_programs = -(-num_features // config.block_n) * num_tiles
+    num_splits, partial = min(config.num_splits, num_stages_of_k), stand_in
+    if arrivals is None or num_programs > arrivals.shape[0]:
+        num_splits = 1
+    if num_splits > 1:
+        shape = num_splits, num_programs, config.block_n, config.block_m
+        partial = torch.empty(shape, dtype=torch.float32, device=stand_in.device)
+    constants = {
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "SPLITS": num_splits,
+        "NUM_STAGES": config.num_stages,
+        "TILES": num_tiles,
+        "WARPS": config.num_warps,
+        "num_warps": config.num_warps,
+        **dependent_launch(stand_in.device),
+    }
+    return UnitsLaunch((num_programs, num_splits), stand_in if arrivals is None else arrivals, partial, constants)
