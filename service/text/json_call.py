@@ -4,43 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
+
+from service.text.partial_call import CallStatus, PartialCall
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _CLOSING = {"{": "}", "[": "]"}
 
 
-class CallStatus(Enum):
-    """UNSURE: may still turn out to be no call of a known tool. NO_CALL: it is none; nothing was given out."""
-
-    UNSURE = auto()
-    OPEN = auto()
-    DONE = auto()
-    NO_CALL = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class CallText:
-    """What is new in a call: its name, once, and the arguments that follow the earlier ones (raw JSON, not parsed)."""
-
-    name: str | None = None
-    arguments: str = ""
-
-
-class JsonCall:
-    """One call. Once the name is known, the arguments are passed on as they are written, character by character.
-
-    names: of the tools; a call of anything else is not a call. Each character is read once, however the text is cut,
-    since a call may be as long as the output.
-    """
+class JsonCall(PartialCall):
+    """Once the name is known, the arguments are passed on as they are written, character by character."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._names = names
-        self.status = CallStatus.UNSURE
-        self._name: str | None = None
-        self._pieces: list[str] = []  # of `text`
-        self._arguments: list[str] = []  # characters not passed on yet
+        super().__init__(names)
         self._stack: list[str] = []  # closing brackets that are expected
         self._in_string = False
         self._escaped = False
@@ -49,28 +24,6 @@ class JsonCall:
         self._reads_value = False
         self._has_arguments = False
         self._quoted_arguments = False
-
-    def push(self, text: str) -> tuple[CallText, str]:
-        """What is new, and the rest of `text`, which follows the call."""
-        before = self._name
-        num_read = 0
-        while num_read < len(text) and self.status in (CallStatus.UNSURE, CallStatus.OPEN):
-            self._read(text[num_read])
-            num_read += 1
-        self._pieces.append(text[:num_read])
-        return self._news(before), text[num_read:]
-
-    @property
-    def text(self) -> str:
-        """Everything that was read; after NO_CALL the caller shows it as text."""
-        return "".join(self._pieces)
-
-    def _news(self, name_before: str | None) -> CallText:
-        if self._name is None or self.status is CallStatus.NO_CALL:
-            return CallText()
-        arguments = "".join(self._arguments)
-        self._arguments.clear()
-        return CallText(self._name if name_before is None else None, arguments)
 
     def _read(self, char: str) -> None:
         if self._in_string:

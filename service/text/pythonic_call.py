@@ -6,45 +6,21 @@ import ast
 import json
 from collections.abc import Collection
 
-from service.text.json_call import CallStatus, CallText
+from service.text.partial_call import CallStatus, PartialCall
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
-class PythonicCall:
-    """One call, `name(key=value, ...)`. Each argument is passed on as soon as it is complete; see `JsonCall`."""
+class PythonicCall(PartialCall):
+    """`name(key=value, ...)`. Each argument is passed on as soon as it is complete."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._names = names
-        self.status = CallStatus.UNSURE
-        self._name: str | None = None
-        self._pieces: list[str] = []  # of `text`
-        self._arguments: list[str] = []  # not passed on yet
+        super().__init__(names)
         self._num_arguments = 0
         self._token: list[str] = []  # of the name or argument that is being read
         self._quote = ""
         self._escaped = False
         self._stack: list[str] = []
-
-    def push(self, text: str) -> tuple[CallText, str]:
-        """What is new, and the rest of `text`, which follows the call."""
-        before = self._name
-        num_read = 0
-        while num_read < len(text) and self.status in (CallStatus.UNSURE, CallStatus.OPEN):
-            self._read(text[num_read])
-            num_read += 1
-        self._pieces.append(text[:num_read])
-        rest = text[num_read:]
-        if self._name is None or self.status is CallStatus.NO_CALL:
-            return CallText(), rest
-        arguments = "".join(self._arguments)
-        self._arguments.clear()
-        return CallText(self._name if before is None else None, arguments), rest
-
-    @property
-    def text(self) -> str:
-        """See `JsonCall.text`."""
-        return "".join(self._pieces)
 
     def _read(self, char: str) -> None:
         if self._name is None:

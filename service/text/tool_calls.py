@@ -17,8 +17,9 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from service.text.held_blank import HeldBlank
-from service.text.json_call import CallStatus, CallText, JsonCall
+from service.text.json_call import JsonCall
 from service.text.marker import Marker
+from service.text.partial_call import CallStatus, PartialCall
 from service.text.pythonic_call import PythonicCall
 
 MISTRAL_MARKER = "[TOOL_CALLS]"
@@ -63,15 +64,6 @@ class ToolRouter(Protocol):
         ...
 
 
-class _Call(Protocol):
-    status: CallStatus
-
-    @property
-    def text(self) -> str: ...
-
-    def push(self, text: str) -> tuple[CallText, str]: ...
-
-
 def style_of_template(source: str) -> ToolStyle | None:
     """The style of tool calls in a chat template; None if the template knows no tools, or its style is unknown."""
     if "<tool_call>" in source:
@@ -98,7 +90,7 @@ def make_router(style: ToolStyle, names: Collection[str]) -> ToolRouter:
             return _LeadingCalls(lambda: PythonicCall(names), "<|python_start|>", "[", ",]")
 
 
-def _is_open(call: _Call | None) -> bool:
+def _is_open(call: PartialCall | None) -> bool:
     return call is not None and call.status is CallStatus.OPEN
 
 
@@ -172,7 +164,7 @@ class _LeadingCalls:
     before it.
     """
 
-    def __init__(self, make_call: Callable[[], _Call], marker: str, opening: str, between: str) -> None:
+    def __init__(self, make_call: Callable[[], PartialCall], marker: str, opening: str, between: str) -> None:
         self._make_call = make_call
         self._marker = marker
         self._opening = opening
@@ -182,7 +174,7 @@ class _LeadingCalls:
         self._is_marked = False
         self._is_open = False
         self._is_text = False
-        self._call: _Call | None = None
+        self._call: PartialCall | None = None
         self._num_calls = 0
 
     @property
@@ -229,7 +221,7 @@ class _LeadingCalls:
         self._is_open, self._call = True, self._make_call()
         return rest
 
-    def _read_call(self, call: _Call, text: str, deltas: list[ToolDelta]) -> str:
+    def _read_call(self, call: PartialCall, text: str, deltas: list[ToolDelta]) -> str:
         news, rest = call.push(text)
         if news.name is not None or news.arguments:
             self._head.clear()

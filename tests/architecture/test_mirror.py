@@ -57,6 +57,7 @@ WITHOUT_A_TWIN = {
     "service/api/context.py": "values only",
     "service/api/http_exchange.py": "values; tests/api/test_request_log.py has what they are for",
     "service/core/block_moves.py": "tests/core/test_iteration.py",
+    "service/text/partial_call.py": "tests/text/test_json_call.py, tests/text/test_pythonic_call.py",
     "service/text/window_detokenizer.py": "tests/text/test_detokenizer.py",
     "service/core/log_fields.py": "a name only",
     "service/core/failed_launch.py": "tests/engine/test_engine.py, tests/distributed/test_told_executor.py",

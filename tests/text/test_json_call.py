@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.text.json_call import CallStatus, CallText, JsonCall
+from service.text.json_call import JsonCall
+from service.text.partial_call import CallStatus, CallText
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(['"', "{", "]", "\\"]),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.text.json_call import CallStatus
+from service.text.partial_call import CallStatus
 from service.text.pythonic_call import PythonicCall
 
 VALUES = st.recursive(
