@@ -14,6 +14,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from service.api.batch_calls import BatchCalls
 from service.batch_jobs.line_pace import BYTES_PER_S
 from tests.api.running_server import MODEL, RunningServer, Scene, running
 from tests.api.wire import CHAT, COMPLETIONS, completion, error_of
@@ -210,6 +211,30 @@ def test_cancelled_it_gives_what_it_has(storing: RunningServer, client: OpenAI) 
     with pytest.raises(openai.BadRequestError, match="Cannot cancel a batch with status 'cancelled'"):
         client.batches.cancel(batch.id)
     client.files.delete(batch.input_file_id)
+
+
+def test_failed_by_a_defect_it_says_so_and_gives_what_it_has(
+    storing: RunningServer, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_turn, num_begun = BatchCalls._wait_turn, 0
+
+    async def breaks_at_200(calls: BatchCalls, num_bytes: int) -> None:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun == 200:
+            raise RuntimeError("a defect")
+        await wait_turn(calls, num_bytes)
+
+    monkeypatch.setattr(BatchCalls, "_wait_turn", breaks_at_200)
+    batch = wait_for(client, begin(client, [line(n) for n in range(300)]))
+    assert (batch.status, batch.failed_at is not None, batch.completed_at) == ("failed", True, None)
+    (error,) = batch.errors.data
+    assert (error.code, error.line) == ("server_error", None)
+    done = {answer["custom_id"] for answer in lines_of(client, batch.output_file_id)}
+    not_done = lines_of(client, batch.error_file_id)
+    assert 0 < len(done) == batch.request_counts.completed < 200
+    assert {answer["error"]["code"] for answer in not_done} == {"batch_failed"}
+    assert sorted([*done, *(answer["custom_id"] for answer in not_done)]) == sorted(f"line-{n}" for n in range(300))
 
 
 def test_when_its_window_ends_it_gives_what_it_has(storing: RunningServer, client: OpenAI) -> None:
