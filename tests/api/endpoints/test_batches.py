@@ -17,6 +17,7 @@ from openai import OpenAI
 from service.api.batch_calls import BatchCalls
 from service.batch_jobs.line_pace import BYTES_PER_S
 from tests.api.running_server import MODEL, RunningServer, Scene, running
+from tests.api.scripted_executor import saying
 from tests.api.wire import CHAT, COMPLETIONS, completion, error_of
 from tests.e2e.strict_client import strict_client
 
@@ -378,4 +379,35 @@ def test_a_server_that_ends_lets_go_of_who_follows() -> None:
             server.drain(5)
             states = [state for name, state in events if name == "batch"]
         assert states[-1]["status"] == "in_progress", "a later run of the server goes on with it"
+        client.batches.cancel(batch.id)  # no task is to be left
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_a_server_that_ends_waits_for_no_line_and_begins_none(endpoint: str) -> None:
+    with running(Scene(config=CONFIG)) as server, strict_client(server.base_url) as client:
+        server.play(saying(server.tokenizer.encode("a", add_special_tokens=False)))
+        server.executor.delay_s = 0.05
+        body = BODIES[endpoint] | ({"max_tokens": 2000} if endpoint == COMPLETIONS else {})
+        batch = begin(client, [line(n, endpoint, body=body) for n in range(500)], endpoint)
+        while server.engine.num_live < 3:
+            time.sleep(0.01)
+        began_s = time.monotonic()
+        server.drain(60)
+        assert time.monotonic() - began_s < 5
+        assert server.engine.num_live == 0
+        time.sleep(1.5)  # they are tried again every second
+        batch = client.batches.retrieve(batch.id)
+        assert batch.status == "in_progress", "a later run of the server goes on with it"
+        assert batch.request_counts.model_dump() == {"total": 500, "completed": 0, "failed": 0}
+        client.batches.cancel(batch.id)  # no task is to be left
+
+
+def test_once_the_end_is_announced_no_line_begins() -> None:
+    with running(Scene(config=CONFIG)) as server, strict_client(server.base_url) as client:
+        server.on_loop(server.state.announce_end)
+        batch = begin(client, [line(0)])
+        time.sleep(0.3)
+        assert client.batches.retrieve(batch.id).request_counts.completed == 0
+        alone = httpx.post(server.base_url + COMPLETIONS, json=BODIES[COMPLETIONS], headers=ANN)
+        assert alone.status_code == 200, "other requests are taken yet"
         client.batches.cancel(batch.id)  # no task is to be left
