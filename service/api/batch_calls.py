@@ -64,7 +64,10 @@ class BatchCalls:
         return Answer(exchange.status, request_id, bytes(exchange.answer))
 
     def most_lines(self, num_running: int) -> int:
-        """How many lines may run now, with the `num_running` that do."""
+        """How many lines may run now, with the `num_running` that do. None begins that the process's end, once it is
+        announced, would interrupt: what was computed of it would be lost."""
+        if not self._context.state.wants_requests:
+            return 0
         try:
             model = self._context.state.check_ready()
             model.engine.check_accepts()

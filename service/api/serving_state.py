@@ -7,7 +7,8 @@ The app listens while the model loads. What `main.py` does, all on the event-loo
 - when loading fails, it calls `state.set_failed()`;
 - at SIGTERM it calls `state.announce_end()` if balancers are given time to hear of it, and requests are still taken;
 - then it calls `state.set_draining()`: new requests are refused, running ones go on. Those that still run when
-  time is up fail in the engine, and their streams end with an error event and [DONE].
+  time is up fail in the engine, and their streams end with an error event and [DONE]. Lines of batches are not
+  waited for.
 """
 
 from __future__ import annotations

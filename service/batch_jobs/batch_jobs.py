@@ -264,9 +264,10 @@ class BatchJobs:
                 except (StorageUnavailable, StorageFull) as fault:
                     _logger.warning("%s cannot continue yet: %s", batch_id, fault)
                     await asyncio.sleep(_RETRY_S)
-        except Exception:  # a bug fails this batch only
+        except Exception:  # a bug fails this batch only; it was not in running lines, or the batch would keep results
             _logger.exception("%s has failed", batch_id)
             with suppress(StorageUnavailable, StorageFull):
+                batch = await self.get(batch_id, batch.client)
                 await self._fail(batch, InputError("server_error", "The server had an error while the batch ran."))
         finally:
             del self._tasks[batch_id]

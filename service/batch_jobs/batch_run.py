@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from service.batch_jobs.batch import Batch, BatchStatus
+from service.batch_jobs.batch import Batch, BatchStatus, InputError
 from service.batch_jobs.batch_input import BatchLine, BatchReader, check_input
 from service.batch_jobs.batch_output import Answer, BatchOutput, LineResult, num_bytes_of
 from service.batch_jobs.result_writer import ResultWriter
 from service.batch_jobs.seats import Seat, Seats
-from service.errors import StorageFull
+from service.errors import StorageFull, StorageUnavailable
 from service.storage.file_table import StoredFile
 from service.storage.storage import Storage
 from service.storage.upload import InThread
+
+_logger = logging.getLogger(__name__)
 
 Ask = Callable[[Batch, bytes], Awaitable[Answer]]
 """Answers a request body as the batch's endpoint would answer its client. Raises only CancelledError."""
@@ -32,7 +34,11 @@ _LAST_WORDS_S = 5.0
 _WHY_NOT_RUN = {
     BatchStatus.EXPIRED: ("batch_expired", "This request could not be run before the completion window ended."),
     BatchStatus.CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was run."),
+    BatchStatus.FAILED: ("batch_failed", "The server had an error before this request was answered."),
 }
+_DEFECT = InputError(
+    "server_error", "The server had an error while the batch ran. The answers until then are in the batch's files."
+)
 
 
 class BatchRun:
@@ -76,7 +82,8 @@ class BatchRun:
 
     async def run(self) -> None:
         """Run until the batch is over. Raises storage faults; the batch can then be run again by a new BatchRun. If
-        this task is cancelled, the batch can be resumed, with all results so far on disk."""
+        this task is cancelled, the batch can be resumed, with all results so far on disk. After another exception while
+        lines run, the batch fails and keeps its results."""
         if not self._batch.num_lines and not await self._validate():
             return
         output = await self._in_thread(lambda: BatchOutput(self._folder, self._name))
@@ -106,19 +113,29 @@ class BatchRun:
         return True
 
     async def _run_lines(self, output: BatchOutput) -> None:
-        """Run the lines until all have ended, or the batch was cancelled or has expired. Then record the lines that
-        were not run."""
+        """Run the lines until all have ended, or the batch was cancelled, has expired or has failed. Then record the
+        lines that were not run."""
         done, num_completed, num_failed, num_bytes = await self._in_thread(output.recover)
         self._storage.budget.note(num_bytes)
         if self._batch.becomes is None:
             self._batch = replace(self._batch, num_completed=num_completed, num_failed=num_failed)
-            becomes = await self._work(output, done)
+            becomes = await self._work_or_fail(output, done)
+            errors = (_DEFECT,) if becomes is BatchStatus.FAILED else ()
             keeps = self._batch.status is BatchStatus.CANCELLING
-            await self._reach(self._batch.status if keeps else BatchStatus.FINALIZING, becomes=becomes)
+            status = self._batch.status if keeps else BatchStatus.FINALIZING
+            await self._reach(status, becomes=becomes, errors=errors)
         if self._batch.becomes in _WHY_NOT_RUN:
-            with suppress(StorageFull):  # a line without a result was not run
-                await self._tell_of_the_rest(output)
+            await self._try_to_tell_of_the_rest(output)
         await self._reach(self._batch.status, is_written=True)
+
+    async def _work_or_fail(self, output: BatchOutput, done: bytearray) -> BatchStatus:
+        try:
+            return await self._work(output, done)
+        except (StorageUnavailable, StorageFull):
+            raise
+        except Exception:  # a bug costs neither other batches nor this one's results
+            _logger.exception("%s has failed", self._batch.batch_id)
+            return BatchStatus.FAILED
 
     async def _work(self, output: BatchOutput, done: bytearray) -> BatchStatus:
         """Run lines; returns the batch's final status."""
@@ -177,6 +194,17 @@ class BatchRun:
             num_failed=self._batch.num_failed + num_failed,
         )
         self._count({"completed": num_completed, "failed": num_failed})
+
+    async def _try_to_tell_of_the_rest(self, output: BatchOutput) -> None:
+        """A line without a result was not run, so the batch may end without this. Raises StorageUnavailable."""
+        try:
+            await self._tell_of_the_rest(output)
+        except StorageUnavailable:
+            raise
+        except StorageFull as fault:
+            _logger.warning("%s: lines that were not run cannot be recorded: %s", self._batch.batch_id, fault)
+        except Exception:
+            _logger.exception("%s: lines that were not run cannot be recorded", self._batch.batch_id)
 
     async def _tell_of_the_rest(self, output: BatchOutput) -> None:
         assert self._batch.becomes is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
+from types import FrameType
 from typing import IO
 
 from service.chat_client.server import ServerFault
@@ -23,12 +25,14 @@ def own_server(model: str | None, options: Sequence[str]) -> Iterator[str]:
     """The server's address, once it is ready. model: as for `headrace serve`; None: the one that comes with Headrace.
     options: further options of `headrace serve`. ServerFault with the end of its log if it does not start.
 
-    Its files are removed with it. Its port is not announced, but others on this machine may find it.
+    It and its files are removed at the end, also when SIGTERM or SIGHUP ends the command. Ctrl-C at a terminal does not
+    reach it, so that the command can still fetch answers. Its port is not announced, but others on this machine may
+    find it.
     """
-    with tempfile.TemporaryDirectory(prefix="headrace-") as data:
+    with _signals_unwind(), tempfile.TemporaryDirectory(prefix="headrace-") as data:
         command = [sys.executable, "-m", "service", "serve", *([] if model is None else [model])]
         command += ["--port", "0", "--data-dir", data, "--shutdown-timeout", "1", *options]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0) as process:
             assert process.stderr is not None
             log = _Log(process.stderr)
             try:
@@ -36,6 +40,24 @@ def own_server(model: str | None, options: Sequence[str]) -> Iterator[str]:
             finally:
                 process.terminate()
                 log.close()
+
+
+@contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """SIGTERM and SIGHUP, unless it is ignored, are SystemExit here, so that what was begun is ended. Main thread."""
+
+    def unwind(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, unwind)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Log:

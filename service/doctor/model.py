@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from service.composition.cache_window import attention_window
-from service.composition.scheduler_defaults import NUM_SEQS, default_budget
+from service.composition.scheduler_defaults import NUM_SEQS, default_budget, default_num_seqs
 from service.composition.start_checks import check_model_source
-from service.core.layer_groups import most_fillable_blocks
+from service.config import CacheConfig, ParallelConfig
 from service.doctor.finding import Finding, fault, ok, warning
 from service.errors import ConfigError
 from service.kvcache.cache_room import CacheRoom
@@ -18,6 +18,12 @@ from service.models.model_config import ModelConfig, load_model_config, read_con
 from service.models.model_folder import local_folder
 from service.settings.quickstart import QUICKSTART_NAME
 from service.settings.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+    from service.runner.model_size import ModelSize
+    from service.runner.worst_case import StepSizes
 
 _GIBIBYTE = 1 << 30
 
@@ -63,9 +69,10 @@ def _hub_model(model: str, revision: str | None) -> Finding:
 
 class Room(NamedTuple):
     """weights_bytes, kv_token_bytes: of the model. free_bytes: of the device, before it is loaded. kv_bytes: what is
-    left for the KV cache by the settings, at most what the sequences of all batches in flight can fill; a start may
-    have less, since it measures activations and graphs. cache: what that has room for, counted as a start counts it.
-    max_model_len: tokens of the full context."""
+    left for the KV cache by the settings, at most what adapters and the sequences of all batches in flight can fill; a
+    start may have less, since it measures activations and graphs. cache: what that has room for, counted as a start
+    counts it. adapter_bytes: what the most adapters at once, of the highest rank, take of the cache. max_model_len:
+    tokens of the full context."""
 
     device: str
     weights_bytes: int
@@ -73,40 +80,71 @@ class Room(NamedTuple):
     free_bytes: int
     kv_bytes: int
     cache: CacheRoom
+    adapter_bytes: int
     max_model_len: int
 
 
 def room_for(settings: Settings, folder: Path, config: ModelConfig) -> Room:
-    """config: of the model in the folder. Raises ModelLoadError."""
-    import torch
-
+    """config: of the model in the folder. Raises ModelLoadError, ConfigError."""
     from service.layers.pipeline_stage import PlannedStage
     from service.layers.tensor_parallel import Planned
-    from service.runner.device import choose_device, memory_bytes
-    from service.runner.memory_profile import cpu_memory, profile_cpu
+    from service.runner.device import choose_device
     from service.runner.model_size import ModelSize
 
-    source, cache = settings.model_source(), settings.cache_config()
-    parallel = settings.parallel_config()
+    source, cache, parallel = settings.model_source(), settings.cache_config(), settings.parallel_config()
     device = choose_device(source.device)
     planned = Planned(parallel.tensor_size), PlannedStage(parallel.num_stages)
-    size = ModelSize.of(source, folder, device, cache, *planned)
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        usable = int(settings.gpu_memory_utilization * total) - (total - free) - size.weights_bytes
-        kv_bytes = usable if cache.memory_bytes is None else cache.memory_bytes
-    else:
-        free = cpu_memory()[1]
-        kv_bytes = profile_cpu(size.weights_bytes, cache.memory_bytes).kv_cache_bytes
-    is_gpu = device.type == "cuda"
-    scheduler = settings.scheduler_config(NUM_SEQS, default_budget(memory_bytes(device), is_gpu=is_gpu), 1)
-    sizes = size.groups, size.max_model_len, scheduler.max_num_batched_tokens
-    window = attention_window(settings, config, *sizes, is_gpu=is_gpu)
-    num_seqs = scheduler.max_num_seqs * parallel.num_stages
-    fillable = most_fillable_blocks(num_seqs, size.max_model_len, cache.block_size, size.groups.tables.size)
-    kv_bytes = min(kv_bytes, fillable * size.block_bytes)
-    blocks = CacheRoom(max(0, kv_bytes) // size.block_bytes, cache.block_size, window)
-    return Room(device.type, size.weights_bytes, size.kv_token_bytes, free, kv_bytes, blocks, size.max_model_len)
+    size = ModelSize.of(source, folder, device, cache, *planned, settings.lora_config())
+    sizes, is_gpu = _step_sizes(settings, config, size, device), device.type == "cuda"
+    free, kv_bytes = _gpu_memory(cache, size, sizes, device) if is_gpu else _cpu_memory(cache, size, parallel)
+    lengths = size.max_model_len, sizes.max_num_batched_tokens
+    window = attention_window(settings, config, size.groups, *lengths, is_gpu=is_gpu)
+    block_bytes = size.layout.block_bytes
+    kv_bytes = min(kv_bytes, sizes.most_filled_blocks(size.layout, parallel.num_stages) * block_bytes)
+    return Room(
+        device.type,
+        size.weights_bytes,
+        size.kv_token_bytes,
+        free,
+        kv_bytes,
+        CacheRoom(max(0, kv_bytes) // block_bytes, cache.block_size, window),
+        size.adapters.most_blocks * block_bytes,
+        size.max_model_len,
+    )
+
+
+def _step_sizes(settings: Settings, config: ModelConfig, size: ModelSize, device: torch.device) -> StepSizes:
+    from service.runner.device import memory_bytes
+    from service.runner.worst_case import StepSizes
+
+    is_gpu, device_bytes, num_seqs = device.type == "cuda", memory_bytes(device), NUM_SEQS
+    if is_gpu:
+        num_seqs = default_num_seqs(device_bytes, size.weights_bytes, size.kv_token_bytes, settings.cache_config())
+    scheduler = settings.scheduler_config(num_seqs, default_budget(device_bytes, is_gpu=is_gpu), 1)
+    limits = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, size.max_model_len, config.vocab_size
+    return StepSizes(*limits, graphs=(), adapters=size.adapters)
+
+
+def _gpu_memory(cache: CacheConfig, size: ModelSize, sizes: StepSizes, device: torch.device) -> tuple[int, int]:
+    """Bytes that are free, and those for the KV cache."""
+    import torch
+
+    from service.runner.memory_profile import share_with_training
+
+    free, total = torch.cuda.mem_get_info(device)
+    if cache.memory_bytes is not None:
+        return free, cache.memory_bytes
+    used = total - free + size.weights_bytes + sizes.table_bytes(size.layout)
+    rest = int(cache.memory_utilization * total) - used
+    training = size.adapters.training_bytes, size.adapters.moments_bytes
+    return free, share_with_training(rest, *training).kv_cache_bytes
+
+
+def _cpu_memory(cache: CacheConfig, size: ModelSize, parallel: ParallelConfig) -> tuple[int, int]:
+    """As `_gpu_memory`."""
+    from service.runner.memory_profile import cpu_memory, profile_cpu
+
+    return cpu_memory()[1], profile_cpu(size.weights_bytes, cache.memory_bytes, parallel.num_ranks).kv_cache_bytes
 
 
 def _check_room(settings: Settings, folder: Path, config: ModelConfig) -> Iterator[Finding]:
@@ -124,6 +162,9 @@ def _check_room(settings: Settings, folder: Path, config: ModelConfig) -> Iterat
     if cache.window is not None:
         num_seen = sum(window is not None and window < length for window in config.sliding_windows)
         found += f", of which {num_seen} of {config.num_layers} layers keep the last {cache.window.num_tokens} only"
+    if room.adapter_bytes:
+        found += f"; adapters in use lie in it, and {settings.max_loras} of rank {settings.max_lora_rank} would take"
+        found += f" {room.adapter_bytes / _GIBIBYTE:.2f} GiB"
     longest = cache.longest_sequence
     if cache.num_tokens < settings.block_size:
         mend = "raise --gpu-memory-utilization or --kv-cache-memory, or serve a smaller model"

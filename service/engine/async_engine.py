@@ -93,8 +93,8 @@ class AsyncEngine:
         self._finish_times_s: deque[float] = deque(maxlen=64)
         self._accepting = True
         self._given_up = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._others_ended = asyncio.Event()  # set while no request but background requests is live
+        self._others_ended.set()
         self._loop = EngineLoop(
             engine,
             clock,
@@ -194,7 +194,8 @@ class AsyncEngine:
         self._expiries[request.request_id] = self._event_loop.call_later(
             limit_s, self._expire, request.request_id, request.start_within_s or self._config.max_waiting_s
         )
-        self._idle.clear()
+        if not request.is_background:
+            self._others_ended.clear()
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -243,12 +244,14 @@ class AsyncEngine:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the live ones finish, and fail those that have not after `timeout_s`.
 
+        Nobody waits for background requests, and they can be made again: they go on while others do, and then fail.
+
         If the engine's thread is stuck, its streams end `stuck_after_s` later; if it was given up, they have ended.
         """
         self._accepting = False
         if self._loop.is_alive and not self._given_up:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), timeout_s)
+                await asyncio.wait_for(self._others_ended.wait(), timeout_s)
             error = _shutting_down()
             self._loop.send(Stop(error))
             await self._thread_ended(self._stuck_after_s)
@@ -324,8 +327,8 @@ class AsyncEngine:
                 self._last_other_s = now_s
             self._expiries.pop(request_id).cancel()
             self._finish_times_s.append(now_s)
-        if not self._streams:
-            self._idle.set()
+        if len(self._streams) == self._num_background:
+            self._others_ended.set()
 
     def _die(self, fault: BaseException) -> None:
         """Give up after a fault. Only the first call has an effect, since a fault may repeat."""

@@ -15,7 +15,7 @@ import torch
 
 from kernels.compile_ahead import hash_triton
 from service.config import CacheConfig, LoraConfig, ModelSource
-from service.core.layer_groups import LayerGroups, most_fillable_blocks
+from service.core.layer_groups import LayerGroups
 from service.errors import ConfigError, ModelLoadError
 from service.layers.pipeline_stage import WHOLE, PipelineStage, RankPlace, is_last
 from service.layers.tensor_parallel import ALONE, TensorParallel
@@ -446,11 +446,8 @@ def _layout(
 
 
 def _num_blocks(memory: MemoryLedger, layout: KvLayout, sizes: StepSizes, place: RankPlace) -> int:
-    """How many blocks fit into the memory of every rank. At most as many as can ever be filled: by the sequences of all
-    iterations that may be in flight and by the adapters of all slots."""
-    num_seqs = sizes.max_num_seqs * place.stage.size
-    usable = most_fillable_blocks(num_seqs, sizes.max_model_len, layout.block_size, layout.num_groups)
-    usable += sizes.adapters.most_blocks
+    """How many blocks fit into the memory of every rank; at most as many as can ever be filled."""
+    usable = sizes.most_filled_blocks(layout, place.stage.size)
     num_blocks = place.stage.least(place.parallel.least(min(memory.kv_cache_bytes // layout.block_bytes, usable)))
     if num_blocks < 1:
         raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 GIBIBYTE = 1 << 30
 
@@ -79,6 +79,23 @@ class DeviceMemory(Protocol):
         ...
 
 
+class Shares(NamedTuple):
+    """As in the ledger."""
+
+    kv_cache_bytes: int
+    training_bytes: int
+    has_moments_on_host: bool
+
+
+def share_with_training(rest_bytes: int, training_bytes: int, moments_bytes: int) -> Shares:
+    """Divides what everything else leaves of a device's memory. If the cache would be small, the moments go to the
+    host."""
+    kv_cache = rest_bytes - training_bytes
+    if _TIGHT * moments_bytes > kv_cache:
+        return Shares(kv_cache + moments_bytes, training_bytes - moments_bytes, moments_bytes > 0)
+    return Shares(kv_cache, training_bytes, has_moments_on_host=False)
+
+
 def profile_device(
     memory: DeviceMemory,
     weights_bytes: int,
@@ -94,19 +111,16 @@ def profile_device(
     """Run the worst case, capture some graphs, and give the blocks what is left of `memory_utilization` of the device.
 
     capture: captures graphs of these sizes and keeps them. graph_sizes: the largest of all first. kv_cache_bytes may be
-    negative: then the weights and one iteration do not fit. moments_bytes: part of `training_bytes`; if the cache would
-    be small, the moments go to the host and the blocks get these bytes.
+    negative: then the weights and one iteration do not fit. moments_bytes: part of `training_bytes`
+    (`share_with_training`).
     """
     held = memory.allocated_bytes()
     activations = memory.peak_bytes(worst_case_iteration) - held
     other = memory.total_bytes - memory.free_bytes() - memory.reserved_bytes()
     graphs = _graph_bytes(memory, capture, graph_sizes)
-    reserved = held + activations + graphs + tables_bytes + training_bytes + other
-    measured = int(memory.total_bytes * memory_utilization) - reserved
-    is_tight = _TIGHT * moments_bytes > measured
-    if is_tight:
-        training_bytes, measured = training_bytes - moments_bytes, measured + moments_bytes
-    kv_cache = measured if memory_bytes is None else memory_bytes
+    rest = int(memory.total_bytes * memory_utilization) - (held + activations + graphs + tables_bytes + other)
+    shares = share_with_training(rest, training_bytes, moments_bytes)
+    kv_cache = shares.kv_cache_bytes if memory_bytes is None else memory_bytes
     return MemoryLedger(
         memory.total_bytes,
         weights_bytes,
@@ -115,8 +129,8 @@ def profile_device(
         tables_bytes,
         other,
         kv_cache,
-        training_bytes,
-        is_tight and moments_bytes > 0,
+        shares.training_bytes,
+        shares.has_moments_on_host,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from service.config import CacheConfig
 from service.core.iteration import IterationPlan
+from service.core.layer_groups import most_fillable_blocks
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.core.training import MOST_GRAPH_TOKENS
@@ -84,6 +85,20 @@ class StepSizes:
     graphs: Sequence[GraphSize]
     adapters: AdapterSizes = AdapterSizes()
     deterministic: bool = False
+
+    def most_filled_blocks(self, layout: KvLayout, num_stages: int) -> int:
+        """Blocks that can be filled, by the sequences of all iterations in flight and by the adapters of all slots. A
+        larger cache would be idle."""
+        num_seqs = self.max_num_seqs * num_stages
+        of_sequences = most_fillable_blocks(num_seqs, self.max_model_len, layout.block_size, layout.num_groups)
+        return of_sequences + self.adapters.most_blocks
+
+    def table_bytes(self, layout: KvLayout) -> int:
+        """Memory of the adapters' tables, and what grows with the number of sequences, besides their blocks: per
+        sequence one row of the token counts and two rows of the block table (as many as ModelRunner makes)."""
+        max_blocks = -(-self.max_model_len // layout.block_size) * layout.num_groups
+        of_blocks = DeviceBlockTable.num_bytes(2 * self.max_num_seqs + 1, max_blocks)
+        return of_blocks + TokenCounts.num_bytes(self.max_num_seqs, self.vocab_size) + self.adapters.table_bytes
 
 
 class WorstCase:
@@ -175,7 +190,7 @@ def choose_and_measure(
         worst_case.run,
         worst_case.runner.replays.capture,
         choices.graphs * (1 + (sizes.adapters.num_slots > 0) + worst_case.runner.replays.captures_asked),
-        _table_bytes(layout, sizes) + sizes.adapters.table_bytes,
+        sizes.table_bytes(layout),
         sizes.adapters.training_bytes,
         sizes.adapters.moments_bytes,
     )
@@ -184,12 +199,3 @@ def choose_and_measure(
     torch.cuda.empty_cache()
     phases.end("profile")
     return choices, memory
-
-
-def _table_bytes(layout: KvLayout, sizes: StepSizes) -> int:
-    """Memory that grows with the number of sequences, besides their blocks: per sequence one row of the token counts
-    and two rows of the block table (as many as ModelRunner makes)."""
-    max_blocks = -(-sizes.max_model_len // layout.block_size) * layout.num_groups
-    return DeviceBlockTable.num_bytes(2 * sizes.max_num_seqs + 1, max_blocks) + TokenCounts.num_bytes(
-        sizes.max_num_seqs, sizes.vocab_size
-    )

@@ -76,7 +76,6 @@ WITHOUT_A_TWIN = {
     "service/api/calls/file_form.py": "tests/api/endpoints/test_files.py",
     "service/api/answers/file_content.py": "tests/api/endpoints/test_files.py",
     "service/protocol/files.py": "tests/api/endpoints/test_files.py",
-    "service/batch_jobs/batch_run.py": "tests/batch_jobs/test_batch_jobs.py",
     "service/api/batch_calls.py": "tests/api/endpoints/test_batches.py",
     "service/protocol/batches.py": "tests/api/endpoints/test_batches.py",
     "service/chat_client/own_server.py": "tests/chat_client/test_batch_command.py",

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import random
@@ -170,64 +169,6 @@ def test_answers_that_say_later_are_asked_for_again(tmp_path: Path, monkeypatch:
 
     with_jobs(tmp_path, use, ask)
     assert set(asked.values()) == {3}
-
-
-def test_a_fault_of_ours_costs_one_batch(tmp_path: Path) -> None:
-    async def ask(batch: Batch, body: bytes) -> Answer:
-        if json.loads(body)["n"] == 13:
-            raise RuntimeError("a defect")
-        return await ok(batch, body)
-
-    async def use(storage: Storage, jobs: BatchJobs) -> None:
-        bad, good = [await begin(storage, jobs, lines(range(n, n + 5))) for n in (10, 20)]
-        bad, good = [await ended(jobs, batch.batch_id) for batch in (bad, good)]
-        assert (bad.status, good.status) == (BatchStatus.FAILED, BatchStatus.COMPLETED)
-        assert bad.errors[0].code == "server_error"
-
-    with_jobs(tmp_path, use, ask)
-
-
-def test_a_batch_that_fails_leaves_nothing_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    append = BatchOutput.append
-
-    def slowly(output: BatchOutput, answers: bytes, errors: bytes) -> None:
-        time.sleep(0.05)
-        append(output, answers, errors)
-
-    async def ask(batch: Batch, body: bytes) -> Answer:
-        if json.loads(body)["n"] == 4:
-            await asyncio.sleep(0.02)  # the others' answers are being written
-            raise RuntimeError("a defect")
-        return await ok(batch, body)
-
-    async def use(storage: Storage, jobs: BatchJobs) -> None:
-        lost = list[dict[str, Any]]()
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: lost.append(context))
-        begun = await begin(storage, jobs, lines(range(5)))
-        stored = storage.budget.num_bytes
-        assert (await ended(jobs, begun.batch_id)).status is BatchStatus.FAILED
-        await asyncio.sleep(0.2)
-        gc.collect()
-        assert not lost, "no task has failed unseen"
-        assert storage.budget.num_bytes == stored
-
-    monkeypatch.setattr(BatchOutput, "append", slowly)
-    with_jobs(tmp_path, use, ask)
-
-
-def test_results_that_cannot_be_put_down_fail_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not be told to be complete without them."""
-
-    def broken(output: BatchOutput, results: object) -> None:
-        raise RuntimeError("a defect")
-
-    monkeypatch.setattr(BatchOutput, "lines_of", broken)
-
-    async def use(storage: Storage, jobs: BatchJobs) -> None:
-        batch = await ended(jobs, (await begin(storage, jobs, lines(range(5)))).batch_id)
-        assert (batch.status, batch.errors[0].code) == (BatchStatus.FAILED, "server_error")
-
-    with_jobs(tmp_path, use)
 
 
 def test_an_input_that_is_gone_after_a_restart_fails_its_batch(tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -55,6 +60,65 @@ def test_a_file_that_cannot_be_run_is_told_of_and_leaves_the_output(
         assert message in capsys.readouterr().err
     assert main([file, "--out", str(out), "--url", server.base_url, "--", "--dtype", "float32"]) == 2
     assert out.read_text() == "of yesterday"
+
+
+_IN_A_GROUP = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background of a shell
+from service.chat_client import batch_command, progress_bar
+progress_bar._EVERY_S = 0.0
+sys.exit(batch_command.main(sys.argv[1:]))
+"""
+
+
+@contextmanager
+def answering(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """The command with a model of its own, in a process group of its own, when some of its lines are answered and the
+    others take long; and its output."""
+    model = write_dummy_folder(tmp_path / "model")
+    lengths = [2] * 4 + [4000] * 20
+    file, out = write(tmp_path, *({"prompt": "x", "max_tokens": n, "ignore_eos": True} for n in lengths))
+    options = ["--load-format", "dummy", "--device", "cpu", "--kv-cache-memory", "16MiB", "--max-num-seqs", "8"]
+    command = [sys.executable, "-c", _IN_A_GROUP, file, "--out", str(out), "--model", str(model), "--", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stderr is not None
+        try:
+            while "4/24" not in (line := process.stderr.readline()):
+                assert line, "it has ended"
+            yield process, out
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_keeps_the_answers_so_far(tmp_path: Path) -> None:
+    with answering(tmp_path) as (process, out):
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        told = process.communicate(timeout=60)[1]
+    assert "cancelled: 4 answers and 0 errors of 24 requests" in told, told
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(int(result["custom_id"]) for result in results if result["response"] is not None) == [1, 2, 3, 4]
+    assert len(results) == 24
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_with_its_server_and_its_files(tmp_path: Path, number: int) -> None:
+    with answering(tmp_path) as (process, _):
+        (server,) = children_of(process.pid)
+        folder = Path(arguments_of(server)[arguments_of(server).index("--data-dir") + 1])
+        assert folder.is_dir()
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        assert not Path(f"/proc/{server}").exists()
+        assert not folder.exists()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def arguments_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 def test_a_model_is_loaded_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,23 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from service.composition.model_parts import load_model_parts
 from service.core.clock import MonotonicClock
 from service.doctor.finding import Finding, Verdict
 from service.doctor.model import check_model, config_of, room_for
+from service.layers.tensor_parallel import Planned
+from service.models.registry import open_model
+from service.runner.adapter_sites import adapter_layout, adapter_sizes
+from service.runner.kv_storage import KvLayout
+from service.runner.memory_profile import profile_device
+from service.runner.worst_case import StepSizes
 from service.settings.quickstart import QUICKSTART_MODEL
 from service.settings.settings import Settings
 from tests.composition.conftest import new_recorder
@@ -81,6 +90,79 @@ def test_a_cache_is_no_larger_than_what_the_sequences_can_fill(caplog: pytest.Lo
     assert (tokens, sequences) == (str(3 * 256), "3")
     assert f"KV cache: {tokens} tokens in" in started
     assert f"room for {sequences} sequences of the full context of 256" in started
+
+
+@pytest.mark.parametrize("adapters", [{"lora_dir": Path("adapters")}, {"enable_finetuning": True}])
+@pytest.mark.parametrize("kv_cache_memory", [256 << 20, 8 << 20])
+def test_a_cache_has_room_for_adapters_too(
+    caplog: pytest.LogCaptureFixture, adapters: dict[str, object], kv_cache_memory: int
+):
+    """As a start has it."""
+    settings = Settings(
+        device="cpu", dtype="float32", max_num_seqs=3, max_model_len=256, kv_cache_memory=kv_cache_memory, max_loras=4,
+        max_lora_rank=16, **adapters,
+    )  # fmt: skip
+    with caplog.at_level("INFO"):
+        loaded = load_model_parts(settings, new_recorder(), MonotonicClock()).loaded
+    (started,) = (record.getMessage() for record in caplog.records if "KV cache: " in record.getMessage())
+    room = room_for(settings, QUICKSTART_MODEL, config_of(settings, QUICKSTART_MODEL))
+    assert room.cache.num_blocks == loaded.num_blocks
+    assert 0 < room.adapter_bytes < 256 << 20
+    said = by_subject(settings)["kv cache"].found
+    tokens, sequences = re.search(r"(\d+) tokens of \d+ bytes: (\d+) sequences", said).groups()
+    assert f"KV cache: {tokens} tokens in" in started
+    assert f"room for {sequences} sequences of the full context of 256" in started
+    assert said.endswith(f"4 of rank 16 would take {room.adapter_bytes / 2**30:.2f} GiB")
+
+
+@pytest.mark.parametrize("adapters", [{}, {"lora_dir": Path("adapters")}, {"enable_finetuning": True}])
+@pytest.mark.parametrize("tensor_parallel_size", [1, 2])
+def test_on_a_gpu_what_is_not_blocks_is_taken_off_as_a_start_does(
+    monkeypatch: pytest.MonkeyPatch, adapters: dict[str, object], tensor_parallel_size: int
+):
+    """The start's is measured with an iteration and graphs that take nothing."""
+    total, free = 8 << 30, 7 << 30
+    monkeypatch.setattr("service.runner.device.choose_device", lambda requested: torch.device("cuda"))
+    monkeypatch.setattr("service.runner.device.memory_bytes", lambda device: total)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free, total))
+    settings = Settings(
+        gpu_memory_utilization=0.5, max_num_seqs=4096, tensor_parallel_size=tensor_parallel_size, **adapters
+    )
+    config = config_of(settings, QUICKSTART_MODEL)
+    room = room_for(settings, QUICKSTART_MODEL, config)
+    lora = settings.lora_config()
+    model = open_model(QUICKSTART_MODEL, parallel=Planned(tensor_parallel_size)).model
+    layout = KvLayout.of(config, 16, torch.bfloat16, tensor_parallel_size)
+    sizes = StepSizes(4096, 8192, room.max_model_len, config.vocab_size, ())
+    if lora is not None:
+        sizes = replace(sizes, adapters=adapter_sizes(adapter_layout(model, layout, lora, ()), lora))
+    used = StillMemory(total, free - room.weights_bytes)
+    measured = profile_device(
+        used, room.weights_bytes, 0.5, None, lambda: None, lambda sizes: None, (), sizes.table_bytes(layout),
+        sizes.adapters.training_bytes, sizes.adapters.moments_bytes,
+    )  # fmt: skip
+    assert room.kv_bytes == measured.kv_cache_bytes
+    assert bool(measured.training_bytes) == settings.enable_finetuning
+
+
+@dataclass(frozen=True)
+class StillMemory:
+    """A device on which nothing changes, and whose memory others hold."""
+
+    total_bytes: int
+    free: int
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def reserved_bytes(self) -> int:
+        return 0
+
+    def allocated_bytes(self) -> int:
+        return 0
+
+    def peak_bytes(self, work: Callable[[], None]) -> int:
+        return 0
 
 
 def test_a_cache_too_small_for_a_whole_context_is_a_warning_and_for_a_block_a_fault():

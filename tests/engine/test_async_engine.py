@@ -335,6 +335,24 @@ def test_drain_fails_what_has_not_finished_in_time():
     run(scenario, executor)
 
 
+@pytest.mark.parametrize("has_other", [False, True])
+def test_drain_waits_for_background_requests_only_beside_others(has_other: bool):
+    executor = GatedExecutor()
+
+    async def scenario(engine: AsyncEngine, harness: Harness) -> None:
+        executor.gate.clear()
+        others = [engine.submit(harness.request((2,), 30)) for _ in range(has_other)]
+        stream = engine.submit(harness.request((1,), 3, is_background=True))
+        draining = asyncio.create_task(engine.drain(60.0))
+        await asyncio.sleep(0.05)
+        executor.gate.set()
+        await asyncio.wait_for(draining, 5)
+        ends = [(await collect(each))[1].outcome for each in (*others, stream)]
+        assert ends == ([Outcome.FINISHED] * 2 if has_other else [Outcome.FAILED])
+
+    run(scenario, executor)
+
+
 def test_drain_tells_the_streams_of_a_stuck_thread():
     executor = GatedExecutor()
 

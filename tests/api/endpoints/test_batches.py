@@ -14,8 +14,10 @@ import openai
 import pytest
 from openai import OpenAI
 
+from service.api.batch_calls import BatchCalls
 from service.batch_jobs.line_pace import BYTES_PER_S
 from tests.api.running_server import MODEL, RunningServer, Scene, running
+from tests.api.scripted_executor import saying
 from tests.api.wire import CHAT, COMPLETIONS, completion, error_of
 from tests.e2e.strict_client import strict_client
 
@@ -212,6 +214,30 @@ def test_cancelled_it_gives_what_it_has(storing: RunningServer, client: OpenAI) 
     client.files.delete(batch.input_file_id)
 
 
+def test_failed_by_a_defect_it_says_so_and_gives_what_it_has(
+    storing: RunningServer, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_turn, num_begun = BatchCalls._wait_turn, 0
+
+    async def breaks_at_200(calls: BatchCalls, num_bytes: int) -> None:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun == 200:
+            raise RuntimeError("a defect")
+        await wait_turn(calls, num_bytes)
+
+    monkeypatch.setattr(BatchCalls, "_wait_turn", breaks_at_200)
+    batch = wait_for(client, begin(client, [line(n) for n in range(300)]))
+    assert (batch.status, batch.failed_at is not None, batch.completed_at) == ("failed", True, None)
+    (error,) = batch.errors.data
+    assert (error.code, error.line) == ("server_error", None)
+    done = {answer["custom_id"] for answer in lines_of(client, batch.output_file_id)}
+    not_done = lines_of(client, batch.error_file_id)
+    assert 0 < len(done) == batch.request_counts.completed < 200
+    assert {answer["error"]["code"] for answer in not_done} == {"batch_failed"}
+    assert sorted([*done, *(answer["custom_id"] for answer in not_done)]) == sorted(f"line-{n}" for n in range(300))
+
+
 def test_when_its_window_ends_it_gives_what_it_has(storing: RunningServer, client: OpenAI) -> None:
     storing.executor.delay_s = 0.05
     batch = wait_for(client, begin(client, [line(n) for n in range(2000)], window="2s"))
@@ -353,4 +379,35 @@ def test_a_server_that_ends_lets_go_of_who_follows() -> None:
             server.drain(5)
             states = [state for name, state in events if name == "batch"]
         assert states[-1]["status"] == "in_progress", "a later run of the server goes on with it"
+        client.batches.cancel(batch.id)  # no task is to be left
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_a_server_that_ends_waits_for_no_line_and_begins_none(endpoint: str) -> None:
+    with running(Scene(config=CONFIG)) as server, strict_client(server.base_url) as client:
+        server.play(saying(server.tokenizer.encode("a", add_special_tokens=False)))
+        server.executor.delay_s = 0.05
+        body = BODIES[endpoint] | ({"max_tokens": 2000} if endpoint == COMPLETIONS else {})
+        batch = begin(client, [line(n, endpoint, body=body) for n in range(500)], endpoint)
+        while server.engine.num_live < 3:
+            time.sleep(0.01)
+        began_s = time.monotonic()
+        server.drain(60)
+        assert time.monotonic() - began_s < 5
+        assert server.engine.num_live == 0
+        time.sleep(1.5)  # they are tried again every second
+        batch = client.batches.retrieve(batch.id)
+        assert batch.status == "in_progress", "a later run of the server goes on with it"
+        assert batch.request_counts.model_dump() == {"total": 500, "completed": 0, "failed": 0}
+        client.batches.cancel(batch.id)  # no task is to be left
+
+
+def test_once_the_end_is_announced_no_line_begins() -> None:
+    with running(Scene(config=CONFIG)) as server, strict_client(server.base_url) as client:
+        server.on_loop(server.state.announce_end)
+        batch = begin(client, [line(0)])
+        time.sleep(0.3)
+        assert client.batches.retrieve(batch.id).request_counts.completed == 0
+        alone = httpx.post(server.base_url + COMPLETIONS, json=BODIES[COMPLETIONS], headers=ANN)
+        assert alone.status_code == 200, "other requests are taken yet"
         client.batches.cancel(batch.id)  # no task is to be left
