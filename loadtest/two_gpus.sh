@@ -47,21 +47,24 @@ with_server() { # model, a function, then options of the server
 
 load() { # label, workload, number of requests, then more options: one line
     "$python" -m loadtest run --base-url "$url" --workload "$2" --num-prompts "$3" "${@:4}" --label "$1" 2>/dev/null |
-        grep -E "^(requests completed|requests/s|TPOT, ms: median|.*latency.*: median) " | sed "s|^|$1: |"
+        grep -E "^(requests completed|duration, s|requests/s|TPOT, ms: median|.*latency.*: median) " | sed "s|^|$1: |"
     return "${PIPESTATUS[0]}"
 }
 
 busy() { # prints the share of a burst's time in which each stage's device computed
-    local before after
+    local before burst after seconds
+    # The warm-up is a load of its own: what it computes is no part of the burst.
+    load warm-up orca 1 --warmup 0 --seed 6 >/dev/null || return 1
     before=$(stage_seconds)
-    load "orca burst" orca "$num" --arrival at-once --seed 7 || return 1
+    burst=$(load "orca burst" orca "$num" --arrival at-once --warmup 0 --seed 7) || return 1
     after=$(stage_seconds)
-    awk 'NR == FNR { was[$1] = $2; next } $1 == "s" { all = $2 - was[$1]; next } { print $1, ($2 - was[$1]) / all, "busy" }' \
+    echo "$burst"
+    seconds=$(grep -oP ' duration, s +\K\S+' <<<"$burst") || return 1
+    awk -v all="${seconds//,/}" 'NR == FNR { was[$1] = $2; next } { print $1, ($2 - was[$1]) / all, "busy" }' \
         <(echo "$before") <(echo "$after")
 }
 
 stage_seconds() {
-    echo "s $(date +%s.%N)"
     curl -s "$url/metrics" | grep ^headrace_stage_compute_seconds_total
 }
 
