@@ -36,12 +36,11 @@ _FEWEST_ELEMENTS = 256  # of a row, a warp: 16 bytes a thread in bf16
 class MailConfig:
     """For rows of up to 4096 elements; longer rows take more warps and fewer programs. programs: most of a launch.
     num_warps: of each program. ahead: rows (two-shot: rows of each rank) that a program sends before it waits for the
-    first. is_beside: kernels of another stream run at the same time; no programmatic dependent launch then."""
+    first."""
 
     programs: int
     num_warps: int
     ahead: int
-    is_beside: bool = False
 
     def of_rows(self, size: int) -> tuple[int, int]:
         """(programs, num_warps)."""
@@ -202,5 +201,5 @@ def launch_rows(
         num_warps=num_warps,
         maxnreg=min(255, _REGISTERS // (32 * num_warps * beside) // 8 * 8),
         **constants,
-        **({"PDL": False} if config.is_beside else dependent_launch(rows.x.device)),
+        **dependent_launch(rows.x.device),
     )

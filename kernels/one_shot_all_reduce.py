@@ -43,9 +43,6 @@ from kernels.rms_norm import add_rms_norm_reference
 from kernels.symmetric_memory import SymmetricMemory, buffer_of, end_launch
 
 ONE_SHOT = MailConfig(programs=128, num_warps=16, ahead=1)
-ONE_SHOT_BESIDE = MailConfig(programs=32, num_warps=16, ahead=4, is_beside=True)
-"""Beside matrix products, which lose a multiprocessor to each program: a quarter of the programs, each with four times
-as many rows in flight. Not measured yet."""
 
 
 def one_shot_all_reduce_reference(parts: Tensor) -> Tensor:

@@ -14,9 +14,8 @@ Program p of a launch waits only for the programs p of the other ranks. The two 
 alternately. A half may be overwritten when every other rank has begun the launch in between, which means that it has
 ended the launch that read the half. For inputs the flags tell so; for mail, the arrival of that launch's values.
 
-Rules: all ranks make the same launches (grid, sizes) in the same order, one after another: on one stream, or on several
-streams that wait for each other's events. Two launches at once would wait for each other forever. If a rank is gone,
-the others' kernels wait forever, and their processes must be killed.
+Rules: all ranks make the same launches (grid, sizes) in the same order, on one stream. On two streams they would wait
+for each other forever. If a rank is gone, the others' kernels wait forever, and their processes must be killed.
 
 Limits: at most MAX_PROGRAMS programs a launch, and all of a launch's programs must fit on the device at once. The
 launchers take care of both.

@@ -32,8 +32,6 @@ from kernels.optional_triton import tl, triton
 from kernels.symmetric_memory import SymmetricMemory, buffer_of, end_launch
 
 TWO_SHOT = MailConfig(programs=256, num_warps=8, ahead=0)
-TWO_SHOT_BESIDE = MailConfig(programs=64, num_warps=8, ahead=2, is_beside=True)
-"""As ONE_SHOT_BESIDE. Not measured."""
 _ELEMENTS_A_WARP = 1024  # of the rows that a program finishes at once
 
 

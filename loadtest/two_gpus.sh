@@ -3,8 +3,7 @@
 # serving figures on one device, on two, and in two stages; how busy the stages are; ORCA's figures 9 to 11 with its 13B
 # model's shape.
 #   PYTHON  the interpreter (python3)           PORT  the servers' port (8009)
-#   PARTS   parts to run, of: tests sums beside one tensor stages both busy orca (all but beside and both)
-#           beside: all-reduces overlapped with products, for a layer alone and prompts over HTTP, on and off in turn
+#   PARTS   parts to run, of: tests sums one tensor stages both busy orca (all but both)
 #   TENSOR  ranks per stage in sums, tensor, both and orca (2)     STAGES  stages in stages, both, busy and orca (2)
 #           With four devices: TENSOR=4 PARTS="tests sums tensor", then STAGES=4 PARTS=stages, then PARTS=both (2 x 2).
 #   PYTEST  further pytest options, such as -n 5 (pytest-xdist): the tests start servers, which first compile kernels
@@ -23,7 +22,6 @@ num=${NUM:-1000}
 url=http://127.0.0.1:$port
 tensor=(--tensor-parallel-size "${TENSOR:-2}")
 staged=(--pipeline-parallel-size "${STAGES:-2}")
-rows=(decode-1 decode-64 decode-256 "prefill, 300 at once" "orca, 1000 at once" "sharegpt, 1000 at once")
 failed=0
 
 part() { # name, then a command, whose output is kept in a file of that name
@@ -32,8 +30,8 @@ part() { # name, then a command, whose output is kept in a file of that name
 }
 
 serving() { # name of the file, then options of the server
-    "$python" -m loadtest.serving_table llama-8b --http-only --out "$out/$1.jsonl" --rows "${rows[@]}" \
-        --server-args "${@:2}"
+    "$python" -m loadtest.serving_table llama-8b --http-only --out "$out/$1.jsonl" --rows decode-1 decode-64 decode-256 \
+        "prefill, 300 at once" "orca, 1000 at once" "sharegpt, 1000 at once" --server-args "${@:2}"
 }
 
 with_server() { # model, a function, then options of the server
@@ -49,21 +47,24 @@ with_server() { # model, a function, then options of the server
 
 load() { # label, workload, number of requests, then more options: one line
     "$python" -m loadtest run --base-url "$url" --workload "$2" --num-prompts "$3" "${@:4}" --label "$1" 2>/dev/null |
-        grep -E "^(requests completed|requests/s|TPOT, ms: median|.*latency.*: median) " | sed "s|^|$1: |"
+        grep -E "^(requests completed|duration, s|requests/s|TPOT, ms: median|.*latency.*: median) " | sed "s|^|$1: |"
     return "${PIPESTATUS[0]}"
 }
 
 busy() { # prints the share of a burst's time in which each stage's device computed
-    local before after
+    local before burst after seconds
+    # The warm-up is a load of its own: what it computes is no part of the burst.
+    load warm-up orca 1 --warmup 0 --seed 6 >/dev/null || return 1
     before=$(stage_seconds)
-    load "orca burst" orca "$num" --arrival at-once --seed 7 || return 1
+    burst=$(load "orca burst" orca "$num" --arrival at-once --warmup 0 --seed 7) || return 1
     after=$(stage_seconds)
-    awk 'NR == FNR { was[$1] = $2; next } $1 == "s" { all = $2 - was[$1]; next } { print $1, ($2 - was[$1]) / all, "busy" }' \
+    echo "$burst"
+    seconds=$(grep -oP ' duration, s +\K\S+' <<<"$burst") || return 1
+    awk -v all="${seconds//,/}" 'NR == FNR { was[$1] = $2; next } { print $1, ($2 - was[$1]) / all, "busy" }' \
         <(echo "$before") <(echo "$after")
 }
 
 stage_seconds() {
-    echo "s $(date +%s.%N)"
     curl -s "$url/metrics" | grep ^headrace_stage_compute_seconds_total
 }
 
@@ -83,27 +84,17 @@ orca() { # figures 9 (equal batches), 10 (Poisson) and 11 (equal requests)
 }
 
 for name in $parts; do
-    [[ " tests sums beside one tensor stages both busy orca " == *" $name "* ]] || { echo "PARTS: there is no $name" >&2 && exit 2; }
+    [[ " tests sums one tensor stages both busy orca " == *" $name "* ]] || { echo "PARTS: there is no $name" >&2 && exit 2; }
 done
 # shellcheck disable=SC2086  # options are words
 [[ $parts == *tests* ]] && part tests "$python" -m pytest -vv -p no:cacheprovider -m gpu -rs ${PYTEST:-} \
-    tests/layers/test_overlapped_sum.py tests/kernels/test_one_shot_all_reduce.py tests/runner/test_stage_step.py tests/distributed/test_rank_device.py \
+    tests/kernels/test_one_shot_all_reduce.py tests/runner/test_stage_step.py tests/distributed/test_rank_device.py \
     tests/equivalence/test_tensor_parallel.py tests/equivalence/test_pipeline_parallel.py \
     tests/equivalence/test_transformers_ranks.py tests/equivalence/test_adapter_ranks.py \
     tests/equivalence/test_training_ranks.py tests/equivalence/test_training_stages.py \
     tests/e2e/test_tensor_parallel.py tests/e2e/test_pipeline_parallel.py tests/e2e/test_several_gpus.py \
     tests/e2e/test_embeddings.py tests/e2e/test_lora.py
 [[ $parts == *sums* ]] && part sums "$python" -m loadtest.bench.all_reduce --ranks "${TENSOR:-2}"
-if [[ $parts == *beside* ]]; then
-    part beside-layer "$python" -m loadtest.bench.overlapped_sums --ranks "${TENSOR:-2}"
-    all_rows=("${rows[@]}") rows=("prefill, 300 at once")
-    for turn in 1 2; do
-        for tokens in 0 2048; do
-            part "beside-$tokens-$turn" serving "beside-$tokens-$turn" "${tensor[@]}" --all-reduce-overlap-tokens $tokens
-        done
-    done
-    rows=("${all_rows[@]}")
-fi
 [[ $parts == *one* ]] && part one serving one
 [[ $parts == *tensor* ]] && part tensor serving tensor "${tensor[@]}"
 [[ $parts == *stages* ]] && part stages serving stages "${staged[@]}"

@@ -87,13 +87,11 @@ class LoraConfig:
 class ParallelConfig:
     """tensor_size: ranks that compute every layer together (ORCA's intra-layer parallelism), each on a device and in a
     process of its own. num_stages: so many such groups, each with its share of the layers (inter-layer parallelism).
-    Both 1: this process alone. num_nodes: hosts that the stages are divided among, equally and in their order.
-    overlap_tokens: from so many tokens of a step on, all-reduces run beside matrix products; 0: never."""
+    Both 1: this process alone. num_nodes: hosts that the stages are divided among, equally and in their order."""
 
     tensor_size: int = 1
     num_stages: int = 1
     num_nodes: int = 1
-    overlap_tokens: int = 0
 
     @property
     def num_ranks(self) -> int:

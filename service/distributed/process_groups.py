@@ -105,17 +105,15 @@ def place_of(
 
 def _parallel(rank: int, config: ParallelConfig, device: torch.device, note_exchange: NoteExchange) -> TensorParallel:
     """The tensor-parallel group of this rank's stage."""
-    size, overlap_tokens = config.tensor_size, config.overlap_tokens
+    size = config.tensor_size
     if size == 1:
         return ALONE
     stages = [list(range(first, first + size)) for first in range(0, config.num_ranks, size)]
     if device.type != "cuda":
-        group = _own_group(rank, stages, "gloo")
-        return GroupParallel(group, note_exchange=note_exchange, overlap_tokens=overlap_tokens)
+        return GroupParallel(_own_group(rank, stages, "gloo"), note_exchange=note_exchange)
     group = _own_group(rank, stages, "nccl", device)
     host_group = _own_group(rank, stages, "gloo")
-    memory = memory_of_gpus(group, host_group, device)
-    return GroupParallel(group, host_group, memory, note_exchange, overlap_tokens)
+    return GroupParallel(group, host_group, memory_of_gpus(group, host_group, device), note_exchange)
 
 
 def _stage(rank: int, config: ParallelConfig) -> PipelineStage:

@@ -28,7 +28,6 @@ def facts_of(task: RankTask) -> dict[str, str]:
         "nnodes": parallel.num_nodes,
         "pipeline-parallel-size": parallel.num_stages,
         "tensor-parallel-size": parallel.tensor_size,
-        "all-reduce-overlap-tokens": parallel.overlap_tokens,
         "config.json": _digest(_bytes_of(task.folder / "config.json")),
         "model (weights)": "none" if source.load_format == "dummy" else _digest(_samples(task.folder)),
         "load-format": source.load_format,

@@ -63,12 +63,10 @@ class AdapterMethod:
         lora_expand(shrunk, token_slots, self.tables, y)
         return y
 
-    def add_and_norm(
-        self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
-    ) -> AddedAndNormed | None:
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
         if self.is_ordered or self.step.inputs is not None:
             return None
-        return self.base.add_and_norm(x, residual, norm_weight, eps, in_parts=in_parts)
+        return self.base.add_and_norm(x, residual, norm_weight, eps)
 
     def silu_and_mul(self, x: Normed) -> Tensor | None:
         if self.is_ordered:
@@ -86,11 +84,6 @@ class AdapterMethod:
     def takes_fp8(self, num_rows: int) -> bool:
         """Not in a step with adapters: they multiply the unrounded rows."""
         return self.step.inputs is None and self.base.takes_fp8(num_rows)
-
-    @property
-    def takes_parts(self) -> bool:
-        """What is known of rows and adapters is of all rows."""
-        return self.step.inputs is None and self.base.takes_parts
 
     def ordered(self) -> AdapterMethod | None:
         base = self.base.ordered()

@@ -4,18 +4,16 @@ host can address each other's memory, Headrace's own kernels do the all-reduces.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from kernels.mail import MAX_NORMED_SIZE, MailConfig
+from kernels.mail import MAX_NORMED_SIZE
 from kernels.one_shot_all_gather import one_shot_all_gather
 from kernels.one_shot_all_reduce import (
-    ONE_SHOT,
-    ONE_SHOT_BESIDE,
     one_shot_add_rms_norm,
     one_shot_all_reduce,
     one_shot_all_reduce_reference,
@@ -23,19 +21,13 @@ from kernels.one_shot_all_reduce import (
 from kernels.rms_norm import add_rms_norm
 from kernels.sum_ways import CAPACITY_BYTES, Way, way_of
 from kernels.symmetric_memory import INPUT_BYTES, SymmetricMemory, can_exchange
-from kernels.two_shot_all_reduce import TWO_SHOT, TWO_SHOT_BESIDE, two_shot_add_rms_norm, two_shot_all_reduce
+from kernels.two_shot_all_reduce import two_shot_add_rms_norm, two_shot_all_reduce
 from service.layers.exchange_timer import ExchangeTimer
-from service.layers.overlapped_sum import ArrivingRows, arrived
 
 logger = logging.getLogger("headrace")
 
 _SUMS = {Way.ONE_SHOT: one_shot_all_reduce, Way.TWO_SHOT: two_shot_all_reduce}
 _NORMED_SUMS = {Way.ONE_SHOT: one_shot_add_rms_norm, Way.TWO_SHOT: two_shot_add_rms_norm}
-_ALONE = {Way.ONE_SHOT: ONE_SHOT, Way.TWO_SHOT: TWO_SHOT}
-BESIDE = {Way.ONE_SHOT: ONE_SHOT_BESIDE, Way.TWO_SHOT: TWO_SHOT_BESIDE}
-_FIRST = -1
-"""Stream priority: its kernels get the next free multiprocessors. At the default priority, a product that is ready at
-the same time would take all of them."""
 
 
 class GroupParallel:
@@ -45,7 +37,7 @@ class GroupParallel:
 
     host_group: the same ranks, for exchanges on the host; needed beside an NCCL group. memory: what these ranks can all
     address; None: NCCL does the all-reduces. With it, all calls of a rank must be on one stream. note_exchange: as of
-    ExchangeTimer. overlap_tokens: as in TensorParallel. beside: launch configs of all-reduces beside products.
+    ExchangeTimer.
     """
 
     def __init__(
@@ -54,12 +46,7 @@ class GroupParallel:
         host_group: ProcessGroup | None = None,
         memory: SymmetricMemory | None = None,
         note_exchange: Callable[[int], None] = lambda nanoseconds: None,
-        overlap_tokens: int = 0,
-        beside: Mapping[Way, MailConfig] = BESIDE,
     ) -> None:
-        self.overlap_tokens = overlap_tokens
-        self._beside = beside
-        self._stream: torch.cuda.Stream | None = None
         self._group = group
         self._host_group = host_group or group
         self._memory = memory
@@ -78,27 +65,11 @@ class GroupParallel:
             return _SUMS[way](x, self._memory)
 
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return self._add_norm(x, residual, weight, eps, _ALONE)
-
-    def begin_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> ArrivingRows:
-        if not x.is_cuda:
-            return arrived(x, residual, *self.all_reduce_add_norm(x, residual, weight, eps))
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(x.device, priority=_FIRST)
-        self._stream.wait_stream(torch.cuda.current_stream(x.device))
-        # Memory allocated here is reused only by a later all-reduce of this stream, which waits for all readers.
-        with torch.cuda.stream(self._stream):
-            norm, _ = self._add_norm(x, residual, weight, eps, self._beside)
-            return ArrivingRows(norm, x, self._stream.record_event())
-
-    def _add_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, configs: Mapping[Way, MailConfig]
-    ) -> tuple[Tensor, Tensor]:
         way = self._way(x) if x.shape[1] <= MAX_NORMED_SIZE and weight.dtype is x.dtype else None
         if way is None or self._memory is None:
             return add_rms_norm(self.all_reduce(x), residual, weight, eps)
         with self._timer.timed(x):
-            return _NORMED_SUMS[way](x.contiguous(), residual, weight, eps, self._memory, configs[way])
+            return _NORMED_SUMS[way](x.contiguous(), residual, weight, eps, self._memory)
 
     def _way(self, x: Tensor) -> Way | None:
         return way_of(self.size, x.nbytes) if x.is_cuda and self._memory is not None else None

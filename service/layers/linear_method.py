@@ -25,13 +25,11 @@ from kernels.quantized_weight import QuantizedWeight, Weight
 from kernels.skinny_config import MAX_QUANTIZED_ROWS
 from kernels.skinny_config import MAX_ROWS as MOST_SKINNY_ROWS
 from kernels.skinny_linear import skinny_linear
-from service.layers.overlapped_sum import ArrivingNorm
 from service.layers.packed_weight import PackedWeight, WeightForm
 
-Normed = Tensor | DeferredNorm | Fp8Rows | ArrivingNorm
+Normed = Tensor | DeferredNorm | Fp8Rows
 """The output of a norm, [T, in_features] of the next product. Depending on that product, the norm may have left its
-division to it (DeferredNorm), may have rounded to fp8 (if it `takes_fp8`), or may deliver its rows in parts
-(ArrivingNorm, if it `takes_parts`)."""
+division to it (DeferredNorm), or may have rounded to fp8 (if it `takes_fp8`)."""
 
 Activated = Tensor | Fp8Rows
 """The output of an activation; it may be rounded to fp8 likewise."""
@@ -115,11 +113,8 @@ class LinearMethod(Protocol):
         """[T, out_features]. is_beside: a lora_shrink of x was launched just before and may still run."""
         ...
 
-    def add_and_norm(
-        self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
-    ) -> AddedAndNormed | None:
-        """(norm(multiply(x) + residual), multiply(x) + residual); or None, and nothing was computed. in_parts: the
-        norm's rows may arrive in parts, because only a product that `takes_parts` reads them."""
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
+        """(norm(multiply(x) + residual), multiply(x) + residual); or None, and nothing was computed."""
         ...
 
     def silu_and_mul(self, x: Normed) -> Tensor | None:
@@ -131,11 +126,6 @@ class LinearMethod(Protocol):
         can make in the same launch."""
         ...
 
-    @property
-    def takes_parts(self) -> bool:
-        """Whether rows may be multiplied in parts: `multiply` then also takes an ArrivingNorm."""
-        ...
-
     def ordered(self) -> LinearMethod | None:
         """A method of the same weight that sums in one order, so that a row's bits depend on that row only, whatever
         other rows there are. None: there is none, or it is not known."""
@@ -145,11 +135,7 @@ class LinearMethod(Protocol):
 class _Unfused:
     """Declines every epilogue."""
 
-    takes_parts = True
-
-    def add_and_norm(
-        self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
-    ) -> None:
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> None:
         return None
 
     def silu_and_mul(self, x: Normed) -> None:
@@ -169,8 +155,6 @@ class PlainMethod(_Unfused):
         self._bias = bias
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
-        if isinstance(x, ArrivingNorm):
-            return x.multiplied_by(self._weight, self._bias)
         return F.linear(divided(x), self._weight, self._bias)
 
     def ordered(self) -> None:
@@ -193,9 +177,6 @@ class KernelMethod:
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         if isinstance(x, DeferredNorm):
             return norm_linear(x, self.weight, self.bias, self.arrivals)
-        if isinstance(x, ArrivingNorm):
-            assert isinstance(self.weight, Tensor)
-            return x.multiplied_by(self.weight, self.bias)
         if isinstance(x, Fp8Rows):
             assert isinstance(self.weight, QuantizedWeight)
             return quantized_linear(x, self.weight, self.bias, self.arrivals)
@@ -205,9 +186,7 @@ class KernelMethod:
             return quantized_linear(x, self.weight, self.bias, self.arrivals)
         return F.linear(x, self.weight, self.bias)
 
-    def add_and_norm(
-        self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
-    ) -> AddedAndNormed | None:
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
         if isinstance(x, Fp8Rows) or x.shape[0] not in self.choice.add_norm:
             return None
         return linear_add_norm(x, self.weight, self.bias, residual, norm_weight, eps, self.arrivals)
@@ -215,7 +194,7 @@ class KernelMethod:
     def silu_and_mul(self, x: Normed) -> Tensor | None:
         if isinstance(x, DeferredNorm):
             return norm_linear(x, self.weight, self.bias, self.arrivals, True)
-        if isinstance(x, Fp8Rows | ArrivingNorm) or x.shape[0] not in self.choice.gated:
+        if isinstance(x, Fp8Rows) or x.shape[0] not in self.choice.gated:
             return None
         assert isinstance(self.weight, Tensor)
         return gated_linear(x, self.weight)
@@ -224,11 +203,6 @@ class KernelMethod:
         if num_rows <= self.choice.skinny or num_rows in self.choice.add_norm:
             return False
         return isinstance(self.weight, QuantizedWeight) and multiplies_fp8(self.weight)
-
-    @property
-    def takes_parts(self) -> bool:
-        """Kernels for quantized weights have no place to write to: their parts would have to be copied together."""
-        return isinstance(self.weight, Tensor)
 
     def ordered(self) -> OrderedMethod | None:
         if self.choice.ordered is OrderedBy.NOTHING:
@@ -250,15 +224,12 @@ class OrderedMethod:
     by_cublas: bool = False
 
     choice = KernelRows()
-    takes_parts = False
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
-        assert not isinstance(x, Fp8Rows | ArrivingNorm)
+        assert not isinstance(x, Fp8Rows)
         return ordered_linear(x, self.weight, self.bias, self.arrivals, by_cublas=self.by_cublas)
 
-    def add_and_norm(
-        self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
-    ) -> AddedAndNormed:
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed:
         assert not isinstance(x, Fp8Rows)
         into = self.bias, residual, norm_weight, eps, self.arrivals
         return ordered_add_norm(x, self.weight, *into, by_cublas=self.by_cublas)
@@ -292,8 +263,6 @@ class PackedMethod(_Unfused):
         return self.packed.form
 
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
-        if isinstance(x, ArrivingNorm):
-            return x.multiplied(self.multiply)
         return self.packed(divided(x), self._bias)
 
     def ordered(self) -> PackedMethod | None:
@@ -304,5 +273,5 @@ class PackedMethod(_Unfused):
 
 
 def divided(x: Normed) -> Tensor:
-    assert not isinstance(x, Fp8Rows | ArrivingNorm), "only a method that takes them is handed them"
+    assert not isinstance(x, Fp8Rows), "only a method that `takes_fp8` is handed them"
     return x.divided() if isinstance(x, DeferredNorm) else x

@@ -31,8 +31,7 @@ class ResidualRMSNorm(Layer):
 
     residual None: x is the stream's beginning. A residual that is passed in may be overwritten. If x is a Product that
     can be added and normed in one launch, the norm's division may be left to the next product. behind: the product that
-    takes the norm's result, if it is the only one. Then its rows are made as it takes them: rounded to fp8, or arriving
-    in parts (service/layers/overlapped_sum.py).
+    takes the norm's result, if it is the only one. If it rounds rows to fp8, they are made so.
     """
 
     weight: nn.Parameter
@@ -45,8 +44,7 @@ class ResidualRMSNorm(Layer):
     def forward(self, x: Tensor | Product, residual: Tensor | None, behind: Linear | None = None) -> AddedAndNormed:
         if isinstance(x, Product):
             assert residual is not None
-            in_parts = behind is not None and behind.method.takes_parts
-            fused = x.linear.method.add_and_norm(x.x, residual, self.weight, self.eps, in_parts=in_parts)
+            fused = x.linear.method.add_and_norm(x.x, residual, self.weight, self.eps)
             if fused is not None:
                 return fused
             x = x.value()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from service.layers.linear_method import Activated, AddedAndNormed, LinearChoice, LinearMethod, Normed
-from service.layers.overlapped_sum import ArrivingNorm, half_of
 from service.layers.tensor_parallel import TensorParallel
 
 
@@ -30,36 +29,16 @@ class SummedMethod:
     def multiply(self, x: Normed, *, is_beside: bool = False) -> Tensor:
         return self.parallel.all_reduce(self.base.multiply(x, is_beside=is_beside))
 
-    def add_and_norm(
-        self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float, *, in_parts: bool = False
-    ) -> AddedAndNormed | None:
+    def add_and_norm(self, x: Activated, residual: Tensor, norm_weight: Tensor, eps: float) -> AddedAndNormed | None:
         if self.is_ordered:
             return None
-        if in_parts and self.takes_parts and isinstance(x, Tensor) and self._overlaps(len(x)):
-            return self._in_halves(x, residual, norm_weight, eps), residual
         return self.parallel.all_reduce_add_norm(self.base.multiply(x), residual, norm_weight, eps)
-
-    def _overlaps(self, num_rows: int) -> bool:
-        return 0 < self.parallel.overlap_tokens <= num_rows
-
-    def _in_halves(self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> ArrivingNorm:
-        half = half_of(len(x))
-        return ArrivingNorm(
-            tuple(
-                self.parallel.begin_add_norm(self.base.multiply(x[rows]), residual[rows], norm_weight, eps)
-                for rows in (slice(half), slice(half, None))
-            )
-        )
 
     def silu_and_mul(self, x: Normed) -> None:
         return None
 
     def takes_fp8(self, num_rows: int) -> bool:
         return self.base.takes_fp8(num_rows)
-
-    @property
-    def takes_parts(self) -> bool:
-        return self.base.takes_parts
 
     def ordered(self) -> SummedMethod | None:
         base = self.base.ordered()

@@ -12,7 +12,6 @@ from typing import Protocol
 from torch import Tensor
 
 from kernels.rms_norm import add_rms_norm
-from service.layers.overlapped_sum import ArrivingRows, arrived
 
 
 class TensorParallel(Protocol):
@@ -30,11 +29,6 @@ class TensorParallel(Protocol):
     @property
     def size(self) -> int: ...
 
-    @property
-    def overlap_tokens(self) -> int:
-        """The least number of rows for which all-reduces run beside products (`begin_add_norm`); 0: never."""
-        ...
-
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x, with x's shape and dtype and the same bits on every rank. x is consumed: the sum may
         take its storage."""
@@ -43,12 +37,6 @@ class TensorParallel(Protocol):
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """add_rms_norm (kernels/rms_norm.py) of the sum of all ranks' x, [T, C]: (norm, sum plus residual). x and
         residual are consumed."""
-        ...
-
-    def begin_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> ArrivingRows:
-        """Start `all_reduce_add_norm` beside what is launched next on the current stream. Returns the norm; the sum
-        plus residual goes to the residual's storage. Until all started ones are waited for, only further
-        `begin_add_norm` calls may exchange anything."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -69,16 +57,12 @@ class Alone:
 
     rank = 0
     size = 1
-    overlap_tokens = 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return add_rms_norm(x, residual, weight, eps)
-
-    def begin_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> ArrivingRows:
-        return arrived(x, residual, *self.all_reduce_add_norm(x, residual, weight, eps))
 
     def all_gather(self, x: Tensor) -> Tensor:
         return x[None]

@@ -74,12 +74,6 @@ class ModelSettings(BaseModel):
         le=64,
         description="pipeline stages, each with an equal number of layers and GPUs of its own",
     )
-    all_reduce_overlap_tokens: int = Field(
-        0,
-        ge=0,
-        description="with tensor parallelism, steps of at least this many tokens run their all-reduces beside matrix"
-        " products; 0: never",
-    )
     max_model_len: TokenCount | None = Field(
         None, ge=2, description="context length in tokens (8192, 8k, 8K); the model's own if not set"
     )

@@ -112,9 +112,7 @@ class Settings(
         return 1 if self.overlap is False else self.pipeline_parallel_size
 
     def parallel_config(self) -> ParallelConfig:
-        return ParallelConfig(
-            self.tensor_parallel_size, self.pipeline_parallel_size, self.nnodes, self.all_reduce_overlap_tokens
-        )
+        return ParallelConfig(self.tensor_parallel_size, self.pipeline_parallel_size, self.nnodes)
 
     def cache_config(self) -> CacheConfig:
         memory_bytes = None if self.kv_cache_memory is None else int(self.kv_cache_memory)

@@ -18,7 +18,6 @@ from service.core.iteration import IterationPlan, TokenLogprobs
 from service.engine.ports import Executor, PendingIteration
 from service.layers.group_parallel import GroupParallel, memory_of_gpus
 from service.layers.group_stage import GroupStage
-from service.layers.overlapped_sum import ArrivingRows
 from service.layers.pipeline_stage import RankPlace
 from service.layers.tensor_parallel import TensorParallel
 from service.runner import graph_step
@@ -103,23 +102,6 @@ def answer(
         loaded.num_blocks,
         loaded.block_bytes,
     )
-
-
-def answer_overlapping(parallel: TensorParallel, overlap_tokens: int, *how: Any) -> tuple[Answered, int]:
-    """As `answer` with the same arguments; also returns how many all-reduces were started beside products."""
-    device = how[4]
-    ranks = over_gpus(parallel) if device == "cuda" else parallel
-    assert isinstance(ranks, GroupParallel)
-    begin, begun = GroupParallel.begin_add_norm, [0]
-
-    def counted(parallel: GroupParallel, *args: Any) -> ArrivingRows:
-        begun[0] += 1
-        return begin(parallel, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "overlap_tokens", overlap_tokens)
-        patch.setattr(GroupParallel, "begin_add_norm", counted)
-        return answer(parallel, *how), begun[0]
 
 
 class ByGraphs(NamedTuple):

@@ -14,7 +14,7 @@ import pytest
 from service.config import ParallelConfig
 from service.layers.tensor_parallel import ALONE
 from tests.equivalence.random_adapters import save_random_adapters
-from tests.equivalence.rank_work import Asked, answer, answer_overlapping
+from tests.equivalence.rank_work import Asked, answer
 from tests.equivalence.stage_work import answer_in_stages
 from tests.equivalence.test_tensor_parallel import GREEDY, SAMPLED, prompts
 from tests.models.checkpoints import gpt2, llama, mixtral, qwen2_moe
@@ -77,17 +77,3 @@ def test_base_and_adapters_in_one_batch_answer_as_on_one_rank(
     of_ranks = ranks.run(answer, model, asked * 2, MAX_TOKENS, num_blocks, device, adapters)
     assert [each.tokens for each in of_ranks] == [alone.tokens] * 2
     assert (of_ranks[0].num_preemptions > 0) is (num_blocks is not None)
-
-
-def test_steps_with_adapters_keep_their_rows_together_where_sums_run_beside_products(
-    two_somewhere: Where, tmp_path: Path
-):
-    """Steps without adapters are computed in halves; here both kinds of steps alternate."""
-    (ranks, device), model = two_somewhere, FAMILIES["llama"](tmp_path)
-    adapters = save_random_adapters(model, tmp_path / "adapters", RANKS)
-    for names in (("",), ("", *adapters)):
-        asked = [Asked(prompt, {"seed": 3, **GREEDY}, name) for prompt in prompts(3, longest=30) for name in names]
-        how = model, asked, MAX_TOKENS, None, device, adapters
-        answers = ranks.run(answer_overlapping, 8, *how)
-        assert [each.tokens for each, _ in answers] == [answer(ALONE, *how).tokens] * 2
-        assert all(begun for _, begun in answers)

@@ -20,7 +20,6 @@ from tests.equivalence.rank_work import (
     agreed,
     answer,
     answer_by_graphs,
-    answer_overlapping,
 )
 from tests.models.bitsandbytes_checkpoints import BITSANDBYTES
 from tests.models.checkpoints import (
@@ -160,26 +159,6 @@ def test_four_ranks_answer_as_one(four_ranks: Ranks, folder: Path):
 @pytest.fixture(scope="module")
 def some_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return llama(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_with_sums_beside_products_they_answer_as_one(two_somewhere: Where, tmp_path: Path, family: str):
-    """From 8 tokens on: prompts, and chunks of prompts beside decodes."""
-    (ranks, device), folder = two_somewhere, FAMILIES[family](tmp_path)
-    for kinds in KINDS.values():
-        how = folder, requests_of(kinds), MAX_TOKENS, None, device
-        answers = ranks.run(answer_overlapping, 8, *how)
-        assert all(begun > 10 for _, begun in answers)
-        check_same(answer(ALONE, *how), [each for each, _ in answers])
-
-
-@pytest.mark.parametrize("family", ["mixtral", "gpt2"])
-def test_where_nothing_takes_rows_in_parts_sums_wait(two_ranks: Ranks, tmp_path: Path, family: str):
-    """Mixtures of experts, and other kinds of norms."""
-    how = FAMILIES[family](tmp_path), requests_of((GREEDY,)), MAX_TOKENS, None, "cpu"
-    answers = two_ranks.run(answer_overlapping, 8, *how)
-    assert [begun for _, begun in answers] == [0, 0]
-    check_same(answer(ALONE, *how), [each for each, _ in answers])
 
 
 FILTERED = {"temperature": 0.7, "top_p": 0.8}, {"temperature": 1.2, "top_k": 9}

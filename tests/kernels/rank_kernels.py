@@ -3,24 +3,18 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from kernels.one_shot_all_gather import one_shot_all_gather
-from kernels.one_shot_all_reduce import ONE_SHOT_BESIDE, one_shot_add_rms_norm, one_shot_all_reduce
+from kernels.one_shot_all_reduce import one_shot_add_rms_norm, one_shot_all_reduce
 from kernels.symmetric_memory import SymmetricMemory, mail_offset
-from kernels.two_shot_all_reduce import TWO_SHOT_BESIDE, two_shot_add_rms_norm, two_shot_all_reduce
+from kernels.two_shot_all_reduce import two_shot_add_rms_norm, two_shot_all_reduce
 
 CAPACITY = 1 << 20
 LAUNCHES = {"one": one_shot_all_reduce, "two": two_shot_all_reduce, "gather": one_shot_all_gather}
-NORMED = {
-    "one normed": one_shot_add_rms_norm,
-    "two normed": two_shot_add_rms_norm,
-    "one normed, beside": partial(one_shot_add_rms_norm, config=ONE_SHOT_BESIDE),
-    "two normed, beside": partial(two_shot_add_rms_norm, config=TWO_SHOT_BESIDE),
-}
+NORMED = {"one normed": one_shot_add_rms_norm, "two normed": two_shot_add_rms_norm}
 
 
 def shared_memory(parallel, folder: Path, capacity: int = CAPACITY) -> SymmetricMemory:

@@ -14,7 +14,7 @@ IN, OUT, RANK = 8, 6, 2
 class Fused(PlainMethod):
     """Says that it has every epilogue."""
 
-    def add_and_norm(self, x, residual, norm_weight, eps, *, in_parts=False):
+    def add_and_norm(self, x, residual, norm_weight, eps):
         return "add and norm"
 
     def silu_and_mul(self, x):
@@ -65,10 +65,8 @@ def test_epilogues_are_the_bases_while_no_row_has_an_adapter():
     assert linear.add_and_norm(x, residual, weight, 1e-5) == "add and norm"
     assert linear.silu_and_mul(x) == "silu and mul"
     assert linear.takes_fp8(1)
-    assert linear.takes_parts
     step.inputs = AdapterInputs(slots_of(1), slots_of(1))
     assert not linear.takes_fp8(1)
-    assert not linear.takes_parts
     assert linear.add_and_norm(x, residual, weight, 1e-5) is None
     assert linear.silu_and_mul(x) is None
 

@@ -37,17 +37,6 @@ def test_a_sum_is_added_and_normed_as_one_ranks(two_ranks: Ranks):
         torch.testing.assert_close(got, want)
 
 
-def begun(parallel):
-    residual, weight = values(7, torch.float32), values(8, torch.float32)[0]
-    rows = parallel.begin_add_norm(values(parallel.rank, torch.float32), residual, weight, 1e-5)
-    return rows.wait(), residual
-
-
-def test_a_sum_that_was_begun_is_the_same_and_takes_the_residuals_storage(two_ranks: Ranks):
-    for got, want in zip(two_ranks.run(begun), two_ranks.run(normed), strict=True):
-        assert all(map(torch.equal, got, want))
-
-
 def gathered(parallel):
     x = values(parallel.rank, torch.bfloat16)
     columns = parallel.all_gather(x[:, 2:4])  # not contiguous

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
 import torch
 import torch.nn.functional as F
 
 from kernels.rms_norm import add_rms_norm_reference
 from service.layers.linear import Linear
 from service.layers.linear_method import PlainMethod
-from service.layers.overlapped_sum import ArrivingNorm
 from service.layers.packed_weight import WeightForm
 from service.layers.shard import even_share
 from service.layers.summed_method import SummedMethod
@@ -56,38 +52,6 @@ def test_the_ranks_products_are_summed_once_and_the_bias_is_added_once(two_ranks
             assert not own_is_summed
             torch.testing.assert_close(normed, want_normed)
         assert [without for *_, without, _ in answers] == [False, True]
-
-
-def overlapped(parallel):
-    """From three rows on: (norm, sum with the residual, number of sums that were begun) of ways to ask."""
-    x, weight, bias = whole()
-    kept = even_share(12, parallel)
-    part = x[:, kept.start : kept.stop].contiguous()
-    method = SummedMethod(PlainMethod(weight[:, kept.start : kept.stop].contiguous(), None), parallel)
-    answers = []
-    with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel, "overlap_tokens", 3)
-        begin, begun = parallel.begin_add_norm, [0]
-        patch.setattr(parallel, "begin_add_norm", lambda *args: begun.append(1) or begin(*args))
-        for num_rows, in_parts, is_ordered in ((5, True, False), (2, True, False), (5, False, False), (5, True, True)):
-            begun[:] = []
-            asked = replace(method, is_ordered=is_ordered)
-            both = asked.add_and_norm(part[:num_rows], x[:num_rows, :7].clone(), bias, 1e-5, in_parts=in_parts)
-            if isinstance(both and both[0], ArrivingNorm):
-                both = torch.cat([rows.wait() for rows in both[0].parts]), both[1]
-            answers.append((both, len(begun)))
-    return answers
-
-
-def test_sums_of_many_rows_run_in_halves_if_whoever_reads_them_takes_parts(two_ranks: Ranks):
-    x, weight, bias = whole()
-    want = add_rms_norm_reference(F.linear(x, weight), x[:, :7], bias, 1e-5)
-    for answers in two_ranks.run(overlapped):
-        assert [begun for _, begun in answers] == [2, 0, 0, 0]
-        for both, num_rows in zip((both for both, _ in answers[:3]), (5, 2, 5), strict=True):
-            for got, all_rows in zip(both, want, strict=True):
-                torch.testing.assert_close(got, all_rows[:num_rows], atol=1e-5, rtol=1e-5)
-        assert answers[3][0] is None, "in one order nothing is fused"
 
 
 def test_what_was_chosen_is_the_own_products():

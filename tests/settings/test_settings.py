@@ -242,8 +242,6 @@ def test_ranks_serve_adapters_and_train_them():
     assert read_settings([]).parallel_config().num_ranks == 1
     settings = read_settings(["--tensor-parallel-size", "4"])
     assert settings.parallel_config() == ParallelConfig(4)
-    overlapping = read_settings(["--tensor-parallel-size", "2", "--all-reduce-overlap-tokens", "2048"])
-    assert overlapping.parallel_config() == ParallelConfig(2, overlap_tokens=2048)
     assert read_settings(["--tensor-parallel-size", "2", "--lora-dir", "there"]).lora_config() is not None
     of_both = ["--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--enable-finetuning"]
     assert read_settings(of_both[:2] + of_both[4:]).lora_config().trains
