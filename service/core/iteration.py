@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from service.core.adapter import AdapterLoad
-from service.core.block_moves import BlockCopy, Transfer, check_moves
+from service.core.block_moves import BlockCopy, FinishedTransfer, Transfer, check_moves
 from service.core.embedding import Vector
 from service.core.grammar import TokenMasks
 from service.core.scheduled_sequence import SAMPLES, SEQUENCE_ID, TOKEN_IDS, ScheduledSequence
+from service.core.token_logprobs import TokenLogprobs
 from service.core.training import TrainingOutcome, TrainingShare
 
 Int64Array = npt.NDArray[np.int64]
@@ -146,30 +147,6 @@ class IterationPlan:
     @property
     def num_scheduled_tokens(self) -> int:
         return self.decodes.num_tokens + sum(map(len, map(TOKEN_IDS, self.scheduled)))
-
-
-class FinishedTransfer(NamedTuple):
-    """A transfer whose copies are done.
-
-    seconds: how long they took, counted from the end of the plan's transfers started before it; None if not measured.
-    is_first: it was its plan's first and could start at once, so `seconds` includes the delay of its launch."""
-
-    transfer_id: int
-    seconds: float | None
-    is_first: bool = True
-
-
-class TokenLogprobs(NamedTuple):
-    """Log probabilities at one position, of the plain model output: before penalties, masks and temperature.
-
-    chosen: of the actual token. top: (id, logprob) pairs: the most probable tokens, best first, as many as asked for;
-    or the tokens that were asked for, in the order of the request. rank: of the actual token, 1 for the most probable;
-    set for prompt tokens only.
-    """
-
-    chosen: float
-    top: tuple[tuple[int, float], ...]
-    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 
 from service.core.clock import Clock
-from service.core.events import News
 from service.core.stats import EngineSnapshot
 from service.engine.commands import Command, Stop, carry_out
 from service.engine.engine import Engine
 from service.engine.engine_watch import MAX_FAILED_IN_A_ROW, STALLED_AFTER_S, EngineWatch
 from service.engine.idle_turns import IDLE_BEFORE_WORK_S, IdleTurns
 from service.engine.inbox import Inbox, Known, Queued
+from service.engine.outbox import News
 from service.errors import RequestError, ServerError
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from service.core.clock import Clock
-from service.core.events import BatchTokens, FinalEvent, Outcome, TokenEvent
+from service.core.events import FinalEvent, Outcome, TokenEvent
 from service.core.iteration import IterationPlan, IterationResult
 from service.engine.live_requests import LiveRequests
+from service.engine.outbox import BatchTokens
 from service.engine.sequence_results import SequenceResults
 from service.engine.step_record import ProcessedTokens
 from service.errors import ServerError

@@ -11,7 +11,8 @@ from heapq import heapify, heappop, heappush
 from typing import cast
 
 from service.core.clock import Clock
-from service.core.events import BatchTokens, FinalEvent, News, StreamEvent, one_by_one
+from service.core.events import FinalEvent, StreamEvent
+from service.engine.outbox import BatchTokens, News, one_by_one
 from service.engine.stream_intervals import StreamInterval
 
 logger = logging.getLogger(__name__)
@@ -126,8 +127,8 @@ class BatchStreams:
 
 
 class StreamPacing:
-    """Decides when to deliver. Every event is delivered at once while `interval` says so. Otherwise a stream's first and
-    its final event are, and the events between are coalesced; each stream has its own time within the interval.
+    """Decides when to deliver. While the interval is at once, every event is. Otherwise a stream's first event and its
+    final event are, and the events between are coalesced; each stream has its own time within the interval.
 
     streams: the open streams by request id. The owner adds and removes them.
     """

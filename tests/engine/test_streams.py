@@ -8,8 +8,9 @@ from functools import partial
 
 import pytest
 
-from service.core.events import BatchTokens, FinalEvent, News, Outcome, StreamEvent, TokenEvent, one_by_one
+from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
 from service.core.stats import RequestStats
+from service.engine.outbox import BatchTokens, News, one_by_one
 from service.engine.stream_intervals import FixedInterval
 from service.engine.streams import WINDOW_S, BatchStreams, RequestStream, StreamPacing
 from tests.manual_clock import ManualClock
