@@ -25,10 +25,12 @@ from service.core.iteration import IterationPlan
 from service.core.stats import EngineSnapshot
 from service.engine.engine_probe import probe
 from service.engine.engine_snapshots import EngineSnapshots
+from service.engine.failed_iterations import gave_something
 from service.engine.fenced_sink import FencedSink
 from service.engine.grammar_masks import FailedMasks, with_masks
 from service.engine.live_requests import LiveRequests
 from service.engine.live_training import LiveTraining
+from service.engine.outbox import News
 from service.engine.ports import Executor, IdleWork, NoIdleWork, PendingIteration, StatsSink, TrainingExecutor
 from service.engine.result_applier import ResultApplier
 from service.engine.step_record import Launched, StepRecord
@@ -204,13 +206,13 @@ class Engine:
             return
         is_last = not self._launched
         executed = self._record.executed(launched, result, started_s, was_done=was_done, is_last=is_last)
-        num_failed = self.requests.num_failed
+        num_failed, num_told = self.requests.num_failed, len(self.requests.events)
         tokens = self._applier.apply(launched.plan, result)
         if result.training is not None:
             self.training.apply(result.training)
             return
         if self.num_failed_in_a_row or self.requests.num_failed > num_failed:
-            self._note_whether_failed()
+            self._note_whether_failed(self.requests.events[num_told:])
         self._record.applied(launched, result, executed, tokens)
 
     def _lose(self, launched: Launched) -> None:
@@ -223,8 +225,8 @@ class Engine:
             # Nothing was launched after it, and the executor may never have received these rows.
             self.scheduler.blocks.release_rows(launched.plan.released)
 
-    def _note_whether_failed(self) -> None:
-        gave = self._applier.gave_something()
+    def _note_whether_failed(self, events: list[News]) -> None:
+        gave = gave_something(events)
         if gave:
             self.num_failed_in_a_row = 0
         elif gave is False:

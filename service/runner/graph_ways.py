@@ -9,7 +9,7 @@ from torch import Tensor
 from service.runner.cuda_graphs import StepGraphs, drawn
 from service.runner.eager_step import EagerStep
 from service.runner.graph_step import StepOutputs
-from service.runner.selective_batching import decode_columns, flat_order
+from service.runner.selective_batching import FlatBatch, decode_columns, flat_order
 from service.runner.sequence_rows import SequenceRows
 from service.runner.step_ways import Outputs, Step
 
@@ -51,13 +51,26 @@ class MixedGraph:
         self._graphs = graphs
 
     def takes(self, step: Step) -> bool:
-        return step.is_plain and _is_kind_of(self._graphs, step) and self._graphs.can_replay_mixed(step.batch)
+        return step.is_plain and _is_kind_of(self._graphs, step) and self._has_room_for(step.batch)
 
     def compute(self, step: Step) -> Outputs:
         return drawn(self.replay(step), step.batch.num_draws, step)
 
     def replay(self, step: Step) -> StepOutputs:
-        return self._graphs.replay_mixed(step)
+        """Outputs have one row per draw in the plan's order; where another stage draws, one row per token in the
+        batch's order."""
+        batch, graphs = step.batch, self._graphs
+        size = graphs.sizes.padded(batch).size
+        assert size is not None
+        captured = graphs.sizes.mixed[size]
+        captured.inputs.fill(batch, graphs.table.take_changes(captured.inputs.most_changes))
+        return graphs.run(step, captured, batch.num_draws, has_filters=graphs.has_filters(batch.draws))
+
+    def _has_room_for(self, batch: FlatBatch) -> bool:
+        """Whether some graph has room for the batch's decodes, prompts and draws without too much padding."""
+        padded = self._graphs.sizes.padded(batch)
+        self._graphs.sizes.recent_steps.append(padded)
+        return self._graphs.table.is_complete and padded.size is not None
 
 
 class DecodeGraphLogits:

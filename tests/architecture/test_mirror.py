@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 WITHOUT_A_TWIN = {
     "service/config.py": "values only",
     "service/kvcache/kv_events.py": "a Protocol and its null object; tests/kv_events/test_publisher.py",
+    "service/kvcache/prefix_entries.py": "tests/kvcache/test_prefix_cache.py",
     "service/doctor/finding.py": "values only",
     "service/ray_serve/application.py": "tests/deploy/test_ray_serve.py, where Ray is installed",
     "service/ray_serve/other_hosts.py": "tests/deploy/test_ray_serve.py, where Ray is installed",
@@ -48,6 +49,7 @@ WITHOUT_A_TWIN = {
     "service/engine/idle_turns.py": "tests/engine/test_engine_loop.py",
     "service/engine/commands.py": "tests/engine/test_engine_loop.py",
     "service/engine/inbox.py": "tests/engine/test_engine_loop.py",
+    "service/engine/failed_iterations.py": "tests/engine/test_engine.py, test_ailment.py",
     "service/engine/engine_snapshots.py": "tests/engine/test_engine.py",
     "service/engine/sequence_results.py": "tests/engine/test_result_applier.py",
     "service/scheduler/cached_tokens.py": "tests/scheduler/test_iteration_scheduler.py",
