@@ -9,7 +9,6 @@ messages apart from tensors).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from service.core.adapter import AdapterLoad
 from service.core.block_moves import BlockCopy, FinishedTransfer, Transfer, check_moves
 from service.core.embedding import Vector
 from service.core.grammar import TokenMasks
-from service.core.scheduled_sequence import SAMPLES, SEQUENCE_ID, TOKEN_IDS, ScheduledSequence
+from service.core.scheduled_sequence import SAMPLES, SEQUENCE_ID, TOKEN_IDS, ScheduledSequence, check_drafts
 from service.core.token_logprobs import TokenLogprobs
 from service.core.training import TrainingOutcome, TrainingShare
 
@@ -27,7 +26,6 @@ Int64Array = npt.NDArray[np.int64]
 
 INVALID_TOKEN_ID = -1
 """In place of an id whose draw failed (the logits were not finite). Ends the request that it belongs to, no other."""
-
 
 _NONE: Int64Array = np.empty(0, np.int64)
 
@@ -103,7 +101,7 @@ class IterationPlan:
     def __post_init__(self) -> None:
         scheduled = self.scheduled
         if len(set(map(SEQUENCE_ID, scheduled))) < len(scheduled):
-            self._check_drafts()
+            check_drafts(scheduled)
         assert all(map(TOKEN_IDS, scheduled)), "a scheduled sequence computes at least one token"
         if self.copies or self.transfers or self.adapter_loads:
             arena = None if self.training is None else self.training.arena
@@ -111,15 +109,6 @@ class IterationPlan:
         if self.training is not None:
             assert self.training.num_layer_steps >= 0, "a share of training is some, or asks for its state"
             assert not (self.computes or self.transfers or self.adapter_loads), "layer steps alone"
-
-    def _check_drafts(self) -> None:
-        num_behind = 0
-        for before, item in pairwise(self.scheduled):
-            if item.sequence_id == before.sequence_id:
-                num_behind += 1
-                assert len(before.samples) == len(item.samples) == len(item.token_ids) == 1, "a draft is one token"
-                assert item.num_computed_tokens == before.num_computed_tokens + len(before.token_ids), "one by one"
-        assert num_behind == self.num_drafts, "a sequence is scheduled once an iteration, but for its drafts"
 
     @property
     def computes(self) -> bool:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 from service.core.clock import Clock
 from service.core.failed_launch import FailedLaunch
@@ -27,7 +26,7 @@ from service.engine.engine_probe import probe
 from service.engine.engine_snapshots import EngineSnapshots
 from service.engine.failed_iterations import gave_something
 from service.engine.fenced_sink import FencedSink
-from service.engine.grammar_masks import FailedMasks, with_masks
+from service.engine.grammar_masks import with_masks
 from service.engine.live_requests import LiveRequests
 from service.engine.live_training import LiveTraining
 from service.engine.outbox import News
@@ -160,10 +159,7 @@ class Engine:
         if not self.requests.constrained:
             return plan
         assert self._masker is not None, "who accepts grammars has a masker"
-        try:
-            return with_masks(plan, self.scheduler.pool, self._masker)
-        except Exception as fault:
-            return replace(plan, masks=FailedMasks(fault))
+        return with_masks(plan, self.scheduler.pool, self._masker)
 
     def _launch_next(self) -> bool:
         """Decide and launch an iteration. False if there is nothing to compute, or if the launch failed."""

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from service.core.iteration import ScheduledDecodes
-from service.runner.batch_columns import Array, Int64Array
+from service.runner.batch_columns import Array
 from service.runner.captured_sizes import CapturedSizes, GraphPlace
 from service.runner.captured_step import CapturedStep
-from service.runner.device_copies import to_device
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import PaddedStep
 from service.runner.graph_step import GraphStep, StepOutputs
@@ -33,11 +32,11 @@ from service.runner.step_ways import Outputs, PendingTokenIds, Step
 
 
 class StepGraphs:
-    """Replays decodes, and whatever else `run` is given. Engine thread.
+    """Runs graphs, and keeps the decodes that they computed last, to compute them again. Engine thread.
 
     num_adapters: how many adapters a step may use; 0: these graphs are for steps without adapters. num_lanes: lanes
-    whose last decodes are kept, to be replayed again (service/scheduler/lanes.py). sizes: the graphs that exist. table:
-    what they read. flat_order: that of the last replayed decodes, on a pipeline stage.
+    whose last decodes are kept (service/scheduler/lanes.py). sizes: the graphs that exist. table: what they read.
+    flat_order: that of the last replayed decodes, on a pipeline stage.
     """
 
     def __init__(
@@ -59,38 +58,18 @@ class StepGraphs:
         self.table = place.table
         self.sizes = CapturedSizes(step, rows, block_size, place, num_adapters)
         self._num_lanes = num_lanes
-        self._last_decodes: OrderedDict[int, _LastDecodes] = OrderedDict()  # by their version
+        self._last_decodes: OrderedDict[int, LastDecodes] = OrderedDict()  # by their version
         self.flat_order: Tensor | None = None
 
-    def has_room_for(self, num_decodes: int) -> bool:
-        """Whether this many sequences, each with one token to compute and one id to draw, can be replayed."""
-        return self.sizes.padded_size(num_decodes, num_decodes, 0) is not None and self.table.is_complete
-
-    def replay(
-        self,
-        step: Step,
-        decodes: Mapping[str, Array],
-        version: int | None = None,
-        order: Int64Array | None = None,
-    ) -> StepOutputs:
-        """Replay decodes that it `has_room_for`; outputs are in their order. decodes: from `decode_columns`. version:
-        given if they are a plan's ScheduledDecodes, which may be replayed again. order: their `flat_order`, on a
-        pipeline stage."""
-        num_seqs = len(decodes["decode_rows"])
-        size = self.sizes.padded_size(num_seqs, num_seqs, 0)
-        assert size is not None
-        captured, padded = self.sizes.decodes[size], PaddedStep(num_seqs, num_seqs, 0, size)
-        self.sizes.recent_steps.append(padded)
-        has_filters = self.has_filters(decodes)
-        if order is not None:
-            self.flat_order = to_device({"order": order}, self.table.tensor.device)["order"]
-        self._put_aside(captured.inputs)
+    def hold(self, decodes: LastDecodes, version: int | None) -> None:
+        """Call before other decodes than those held are filled into a graph's inputs. version: of their plan's
+        ScheduledDecodes, if they may be replayed again."""
+        self._put_aside(decodes.captured.inputs)
+        self.flat_order = decodes.order
         if version is not None:
-            self._last_decodes[version] = _LastDecodes(padded, captured, self.flat_order, has_filters)
+            self._last_decodes[version] = decodes
             if len(self._last_decodes) > self._num_lanes:
                 self._last_decodes.popitem(last=False)
-        captured.inputs.fill_decodes(decodes, self.table.take_changes(captured.inputs.most_changes), version)
-        return self.run(step, captured, num_seqs, self.flat_order, has_filters=has_filters)
 
     def can_replay_again(self, decodes: ScheduledDecodes) -> bool:
         """Whether these are the last decodes replayed for some lane, one token further."""
@@ -145,9 +124,9 @@ class StepGraphs:
 
 
 @dataclass(slots=True)
-class _LastDecodes:
-    """The decodes of one version, and the graph that computed them. order: as in `replay`. has_filters: as in `run`.
-    aside: their columns, if the graph's inputs hold other decodes now."""
+class LastDecodes:
+    """Decodes, and the graph that computed them. order: on a pipeline stage, their `flat_order`. has_filters: as in
+    `run`. aside: their columns, if the graph's inputs hold other decodes now."""
 
     padded: PaddedStep
     captured: CapturedStep

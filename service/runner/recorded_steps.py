@@ -22,6 +22,7 @@ from service.runner.graph_sizes import GraphSize
 from service.runner.recorded_decodes import DrawnStep, RecordedDecodesAgain, RecordedStep
 from service.runner.selective_batching import decode_columns
 from service.runner.sequence_rows import DrawnIds, SequenceRows
+from service.runner.step_inputs import StepForm
 from service.runner.step_ways import Outputs, Step
 from service.sampling.sampler import SamplingBatch
 
@@ -91,14 +92,8 @@ class RecordedSteps:
         self._forward_pass.row_invariance.want(kind.deterministic)
         num_adapters = self._num_adapters if kind.adapters else 0
         size, table, columns = GraphSize(kind.num_rows, kind.num_rows), self._block_table, self._rows.columns
-        inputs = GraphInputs(
-            size,
-            torch.from_numpy(table),
-            self._block_size,
-            columns,
-            num_adapters,
-            all_as_prompts=kind.deterministic,
-        )
+        form = StepForm(all_as_prompts=kind.deterministic)
+        inputs = GraphInputs(size, torch.from_numpy(table), self._block_size, columns, num_adapters, form)
         there = inputs.step
         recorded = self._recorder.record(
             lambda: self._forward_pass.compute(there.token_ids, there.positions, there.attention, there.adapters)

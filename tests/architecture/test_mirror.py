@@ -57,6 +57,7 @@ WITHOUT_A_TWIN = {
     "service/scheduler/training_plans.py": "tests/scheduler/test_training_turns.py",
     "service/scheduler/lane_scheduling.py": "tests/scheduler/test_iteration_scheduler.py",
     "service/sampling/sampling_extras.py": "tests/sampling/test_sampler.py",
+    "service/http/http_1_0.py": "tests/http/test_request_cycle.py, test_protocol.py",
     "service/api/context.py": "values only",
     "service/api/http_exchange.py": "values; tests/api/test_request_log.py has what they are for",
     "service/core/events.py": "values only",

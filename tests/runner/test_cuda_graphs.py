@@ -23,7 +23,7 @@ from service.runner.choices import add_norm_rows, kept_sizes
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, GraphSize, PaddedStep, graph_sizes
 from service.runner.graph_step import StepOutputs
-from service.runner.graph_ways import MixedGraph
+from service.runner.graph_ways import DecodeGraph, MixedGraph
 from service.runner.selective_batching import decode_columns, flatten
 from service.runner.sequence_rows import DeviceBlockTable
 from tests.examples import examples
@@ -111,10 +111,11 @@ class SideBySide:
         return mine
 
 
-def count_replays(runner, monkeypatch, name):
+def count_replays(graphs, monkeypatch, name):
+    """graphs: StepGraphs, or the class of a way."""
     replayed = []
-    replay = getattr(runner.replays._graphs, name)
-    monkeypatch.setattr(runner.replays._graphs, name, lambda *how: (replayed.append(1), replay(*how))[1])
+    replay = getattr(graphs, name)
+    monkeypatch.setattr(graphs, name, lambda *how: (replayed.append(1), replay(*how))[1])
     return replayed
 
 
@@ -133,7 +134,7 @@ def without_capture(request, tmp_path, monkeypatch):
 def test_steps_at_fixed_places_draw_what_flat_batches_draw(without_capture, monkeypatch):
     """Without a GPU, all but the capture: which size is taken, its padding, and the block table that steps keep."""
     loaded, eager = without_capture
-    again = count_replays(loaded.runner, monkeypatch, "replay_again")
+    again = count_replays(loaded.runner.replays._graphs, monkeypatch, "replay_again")
     both = SideBySide(loaded.runner, eager.runner)
     player = PlanPlayer(both, loaded.num_blocks, 16)
     chance = random.Random(2)
@@ -193,9 +194,8 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
     """In fp32, where the shapes of matrix products do not decide what is drawn."""
     folder = save(tmp_path)
     loaded, eager = load(folder, device="cuda"), load(folder, device="cuda", enforce_eager=True)
-    decodes, again = (count_replays(loaded.runner, monkeypatch, name) for name in ("replay", "replay_again"))
-    mixed, replay = [], MixedGraph.replay
-    monkeypatch.setattr(MixedGraph, "replay", lambda self, step: (mixed.append(1), replay(self, step))[1])
+    again = count_replays(loaded.runner.replays._graphs, monkeypatch, "replay_again")
+    decodes, mixed = (count_replays(way, monkeypatch, "replay") for way in (DecodeGraph, MixedGraph))
     both = SideBySide(loaded.runner, eager.runner)
     player = PlanPlayer(both, loaded.num_blocks, 16)
     chance = random.Random(1)
