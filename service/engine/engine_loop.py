@@ -128,7 +128,7 @@ class EngineLoop:
             self._snapshot_due_s = self.busy_since_s + SNAPSHOT_EVERY_S
         if not self._engine.has_launched:
             self._hand_over()
-        if self._engine.num_failed_in_a_row >= MAX_FAILED_IN_A_ROW or self.watch.failing is not None:
+        if self._engine.failed.num_in_a_row >= MAX_FAILED_IN_A_ROW or self.watch.failing is not None:
             self._note_failures()
 
     def _note_failures(self) -> None:

@@ -134,7 +134,7 @@ def test_nor_does_a_bad_request_beside_good_ones_make_a_failed_iteration(overlap
     for _ in range(2 * MAX_FAILED_IN_A_ROW):
         outcomes = served.serve(request((1, 2), 9), request((1, POISON), 3), request((1, POISON), 3))
         assert outcomes == [Outcome.FINISHED, Outcome.FAILED, Outcome.FAILED]
-        assert served.harness.engine.num_failed_in_a_row == 0
+        assert served.harness.engine.failed.num_in_a_row == 0
 
 
 def test_an_executor_that_fails_with_a_probe_too_ends_the_thread():
