@@ -23,11 +23,12 @@ from prometheus_client import CollectorRegistry
 from service.composition.engine_assembly import make_engine
 from service.composition.model_parts import ModelParts, load_model_parts
 from service.core.clock import MonotonicClock
-from service.core.events import FinalEvent, TokenEvent, one_by_one
+from service.core.events import FinalEvent, TokenEvent
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.stats import RequestStats
 from service.engine.engine import Engine
+from service.engine.outbox import one_by_one
 from service.metrics.instruments import Instruments
 from service.metrics.recorder import Recorder
 from service.settings.settings import Settings

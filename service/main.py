@@ -33,7 +33,7 @@ from service.core.stats import EngineSnapshot
 from service.core.version import distribution_version
 from service.engine.async_engine import STUCK_AFTER_S, AsyncEngine
 from service.engine.ports import Executor
-from service.engine.streams import FixedInterval, IntervalByLoad, StreamInterval
+from service.engine.stream_intervals import FixedInterval, IntervalByLoad, StreamInterval
 from service.errors import ConfigError, ServerError, Unavailable
 from service.finetune.job import JobStatus
 from service.finetune.job_runner import JobRunner
@@ -262,7 +262,7 @@ class _Service:
 
     def _stream_interval(self) -> StreamInterval:
         milliseconds = self._settings.stream_interval_ms
-        return IntervalByLoad(self._clock.now_s()) if milliseconds is None else FixedInterval(milliseconds / 1e3)
+        return IntervalByLoad() if milliseconds is None else FixedInterval(milliseconds / 1e3)
 
     def _connection_limits(self) -> ConnectionLimits:
         wanted = self._settings.connection_limits()

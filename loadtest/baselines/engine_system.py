@@ -7,7 +7,7 @@ from loadtest.baselines.iteration_log import IterationLog
 from loadtest.baselines.kv_pool import KvPool
 from loadtest.baselines.planned_ends import END_TOKEN_ID, PlannedEnds
 from loadtest.offline.serving_system import Completion, IterationFacts, MemoryUse, OfflineRequest
-from service.core.events import FinalEvent, Outcome, one_by_one
+from service.core.events import FinalEvent, Outcome
 from service.core.iteration import IterationPlan
 from service.core.request import Request
 from service.core.sampling_params import BeamParams, SamplingParams
@@ -15,6 +15,7 @@ from service.core.sequence_group import SequenceGroup
 from service.core.stats import RequestStats
 from service.core.training import Training, TrainingListener
 from service.engine.engine import Engine
+from service.engine.outbox import one_by_one
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from service.kvcache.swap_space import SwapSpace

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from loadtest.baselines.modelled_training import ModelledTime, ModelledTrainings
 from loadtest.offline.work_clock import WorkClock
-from service.core.iteration import FinishedTransfer, IterationPlan, IterationResult
+from service.core.block_moves import FinishedTransfer
+from service.core.iteration import IterationPlan, IterationResult
 from service.prediction.workload import num_attended_pairs
 
 _GEMM = ((1, 3.99e-3), (8, 4.00e-3), (64, 4.25e-3), (128, 4.83e-3), (256, 7.24e-3), (512, 12.2e-3))

@@ -20,8 +20,8 @@ import torch
 from loadtest.bench.kernel_profile import trace_events
 from loadtest.bench.offline_run import greedy_requests
 from loadtest.bench.report import print_table
-from service.core.events import one_by_one
 from service.engine.engine import Engine
+from service.engine.outbox import one_by_one
 
 _BORDERS_US = (2.0, 5.0, 20.0, 100.0)
 _NUM_PAIRS = 6

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from service.core.events import FinalEvent, Outcome, one_by_one
+from service.core.events import FinalEvent, Outcome
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.engine.engine import Engine
+from service.engine.outbox import one_by_one
 from service.errors import ServerError
 
 

@@ -1,14 +1,16 @@
-"""Stops work whose client has disconnected; Starlette does not cancel handlers by itself."""
+"""A client's connection: work stops when it has gone, as Starlette cancels no handler by itself; or we cut it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 Result = TypeVar("Result")
+
+ABORT_CONNECTION = "abort_connection"
 
 
 class ClientGone(Exception):
@@ -38,3 +40,10 @@ async def disconnected(receive: Receive) -> None:
     """Returns when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def abort_connection(scope: Scope) -> None:
+    """Cut the connection without waiting for unsent data; our HTTP server puts the function for it into `state`."""
+    abort: Callable[[], None] | None = scope.get("state", {}).get(ABORT_CONNECTION)
+    if abort is not None:
+        abort()

@@ -30,6 +30,17 @@ class Transfer(NamedTuple):
     host_blocks: tuple[int, ...]
 
 
+class FinishedTransfer(NamedTuple):
+    """A transfer whose copies are done.
+
+    seconds: how long they took, counted from the end of the plan's transfers started before it; None if not measured.
+    is_first: it was its plan's first and could start at once, so `seconds` includes the delay of its launch."""
+
+    transfer_id: int
+    seconds: float | None
+    is_first: bool = True
+
+
 def check_moves(
     copies: Sequence[BlockCopy],
     transfers: Sequence[Transfer],

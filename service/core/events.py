@@ -5,15 +5,14 @@ Immutable; they cross threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from service.core.embedding import Vector
-from service.core.iteration import TokenLogprobs
 from service.core.request import FinishReason
 from service.core.stats import RequestStats
+from service.core.token_logprobs import TokenLogprobs
 from service.errors import RequestError
 
 
@@ -67,37 +66,3 @@ class FinalEvent:
 StreamEvent = int | TokenEvent | PromptEvent | PooledEvent | FinalEvent
 """An int is a plain token: the next token id of a request with one choice, which goes on and has nothing else to
 report. Nearly all events are plain tokens, so they cost no object."""
-
-Addressed = tuple[str, StreamEvent]
-"""(request id, event)."""
-
-
-class BatchTokens(NamedTuple):
-    """The plain tokens of one iteration of the decode batch: token_ids[i] is for request_ids[i]. While the batch has
-    the same members, `request_ids` is the same object."""
-
-    request_ids: Sequence[str]
-    token_ids: tuple[int, ...]
-
-
-News = Addressed | BatchTokens
-"""What the engine thread sends to the event loop."""
-
-
-class Outbox(list[News]):
-    """Events still to be sent, in order. Engine thread only."""
-
-    def take(self) -> list[News]:
-        """Remove and return all of them."""
-        taken = list(self)
-        self.clear()
-        return taken
-
-
-def one_by_one(news: Iterable[News]) -> Iterator[Addressed]:
-    """The same events in the same order, with each BatchTokens split into (request id, token id) pairs."""
-    for each in news:
-        if isinstance(each, BatchTokens):
-            yield from zip(each.request_ids, each.token_ids, strict=True)
-        else:
-            yield each

@@ -9,24 +9,23 @@ messages apart from tensors).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from service.core.adapter import AdapterLoad
-from service.core.block_moves import BlockCopy, Transfer, check_moves
+from service.core.block_moves import BlockCopy, FinishedTransfer, Transfer, check_moves
 from service.core.embedding import Vector
 from service.core.grammar import TokenMasks
-from service.core.scheduled_sequence import SAMPLES, SEQUENCE_ID, TOKEN_IDS, ScheduledSequence
+from service.core.scheduled_sequence import SAMPLES, SEQUENCE_ID, TOKEN_IDS, ScheduledSequence, check_drafts
+from service.core.token_logprobs import TokenLogprobs
 from service.core.training import TrainingOutcome, TrainingShare
 
 Int64Array = npt.NDArray[np.int64]
 
 INVALID_TOKEN_ID = -1
 """In place of an id whose draw failed (the logits were not finite). Ends the request that it belongs to, no other."""
-
 
 _NONE: Int64Array = np.empty(0, np.int64)
 
@@ -102,7 +101,7 @@ class IterationPlan:
     def __post_init__(self) -> None:
         scheduled = self.scheduled
         if len(set(map(SEQUENCE_ID, scheduled))) < len(scheduled):
-            self._check_drafts()
+            check_drafts(scheduled)
         assert all(map(TOKEN_IDS, scheduled)), "a scheduled sequence computes at least one token"
         if self.copies or self.transfers or self.adapter_loads:
             arena = None if self.training is None else self.training.arena
@@ -110,15 +109,6 @@ class IterationPlan:
         if self.training is not None:
             assert self.training.num_layer_steps >= 0, "a share of training is some, or asks for its state"
             assert not (self.computes or self.transfers or self.adapter_loads), "layer steps alone"
-
-    def _check_drafts(self) -> None:
-        num_behind = 0
-        for before, item in pairwise(self.scheduled):
-            if item.sequence_id == before.sequence_id:
-                num_behind += 1
-                assert len(before.samples) == len(item.samples) == len(item.token_ids) == 1, "a draft is one token"
-                assert item.num_computed_tokens == before.num_computed_tokens + len(before.token_ids), "one by one"
-        assert num_behind == self.num_drafts, "a sequence is scheduled once an iteration, but for its drafts"
 
     @property
     def computes(self) -> bool:
@@ -146,30 +136,6 @@ class IterationPlan:
     @property
     def num_scheduled_tokens(self) -> int:
         return self.decodes.num_tokens + sum(map(len, map(TOKEN_IDS, self.scheduled)))
-
-
-class FinishedTransfer(NamedTuple):
-    """A transfer whose copies are done.
-
-    seconds: how long they took, counted from the end of the plan's transfers started before it; None if not measured.
-    is_first: it was its plan's first and could start at once, so `seconds` includes the delay of its launch."""
-
-    transfer_id: int
-    seconds: float | None
-    is_first: bool = True
-
-
-class TokenLogprobs(NamedTuple):
-    """Log probabilities at one position, of the plain model output: before penalties, masks and temperature.
-
-    chosen: of the actual token. top: (id, logprob) pairs: the most probable tokens, best first, as many as asked for;
-    or the tokens that were asked for, in the order of the request. rank: of the actual token, 1 for the most probable;
-    set for prompt tokens only.
-    """
-
-    chosen: float
-    top: tuple[tuple[int, float], ...]
-    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

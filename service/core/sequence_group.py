@@ -6,11 +6,11 @@ from collections import deque
 from enum import Enum, auto
 
 from service.core.embedding import Vector
-from service.core.iteration import TokenLogprobs
 from service.core.request import Request
 from service.core.request_journal import RequestJournal
 from service.core.sequence import Sequence
 from service.core.stats import PreemptionStats
+from service.core.token_logprobs import TokenLogprobs
 
 MAX_PREEMPTIONS_KEPT = 16
 

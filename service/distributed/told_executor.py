@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from service.core.iteration import FinishedTransfer, IterationPlan, IterationResult
+from service.core.block_moves import FinishedTransfer
+from service.core.iteration import IterationPlan, IterationResult
 from service.distributed.control_ring import MessageKind, MessageWriter, ReaderStalled
 from service.distributed.drawn_messages import write_drawn
 from service.distributed.integers import IntegerWriter

@@ -33,7 +33,8 @@ from service.engine.commands import (
 from service.engine.engine import Engine
 from service.engine.engine_loop import EngineLoop
 from service.engine.live_requests import stats_of_lost
-from service.engine.streams import FixedInterval, RequestStream, StreamDelivery, StreamInterval, StreamPacing
+from service.engine.stream_intervals import FixedInterval, StreamInterval
+from service.engine.streams import RequestStream, StreamDelivery, StreamPacing
 from service.errors import (
     ContextLengthExceeded,
     InvalidRequest,

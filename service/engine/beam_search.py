@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from service.core.iteration import TokenLogprobs
 from service.core.request import FinishReason
 from service.core.sampling_params import BeamParams, SamplingParams
+from service.core.token_logprobs import TokenLogprobs
 
 Tops = Sequence[Sequence[tuple[int, float]]]
 """For each beam its most probable next tokens and their log probabilities, best first."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 from service.core.clock import Clock
 from service.core.failed_launch import FailedLaunch
@@ -25,14 +24,14 @@ from service.core.iteration import IterationPlan
 from service.core.stats import EngineSnapshot
 from service.engine.engine_probe import probe
 from service.engine.engine_snapshots import EngineSnapshots
+from service.engine.failed_iterations import FailedIterations
 from service.engine.fenced_sink import FencedSink
-from service.engine.grammar_masks import FailedMasks, with_masks
+from service.engine.grammar_masks import with_masks
 from service.engine.live_requests import LiveRequests
 from service.engine.live_training import LiveTraining
 from service.engine.ports import Executor, IdleWork, NoIdleWork, PendingIteration, StatsSink, TrainingExecutor
 from service.engine.result_applier import ResultApplier
 from service.engine.step_record import Launched, StepRecord
-from service.errors import ServerError
 from service.scheduler.decision_tally import DecisionTally
 from service.scheduler.iteration_scheduler import IterationScheduler
 
@@ -47,8 +46,7 @@ class Engine:
     wait until nothing runs (idle_turns.py). trainings: runs training steps; None if no trainings are accepted.
 
     scheduler: waiting and running requests. requests: accepts, ends and reports live ones. training: the active one.
-    num_failed_in_a_row: consecutive failed iterations. An iteration has failed if the executor raised, or if a server
-        fault kept every request in it from getting a token. If only some requests fail, the iteration has not failed.
+    failed: what becomes of iterations that fail, and how many have in a row.
     """
 
     def __init__(
@@ -73,12 +71,12 @@ class Engine:
         self.idle_work = idle_work or NoIdleWork()
         self._applier = ResultApplier(self.requests, scheduler, clock)
         self._record = StepRecord(scheduler.ledger, sink, clock, scheduler.predicted_s)
+        self.failed = FailedIterations(self.requests, self.training, scheduler, self._record)
         self._launched: deque[Launched] = deque()
         self._num_lanes = len(scheduler.lanes)
         self._max_launched = max(2 if overlap else 1, self._num_lanes)
         self._batch_size = 0
         self._snapshots = EngineSnapshots(scheduler, clock)
-        self.num_failed_in_a_row = 0
 
     @property
     def has_work(self) -> bool:
@@ -123,11 +121,11 @@ class Engine:
 
     def probe(self) -> bool | None:
         """Run a tiny prompt of the engine's own (engine_probe.py). True: it got a token, so the earlier failures were
-        caused by what clients asked for, and `num_failed_in_a_row` is reset. None: there was no room for it."""
+        caused by what clients asked for, and `failed.num_in_a_row` is reset. None: there was no room for it."""
         self.finish_launched()
         has_drawn = probe(self.scheduler, self._executor)
         if has_drawn:
-            self.num_failed_in_a_row = 0
+            self.failed.num_in_a_row = 0
         return has_drawn
 
     def finish_launched(self) -> None:
@@ -147,7 +145,7 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """The engine's present state, for metrics and admission."""
-        return self._snapshots.take(self._batch_size, self.num_failed_in_a_row)
+        return self._snapshots.take(self._batch_size, self.failed.num_in_a_row)
 
     def _decide(self) -> IterationPlan:
         """The next plan, with its masks. A scheduler fault is not caught: its bookkeeping may be inconsistent."""
@@ -158,10 +156,7 @@ class Engine:
         if not self.requests.constrained:
             return plan
         assert self._masker is not None, "who accepts grammars has a masker"
-        try:
-            return with_masks(plan, self.scheduler.pool, self._masker)
-        except Exception as fault:
-            return replace(plan, masks=FailedMasks(fault))
+        return with_masks(plan, self.scheduler.pool, self._masker)
 
     def _launch_next(self) -> bool:
         """Decide and launch an iteration. False if there is nothing to compute, or if the launch failed."""
@@ -200,32 +195,15 @@ class Engine:
             result = launched.pending.wait()
         except Exception:
             logger.exception("an iteration of %d sequences failed", launched.plan.num_sequences)
-            self._lose(launched)
+            self.failed.lose(launched)
             return
         is_last = not self._launched
         executed = self._record.executed(launched, result, started_s, was_done=was_done, is_last=is_last)
-        num_failed = self.requests.num_failed
+        num_failed, num_told = self.requests.num_failed, len(self.requests.events)
         tokens = self._applier.apply(launched.plan, result)
         if result.training is not None:
             self.training.apply(result.training)
             return
-        if self.num_failed_in_a_row or self.requests.num_failed > num_failed:
-            self._note_whether_failed()
+        if self.failed.num_in_a_row or self.requests.num_failed > num_failed:
+            self.failed.note(self.requests.events[num_told:])
         self._record.applied(launched, result, executed, tokens)
-
-    def _lose(self, launched: Launched) -> None:
-        self.num_failed_in_a_row += 1
-        self._record.lost()
-        self.requests.lose(self.scheduler.finish_iteration().all(), launched.plan)
-        if launched.plan.training is not None:
-            self.training.fail(ServerError("An iteration that this training was part of failed."))
-        if isinstance(launched.pending, FailedLaunch):
-            # Nothing was launched after it, and the executor may never have received these rows.
-            self.scheduler.blocks.release_rows(launched.plan.released)
-
-    def _note_whether_failed(self) -> None:
-        gave = self._applier.gave_something()
-        if gave:
-            self.num_failed_in_a_row = 0
-        elif gave is False:
-            self.num_failed_in_a_row += 1

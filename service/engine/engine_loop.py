@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 
 from service.core.clock import Clock
-from service.core.events import News
 from service.core.stats import EngineSnapshot
 from service.engine.commands import Command, Stop, carry_out
 from service.engine.engine import Engine
 from service.engine.engine_watch import MAX_FAILED_IN_A_ROW, STALLED_AFTER_S, EngineWatch
 from service.engine.idle_turns import IDLE_BEFORE_WORK_S, IdleTurns
 from service.engine.inbox import Inbox, Known, Queued
+from service.engine.outbox import News
 from service.errors import RequestError, ServerError
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class EngineLoop:
             self._snapshot_due_s = self.busy_since_s + SNAPSHOT_EVERY_S
         if not self._engine.has_launched:
             self._hand_over()
-        if self._engine.num_failed_in_a_row >= MAX_FAILED_IN_A_ROW or self.watch.failing is not None:
+        if self._engine.failed.num_in_a_row >= MAX_FAILED_IN_A_ROW or self.watch.failing is not None:
             self._note_failures()
 
     def _note_failures(self) -> None:

@@ -64,7 +64,7 @@ class EngineWatch:
     def note_failures(self) -> bool:
         """After MAX_FAILED_IN_A_ROW failures, probe whether new requests would fail, too, at most every PROBE_EVERY_S.
         Returns whether a probe was made. Raises RuntimeError if the executor raises on the probe."""
-        num_failed, now_s = self._engine.num_failed_in_a_row, self._clock.now_s()
+        num_failed, now_s = self._engine.failed.num_in_a_row, self._clock.now_s()
         if num_failed < MAX_FAILED_IN_A_ROW:
             self._note_recovery("a request has got a token")
             return False

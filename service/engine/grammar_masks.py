@@ -12,9 +12,15 @@ from service.scheduler.request_pool import RequestPool
 
 def with_masks(plan: IterationPlan, pool: RequestPool, masker: TokenMasker) -> IterationPlan:
     """The plan with its token masks, which are computed beside the forward pass; the same plan if no draw needs a mask.
+    If they cannot be started, the plan has FailedMasks."""
+    try:
+        return _with_started_masks(plan, pool, masker)
+    except Exception as fault:
+        return replace(plan, masks=FailedMasks(fault))
 
-    The choices drawn from one prompt are all at the start of the grammar, so they share one mask.
-    """
+
+def _with_started_masks(plan: IterationPlan, pool: RequestPool, masker: TokenMasker) -> IterationPlan:
+    """The choices drawn from one prompt are all at the start of the grammar, so they share one mask."""
     matchers: list[Matcher] = []
     rows = [-1] * len(plan.decodes)  # a request with a grammar is never in the decode batch
     for item in plan.scheduled:

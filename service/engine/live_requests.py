@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from service.core.clock import Clock
-from service.core.events import FinalEvent, Outbox, Outcome
+from service.core.events import FinalEvent, Outcome
 from service.core.iteration import IterationPlan
 from service.core.request import FinishReason, Request
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import RequestStats
 from service.engine.beam_search import BeamSearch
+from service.engine.outbox import Outbox
 from service.engine.ports import StatsSink
 from service.errors import RequestError, ServerError
 from service.scheduler.iteration_scheduler import IterationScheduler

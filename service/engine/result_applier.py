@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from service.core.clock import Clock
-from service.core.events import BatchTokens, FinalEvent, Outcome, TokenEvent
 from service.core.iteration import IterationPlan, IterationResult
 from service.engine.live_requests import LiveRequests
+from service.engine.outbox import BatchTokens
 from service.engine.sequence_results import SequenceResults
 from service.engine.step_record import ProcessedTokens
-from service.errors import ServerError
 from service.scheduler.decode_batch import DecodeBatch, DecodeMembers
 from service.scheduler.iteration_scheduler import IterationScheduler
 
@@ -27,7 +26,6 @@ class ResultApplier:
         self._scheduler = scheduler
         self._clock = clock
         self._one_by_one = SequenceResults(requests, scheduler, clock)
-        self._num_told = 0  # events gathered before the current iteration's
         self._result_s = self._last_result_s = 0.0  # when the current result came, and when the one before it came
 
     def apply(self, plan: IterationPlan, result: IterationResult) -> ProcessedTokens:
@@ -35,7 +33,6 @@ class ResultApplier:
         groups = self._scheduler.finish_iteration()
         if result.finished_transfers:
             self._scheduler.finish_transfers(result.finished_transfers)
-        self._num_told = len(self._requests.events)
         if plan.training is not None:  # it may lie between two tokens of a request: keep `_result_s` as it is
             return ProcessedTokens(self._result_s)
         self._last_result_s, self._result_s = self._result_s, self._clock.now_s()
@@ -46,20 +43,6 @@ class ResultApplier:
         if plan.scheduled:
             self._one_by_one.apply(plan, groups.scheduled, result, tokens)
         return tokens
-
-    def gave_something(self) -> bool | None:
-        """Whether the iteration just applied gave any request a token or a regular end. False if no request got
-        anything and some failed by a server fault. None if there was nothing to give."""
-        verdict = None
-        for news in self._requests.events[self._num_told :]:
-            if isinstance(news, BatchTokens):
-                return True
-            match news[1]:
-                case int() | TokenEvent() | FinalEvent(outcome=Outcome.FINISHED):
-                    return True
-                case FinalEvent(error=ServerError()):
-                    verdict = False
-        return verdict
 
     def _apply_decodes(
         self, batch: DecodeBatch, members: DecodeMembers, result: IterationResult, tokens: ProcessedTokens

@@ -13,11 +13,12 @@ from service.core.clock import Clock
 from service.core.embedding import Vector, pooled
 from service.core.events import Outcome, PooledEvent, PromptEvent, TokenEvent
 from service.core.grammar import Matcher
-from service.core.iteration import INVALID_TOKEN_ID, IterationPlan, IterationResult, TokenLogprobs
+from service.core.iteration import INVALID_TOKEN_ID, IterationPlan, IterationResult
 from service.core.request import FinishReason, Request
 from service.core.scheduled_sequence import ScheduledSequence
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
+from service.core.token_logprobs import TokenLogprobs
 from service.engine.beam_search import BeamSearch
 from service.engine.live_requests import LiveRequests
 from service.engine.step_record import ProcessedTokens

@@ -6,28 +6,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Protocol, cast
+from typing import cast
 
 from service.core.clock import Clock
-from service.core.events import BatchTokens, FinalEvent, News, StreamEvent, one_by_one
+from service.core.events import FinalEvent, StreamEvent
+from service.engine.outbox import BatchTokens, News, one_by_one
+from service.engine.stream_intervals import StreamInterval
 
 logger = logging.getLogger(__name__)
 
-BUSY = 0.5
-"""How much of its time the event loop may be busy while every token is delivered at once. The engine's thread needs the
-rest, since both use the same interpreter."""
-
-COALESCED_WAKES_PER_S = 6_000
-"""Reader calls per second while tokens are coalesced because the event loop was busier than BUSY. One call costs 15 to
-20 us, half of it the socket's, so this is a tenth of a core."""
-
-LEAST_COALESCED_S = 0.03
-
 WINDOW_S = 0.05
-"""The load is measured over windows of at least so long."""
+"""How long the counts are gathered that a StreamInterval is told, at least."""
 
 _GOLDEN_RATIO = 0.618034
 _IDS_ONLY = {int}
@@ -135,65 +126,9 @@ class BatchStreams:
         return due
 
 
-class StreamInterval(Protocol):
-    """A policy with one question: how long to leave a stream alone after a delivery. Event-loop thread only."""
-
-    def seconds(self, num_streams: int) -> float:
-        """Seconds between two deliveries to a stream while `num_streams` streams get tokens. 0: deliver at once."""
-        ...
-
-    def note(self, num_ready: int, num_woken: int, now_s: float) -> None:
-        """Of `num_ready` streams that had events, the readers of `num_woken` were called."""
-        ...
-
-
-class FixedInterval:
-    """Always the same interval: the plain twin."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def seconds(self, num_streams: int) -> float:
-        return self._seconds
-
-    def note(self, num_ready: int, num_woken: int, now_s: float) -> None:
-        pass
-
-
-class IntervalByLoad:
-    """Deliver at once while that keeps the event loop below BUSY. Above, coalesce tokens down to COALESCED_WAKES_PER_S.
-
-    The cost of one reader call is estimated as the event-loop thread's CPU time in a window, divided by the calls made
-    in it. This includes all other work of the event loop, so new HTTP requests, too, make tokens coalesce.
-
-    busy_s: returns the calling thread's CPU seconds so far.
-    """
-
-    def __init__(self, now_s: float, busy_s: Callable[[], float] = time.thread_time) -> None:
-        self._busy_s = busy_s
-        self._window_began_s, self._busy_before_s = now_s, busy_s()
-        self._num_ready = self._num_woken = 0
-        self._is_at_once = True
-
-    def seconds(self, num_streams: int) -> float:
-        return 0.0 if self._is_at_once else max(LEAST_COALESCED_S, num_streams / COALESCED_WAKES_PER_S)
-
-    def note(self, num_ready: int, num_woken: int, now_s: float) -> None:
-        self._num_ready += num_ready
-        self._num_woken += num_woken
-        elapsed_s = now_s - self._window_began_s
-        if elapsed_s < WINDOW_S:
-            return
-        busy_s = self._busy_s()
-        share = (busy_s - self._busy_before_s) / elapsed_s
-        self._is_at_once = share * self._num_ready <= BUSY * self._num_woken
-        self._window_began_s, self._busy_before_s = now_s, busy_s
-        self._num_ready = self._num_woken = 0
-
-
 class StreamPacing:
-    """Decides when to deliver. If the interval is 0, every event is delivered at once. Otherwise a stream's first event
-    and its final event are, and the events between are coalesced; each stream has its own time within the interval.
+    """Decides when to deliver. While the interval is at once, every event is. Otherwise a stream's first event and its
+    final event are, and the events between are coalesced; each stream has its own time within the interval.
 
     streams: the open streams by request id. The owner adds and removes them.
     """
@@ -202,6 +137,8 @@ class StreamPacing:
         self._streams = streams
         self._interval = interval
         self._clock = clock
+        self._window_began_s = clock.now_s()
+        self._num_ready = self._num_woken = 0  # in this window
         self._phase = 0.0
         self._sweep: asyncio.TimerHandle | None = None
         self._batch = BatchStreams((), {})
@@ -221,15 +158,15 @@ class StreamPacing:
         """The fast path: one BatchTokens, which is what most iterations give."""
         batch = self._batch_of(tokens)
         num_ready = len(tokens.token_ids)
-        interval_s = self._interval.seconds(num_ready)
-        if not interval_s:
+        if self._interval.is_at_once:
             due = batch.all()
         else:
+            interval_s = self._interval.seconds(num_ready)
             due = batch.due(now_s, lambda stream: self._plan(stream, now_s, interval_s))
             self._sweep_in(interval_s)
         for stream in due:
             stream.wake()
-        self._interval.note(num_ready, len(due), now_s)
+        self._note(num_ready, len(due), now_s)
 
     def _batch_of(self, tokens: BatchTokens) -> BatchStreams:
         """The streams of the batch, after appending these tokens."""
@@ -244,8 +181,8 @@ class StreamPacing:
         self._batch.give_tokens()
         streams, ended, due = self._streams, list[str](), list[RequestStream]()
         events = list(one_by_one(news))
-        interval_s = self._interval.seconds(len(events))
-        must_sweep = False
+        is_at_once, must_sweep = self._interval.is_at_once, False
+        interval_s = 0.0 if is_at_once else self._interval.seconds(len(events))
         for request_id, event in events:
             stream = streams.get(request_id)
             if stream is None:
@@ -254,7 +191,7 @@ class StreamPacing:
             if type(event) is FinalEvent:
                 ended.append(request_id)
                 due.append(stream)
-            elif not interval_s:
+            elif is_at_once:
                 due.append(stream)
             elif stream.due_s <= now_s:
                 self._plan(stream, now_s, interval_s)
@@ -267,8 +204,17 @@ class StreamPacing:
             self._sweep_in(interval_s)
         if ended:  # drop the last references to their streams
             self._batch = BatchStreams((), {})
-        self._interval.note(len(events), len(due), now_s)
+        self._note(len(events), len(due), now_s)
         return ended
+
+    def _note(self, num_ready: int, num_woken: int, now_s: float) -> None:
+        """Of `num_ready` streams that had events, the readers of `num_woken` were called."""
+        self._num_ready += num_ready
+        self._num_woken += num_woken
+        elapsed_s = now_s - self._window_began_s
+        if elapsed_s >= WINDOW_S:
+            self._interval.note(self._num_ready, self._num_woken, elapsed_s)
+            self._window_began_s, self._num_ready, self._num_woken = now_s, 0, 0
 
     def _plan(self, stream: RequestStream, now_s: float, interval_s: float) -> None:
         """Set when the stream is due again. For a stream that was delivered at once until now, the first pause is
@@ -292,7 +238,7 @@ class StreamPacing:
         for stream in due:
             self._plan(stream, now_s, interval_s)
             stream.wake()
-        self._interval.note(0, len(due), now_s)
+        self._note(0, len(due), now_s)
         if any(stream.due_s > now_s for stream in waiting):
             self._sweep_in(interval_s)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from service.http.http_1_0 import send_without_chunks
 
 
 def take_over(cycle: RequestResponseCycle, close: Callable[[], None]) -> None:
@@ -17,7 +19,7 @@ def take_over(cycle: RequestResponseCycle, close: Callable[[], None]) -> None:
     """
     cycle.transport = cast(asyncio.Transport, _LingeringTransport(cycle.transport, close))
     if cycle.scope["http_version"] == "1.0":
-        send = partial(_send_without_chunks, cycle, cycle.send)
+        send = partial(send_without_chunks, cycle, cycle.send)
         cycle.send = send  # type: ignore[method-assign]  # uvicorn makes the cycle itself
     cycle.scope["state"]["write_now"] = partial(_write_now, cycle)
     cycle.scope["state"]["abort_connection"] = partial(_abort, cycle)
@@ -45,22 +47,6 @@ def _abort(cycle: RequestResponseCycle) -> None:
     """Cut the connection. Its loss is noticed later; else uvicorn would complain of an incomplete answer."""
     cycle.disconnected = True
     cycle.transport.abort()
-
-
-async def _send_without_chunks(
-    cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]], message: Any
-) -> None:
-    """`cycle.send` for an HTTP/1.0 client, which does not know chunks: a body without a length ends with the
-    connection.
-
-    uvicorn writes chunks to every client.
-    """
-    if message["type"] == "http.response.start":
-        if all(name.lower() != b"content-length" for name, _ in message["headers"]):
-            cycle.chunked_encoding = False
-    elif message["type"] == "http.response.body" and not cycle.expected_content_length:
-        cycle.expected_content_length = len(message["body"])
-    await send(message)
 
 
 class _LingeringTransport:

@@ -16,9 +16,10 @@ from typing import Protocol
 
 from service.core.layer_groups import ALL_SEE_ALL, TableGroups, one_group
 from service.core.sequence import Sequence
-from service.kvcache.block_pool import Entry, KnownBlocks
+from service.kvcache.block_pool import KnownBlocks
 from service.kvcache.block_table import HOLE
 from service.kvcache.kv_events import KvEvents, NoKvEvents
+from service.kvcache.prefix_entries import Entry
 
 
 class PrefixCache(Protocol):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from service.core.block_moves import Transfer
-from service.core.iteration import FinishedTransfer, IterationPlan
+from service.core.block_moves import FinishedTransfer, Transfer
+from service.core.iteration import IterationPlan
 from service.core.scheduled_sequence import ScheduledSequence
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
-from service.core.block_moves import Transfer
+from service.core.block_moves import FinishedTransfer, Transfer
 from service.core.clock import Clock
-from service.core.iteration import FinishedTransfer, IterationPlan
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.prediction.calibration import PROBE_SEQUENCE_ID, Execute

@@ -17,7 +17,8 @@ class CapturedStep:
     """A graph with its inputs and outputs (ids and logits, or the hidden states to draw from). It is replayed once, on
     nothing but padding, to upload it to the device: 0.2 to 0.4 ms for any size of Llama-8B.
 
-    filtered: draws again from the outputs. If given, it is captured as a second graph, for a `replay` with filters.
+    draw_filtered: draws again from the outputs, now with filters. If given, it is captured as a second graph. filtered:
+    replays that one after `graph`, and returns its outputs; None without.
     """
 
     def __init__(
@@ -26,42 +27,39 @@ class CapturedStep:
         inputs: GraphInputs,
         pool: Any,
         stream: torch.cuda.Stream,
-        filtered: Callable[[GraphInputs, StepOutputs], StepOutputs] | None = None,
+        draw_filtered: Callable[[GraphInputs, StepOutputs], StepOutputs] | None = None,
     ) -> None:
         self.inputs = inputs
-        self._filter: tuple[torch.cuda.CUDAGraph, StepOutputs] | None = None
+        self.filtered: Callable[[], StepOutputs] | None = None
         compute(inputs)
         torch.cuda.synchronize()
         self.graph, outputs = capture_graph(lambda: compute(inputs), stream, pool)
         self.graph.replay()
-        if filtered is not None and isinstance(outputs, StepOutputs):
-            self._filter = _captured_filter(filtered, inputs, outputs, pool, stream)
+        if draw_filtered is not None and isinstance(outputs, StepOutputs):
+            self.filtered = _captured_filter(draw_filtered, inputs, outputs, pool, stream)
         torch.cuda.synchronize()  # it reads inputs that the next step overwrites
         self.outputs = _kept(outputs)
 
-    def replay(self, *, has_filters: bool) -> StepOutputs | Tensor:
-        """Launch it and return its outputs. has_filters: whether some draw filters; ignored without `filtered`."""
-        self.graph.replay()
-        if self._filter is None or not has_filters:
-            return self.outputs
-        graph, outputs = self._filter
-        graph.replay()
-        return outputs
-
 
 def _captured_filter(
-    filtered: Callable[[GraphInputs, StepOutputs], StepOutputs],
+    draw_filtered: Callable[[GraphInputs, StepOutputs], StepOutputs],
     inputs: GraphInputs,
     outputs: StepOutputs,
     pool: Any,
     stream: torch.cuda.Stream,
-) -> tuple[torch.cuda.CUDAGraph, StepOutputs]:
+) -> Callable[[], StepOutputs]:
     """outputs: of the step's graph. The caller holds them until this graph has memory of its own."""
-    filtered(inputs, outputs)
+    draw_filtered(inputs, outputs)
     torch.cuda.synchronize()
-    graph, drawn = capture_graph(lambda: filtered(inputs, outputs), stream, pool)
+    graph, drawn = capture_graph(lambda: draw_filtered(inputs, outputs), stream, pool)
     graph.replay()
-    return graph, StepOutputs(drawn.token_ids, _without_holding(drawn.logits))
+    kept = StepOutputs(drawn.token_ids, _without_holding(drawn.logits))
+
+    def replay() -> StepOutputs:
+        graph.replay()
+        return kept
+
+    return replay
 
 
 def _kept(outputs: StepOutputs | Tensor) -> StepOutputs | Tensor:

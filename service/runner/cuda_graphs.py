@@ -20,23 +20,23 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from service.core.iteration import ScheduledDecodes
-from service.runner.batch_columns import Array, Int64Array
+from service.runner.batch_columns import Array
 from service.runner.captured_sizes import CapturedSizes, GraphPlace
 from service.runner.captured_step import CapturedStep
-from service.runner.device_copies import to_device
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import PaddedStep
 from service.runner.graph_step import GraphStep, StepOutputs
-from service.runner.selective_batching import FlatBatch, has_filters
+from service.runner.selective_batching import has_filters
 from service.runner.sequence_rows import SequenceRows
 from service.runner.step_ways import Outputs, PendingTokenIds, Step
 
 
 class StepGraphs:
-    """Replays a step if it can. Engine thread.
+    """Runs graphs, and keeps the decodes that they computed last, to compute them again. Engine thread.
 
     num_adapters: how many adapters a step may use; 0: these graphs are for steps without adapters. num_lanes: lanes
-    whose last decodes are kept, to be replayed again (service/scheduler/lanes.py). sizes: the graphs that exist.
+    whose last decodes are kept (service/scheduler/lanes.py). sizes: the graphs that exist. table: what they read.
+    flat_order: that of the last replayed decodes, on a pipeline stage.
     """
 
     def __init__(
@@ -55,53 +55,33 @@ class StepGraphs:
         self._step = step
         self._rows = rows
         self._block_size = block_size
-        self._table = place.table
+        self.table = place.table
         self.sizes = CapturedSizes(step, rows, block_size, place, num_adapters)
         self._num_lanes = num_lanes
-        self._last_decodes: OrderedDict[int, _LastDecodes] = OrderedDict()  # by their version
-        self._flat_order: Tensor | None = None
+        self._last_decodes: OrderedDict[int, LastDecodes] = OrderedDict()  # by their version
+        self.flat_order: Tensor | None = None
 
-    def has_room_for(self, num_decodes: int) -> bool:
-        """Whether this many sequences, each with one token to compute and one id to draw, can be replayed."""
-        return self.sizes.padded_size(num_decodes, num_decodes, 0) is not None and self._table.is_complete
-
-    def replay(
-        self,
-        step: Step,
-        decodes: Mapping[str, Array],
-        version: int | None = None,
-        order: Int64Array | None = None,
-    ) -> StepOutputs:
-        """Replay decodes that it `has_room_for`; outputs are in their order. decodes: from `decode_columns`. version:
-        given if they are a plan's ScheduledDecodes, which may be replayed again. order: their `flat_order`, on a
-        pipeline stage."""
-        num_seqs = len(decodes["decode_rows"])
-        size = self.sizes.padded_size(num_seqs, num_seqs, 0)
-        assert size is not None
-        captured, padded = self.sizes.decodes[size], PaddedStep(num_seqs, num_seqs, 0, size)
-        self.sizes.recent_steps.append(padded)
-        has_filters = self._has_filters(decodes)
-        if order is not None:
-            self._flat_order = to_device({"order": order}, self._table.tensor.device)["order"]
-        self._put_aside(captured.inputs)
+    def hold(self, decodes: LastDecodes, version: int | None) -> None:
+        """Call before other decodes than those held are filled into a graph's inputs. version: of their plan's
+        ScheduledDecodes, if they may be replayed again."""
+        self._put_aside(decodes.captured.inputs)
+        self.flat_order = decodes.order
         if version is not None:
-            self._last_decodes[version] = _LastDecodes(padded, captured, self._flat_order, has_filters)
+            self._last_decodes[version] = decodes
             if len(self._last_decodes) > self._num_lanes:
                 self._last_decodes.popitem(last=False)
-        captured.inputs.fill_decodes(decodes, self._table.take_changes(captured.inputs.most_changes), version)
-        return self._run(step, captured, num_seqs, self._flat_order, has_filters=has_filters)
 
     def can_replay_again(self, decodes: ScheduledDecodes) -> bool:
         """Whether these are the last decodes replayed for some lane, one token further."""
         last = self._last_decodes.get(decodes.version)
-        return last is not None and self._table.is_complete and last.captured.inputs.can_advance(decodes, last.aside)
+        return last is not None and self.table.is_complete and last.captured.inputs.can_advance(decodes, last.aside)
 
     def replay_again(self, step: Step) -> StepOutputs:
         """Replay a step whose decodes it `can_replay_again`."""
         decodes = step.plan.decodes
         last = self._last_decodes[decodes.version]
         self._last_decodes.move_to_end(decodes.version)
-        inputs, self._flat_order = last.captured.inputs, last.order
+        inputs, self.flat_order = last.captured.inputs, last.order
         self.sizes.recent_steps.append(last.padded)
         self._rows.grow_tables(decodes)
         if inputs.version != decodes.version:
@@ -109,8 +89,8 @@ class StepGraphs:
             self._put_aside(inputs)
             inputs.bring_back(last.aside, decodes.version)
             last.aside = None
-        inputs.advance(decodes, self._rows, self._block_size, self._table.take_changes(inputs.most_changes))
-        return self._run(step, last.captured, len(decodes), self._flat_order, has_filters=last.has_filters)
+        inputs.advance(decodes, self._rows, self._block_size, self.table.take_changes(inputs.most_changes))
+        return self.run(step, last.captured, len(decodes), self.flat_order, has_filters=last.has_filters)
 
     def _put_aside(self, inputs: GraphInputs) -> None:
         """Before other decodes overwrite `inputs`: save those held there if they are a lane's, which will run again."""
@@ -118,37 +98,16 @@ class StepGraphs:
         if held is not None and held.captured.inputs is inputs:
             held.aside = inputs.aside()
 
-    def handed_over(self, outputs: StepOutputs) -> Tensor:
-        """What the last replayed decodes hand to the next stage, in memory of its own: hidden states in the order of
-        the flat batch, which all stages share, however each computes it."""
-        assert self._flat_order is not None
-        return outputs.logits.index_select(0, self._flat_order)
-
-    def can_replay_mixed(self, batch: FlatBatch) -> bool:
-        """Whether some graph has room for the batch's decodes, prompts and draws without too much padding."""
-        padded = self.sizes.padded(batch)
-        self.sizes.recent_steps.append(padded)
-        return self._table.is_complete and padded.size is not None
-
-    def replay_mixed(self, step: Step) -> StepOutputs:
-        """Replay a step whose batch `can_replay_mixed`. Outputs have one row per draw in the plan's order; where
-        another stage draws, one row per token in the batch's order."""
-        batch = step.batch
-        size = self.sizes.padded(batch).size
-        assert size is not None
-        captured = self.sizes.mixed[size]
-        captured.inputs.fill(batch, self._table.take_changes(captured.inputs.most_changes))
-        return self._run(step, captured, batch.num_draws, has_filters=self._has_filters(batch.draws))
-
-    def _has_filters(self, draws: Mapping[str, Array]) -> bool:
+    def has_filters(self, draws: Mapping[str, Array]) -> bool:
         """Whether some draw filters; computed only if draws are sharded."""
         return self._step.is_sharded and has_filters(draws)
 
-    def _run(
+    def run(
         self, step: Step, captured: CapturedStep, num_draws: int, order: Tensor | None = None, *, has_filters: bool
     ) -> StepOutputs:
-        """num_draws: how many draws are wanted. A graph's own draws are not cut to it: that would cost the host two
-        more calls. order: the place of each received row; None: as they lie. has_filters: as in `GraphStep.draw`."""
+        """Replay a graph whose inputs are filled in. num_draws: how many draws are wanted. A graph's own draws are not
+        cut to it: that would cost the host two more calls. order: the place of each received row; None: as they lie.
+        has_filters: as in `GraphStep.draw`."""
         if step.turn is not None:
             step.turn.begins()
         received, there = step.received, captured.inputs.step.received
@@ -157,16 +116,17 @@ class StepGraphs:
                 there[: len(received)].copy_(received)
             else:
                 there.index_copy_(0, order, received)
-        outputs = captured.replay(has_filters=has_filters)
+        captured.graph.replay()
+        outputs = captured.outputs
         if isinstance(outputs, StepOutputs):
-            return outputs
+            return captured.filtered() if has_filters and captured.filtered is not None else outputs
         return self._step.draw(outputs, captured.inputs.step, num_draws, has_filters=has_filters)
 
 
 @dataclass(slots=True)
-class _LastDecodes:
-    """The decodes of one version, and the graph that computed them. order: as in `replay`. has_filters: as in `_run`.
-    aside: their columns, if the graph's inputs hold other decodes now."""
+class LastDecodes:
+    """Decodes, and the graph that computed them. order: on a pipeline stage, their `flat_order`. has_filters: as in
+    `run`. aside: their columns, if the graph's inputs hold other decodes now."""
 
     padded: PaddedStep
     captured: CapturedStep

@@ -17,7 +17,7 @@ from service.runner.device_copies import layout, part_of
 from service.runner.graph_sizes import GraphSize
 from service.runner.selective_batching import FlatBatch
 from service.runner.sequence_rows import NO_CHANGES, SequenceRows, TableChanges
-from service.runner.step_inputs import adapter_values, column_lengths, mixed_values, step_inputs
+from service.runner.step_inputs import PLAIN_FORM, StepForm, adapter_values, column_lengths, mixed_values, step_inputs
 
 
 class GraphInputs:
@@ -27,9 +27,7 @@ class GraphInputs:
     block_table: DeviceBlockTable's tensor. step: the input tensors. fetch: copies what was written to the device; a
     step begins with it. table_places, table_values: entries that the step then writes to the block table, at most one
     per token and group of layers. version: of the ScheduledDecodes held; None if others are held, or none.
-    num_adapters: how many adapters a step may use; 0: none, and there are no adapter columns. split_len: of attention
-    (`RowInvariance`). received: as in StepInputs. all_as_prompts: for decodes alone, as in `attention_inputs`.
-    reads_all: the last layer's output is read for all tokens, not only for those with logits.
+    num_adapters: how many adapters a step may use; 0: none, and there are no adapter columns.
     """
 
     def __init__(
@@ -39,27 +37,12 @@ class GraphInputs:
         block_size: int,
         columns: BatchColumns = BATCH_COLUMNS,
         num_adapters: int = 0,
-        split_len: int | None = None,
-        received: Tensor | None = None,
-        *,
-        all_as_prompts: bool = False,
-        reads_all: bool = False,
+        form: StepForm = PLAIN_FORM,
     ) -> None:
         lengths = column_lengths(size, columns, num_adapters)
         padding = {column.name: column.padded(length) for column, length in lengths.items()}
         self._fixed = fixed = FixedTensors(padding, block_table.device)
-        self.step = step_inputs(
-            fixed,
-            size,
-            block_table,
-            block_size,
-            columns,
-            has_adapters=num_adapters > 0,
-            split_len=split_len,
-            received=received,
-            all_as_prompts=all_as_prompts,
-            reads_all=reads_all,
-        )
+        self.step = step_inputs(fixed, size, block_table, block_size, columns, form, has_adapters=num_adapters > 0)
         self._size, self._num_adapters = size, num_adapters
         self.table_places, self.table_values = fixed["table_places"], fixed["table_values"]
         self.most_changes = size.num_tokens * len(columns.slots)

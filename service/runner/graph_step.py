@@ -15,7 +15,7 @@ from service.runner.forward_pass import ForwardPass
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize, rows_of_logits
 from service.runner.sequence_rows import DrawnIds
-from service.runner.step_inputs import StepInputs
+from service.runner.step_inputs import StepForm, StepInputs
 from service.sampling.sampler import sample
 from service.sampling.vocab_shard import VocabShard
 
@@ -69,10 +69,8 @@ class GraphStep:
         split_len, model, received = self._forward_pass.row_invariance.split_len, self._model, None
         if not is_first(model.stage):
             received = torch.zeros(size.num_tokens, model.hidden_size, dtype=model.dtype, device=block_table.device)
-        reads_all = not is_last(model.stage)
-        return GraphInputs(
-            size, block_table, block_size, columns, num_adapters, split_len, received, reads_all=reads_all
-        )
+        form = StepForm(split_len, received, reads_all=not is_last(model.stage))
+        return GraphInputs(size, block_table, block_size, columns, num_adapters, form)
 
     def hidden(self, inputs: StepInputs) -> Tensor:
         """The hidden states [N, hidden_size] of the rows that draw; of all tokens where another stage draws."""

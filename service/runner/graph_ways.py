@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from service.runner.cuda_graphs import StepGraphs, drawn
+from service.runner.cuda_graphs import LastDecodes, StepGraphs, drawn
+from service.runner.device_copies import to_device
 from service.runner.eager_step import EagerStep
+from service.runner.graph_sizes import GraphSize, PaddedStep
 from service.runner.graph_step import StepOutputs
-from service.runner.selective_batching import decode_columns, flat_order
+from service.runner.selective_batching import FlatBatch, decode_columns, flat_order
 from service.runner.sequence_rows import SequenceRows
 from service.runner.step_ways import Outputs, Step
 
@@ -27,7 +29,8 @@ class DecodeGraph:
         return (
             step.columns.is_decode
             and _is_kind_of(self._graphs, step)
-            and self._graphs.has_room_for(len(step.columns.rows))
+            and self._size_for(len(step.columns.rows)) is not None
+            and self._graphs.table.is_complete
         )
 
     def takes(self, step: Step) -> bool:
@@ -38,10 +41,26 @@ class DecodeGraph:
         return drawn(self.replay(step, None if plan.scheduled else plan.decodes.version), plan.num_sequences, step)
 
     def replay(self, step: Step, version: int | None = None) -> StepOutputs:
-        """version: given if the decodes may be replayed again."""
+        """Outputs are in the order of the decodes. version: given if the decodes may be replayed again."""
+        graphs, num_seqs = self._graphs, len(step.columns.rows)
         columns = decode_columns(step.columns, self._rows, self._block_size)
-        order = flat_order(step.columns) if self._graphs.is_stage else None
-        return self._graphs.replay(step, columns, version, order)
+        size = self._size_for(num_seqs)
+        assert size is not None
+        captured, padded = graphs.sizes.decodes[size], PaddedStep(num_seqs, num_seqs, 0, size)
+        graphs.sizes.recent_steps.append(padded)
+        decodes = LastDecodes(padded, captured, self._order_of(step), graphs.has_filters(columns))
+        graphs.hold(decodes, version)
+        captured.inputs.fill_decodes(columns, graphs.table.take_changes(captured.inputs.most_changes), version)
+        return graphs.run(step, captured, num_seqs, decodes.order, has_filters=decodes.has_filters)
+
+    def _size_for(self, num_seqs: int) -> GraphSize | None:
+        return self._graphs.sizes.padded_size(num_seqs, num_seqs, 0)
+
+    def _order_of(self, step: Step) -> Tensor | None:
+        """On a pipeline stage, the place of each decode in the flat batch."""
+        if not self._graphs.is_stage:
+            return None
+        return to_device({"order": flat_order(step.columns)}, self._graphs.table.tensor.device)["order"]
 
 
 class MixedGraph:
@@ -51,13 +70,26 @@ class MixedGraph:
         self._graphs = graphs
 
     def takes(self, step: Step) -> bool:
-        return step.is_plain and _is_kind_of(self._graphs, step) and self._graphs.can_replay_mixed(step.batch)
+        return step.is_plain and _is_kind_of(self._graphs, step) and self._has_room_for(step.batch)
 
     def compute(self, step: Step) -> Outputs:
         return drawn(self.replay(step), step.batch.num_draws, step)
 
     def replay(self, step: Step) -> StepOutputs:
-        return self._graphs.replay_mixed(step)
+        """Outputs have one row per draw in the plan's order; where another stage draws, one row per token in the
+        batch's order."""
+        batch, graphs = step.batch, self._graphs
+        size = graphs.sizes.padded(batch).size
+        assert size is not None
+        captured = graphs.sizes.mixed[size]
+        captured.inputs.fill(batch, graphs.table.take_changes(captured.inputs.most_changes))
+        return graphs.run(step, captured, batch.num_draws, has_filters=graphs.has_filters(batch.draws))
+
+    def _has_room_for(self, batch: FlatBatch) -> bool:
+        """Whether some graph has room for the batch's decodes, prompts and draws without too much padding."""
+        padded = self._graphs.sizes.padded(batch)
+        self._graphs.sizes.recent_steps.append(padded)
+        return self._graphs.table.is_complete and padded.size is not None
 
 
 class DecodeGraphLogits:

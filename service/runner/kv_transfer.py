@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from service.core.block_moves import Transfer
-from service.core.iteration import FinishedTransfer
+from service.core.block_moves import FinishedTransfer, Transfer
 from service.runner.host_blocks import Copy, HostBlocks
 from service.runner.kv_storage import KvStorage
 

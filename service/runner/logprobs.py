@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import kernels.token_logprobs as kernel
-from service.core.iteration import TokenLogprobs
 from service.core.scheduled_sequence import ScheduledSequence
+from service.core.token_logprobs import TokenLogprobs
 from service.runner.device_copies import AsyncCopy, to_device
 from service.runner.selective_batching import FlatBatch
 from service.sampling.logprobs import num_top_for, score

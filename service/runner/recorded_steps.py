@@ -11,26 +11,27 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from kernels.cpu_loops import RecordedLoops, Recorder
+from kernels.cpu_loops import Recorder
 from service.layers.packed_weight import FEW_ROWS
 from service.models.causal_lm import CausalLM
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize
+from service.runner.recorded_decodes import DrawnStep, RecordedDecodesAgain, RecordedStep
 from service.runner.selective_batching import decode_columns
 from service.runner.sequence_rows import DrawnIds, SequenceRows
-from service.runner.step_ways import Outputs, PendingTokenIds, Step
-from service.sampling.sampler import SamplingBatch, sample
+from service.runner.step_inputs import StepForm
+from service.runner.step_ways import Outputs, Step
+from service.sampling.sampler import SamplingBatch
 
 
 class RecordedSteps:
     """A StepWay for decodes that draw one id each. Each number of rows is recorded when a step first has it.
 
-    Plain draws are made here; the same decodes one token further then go to `RecordedDecodesAgain`. Other draws are
-    left to the eager step. num_adapters: how many adapters a step may use.
+    Plain draws are made here; the same decodes one token further then go to `again`. Other draws are left to the eager
+    step. num_adapters: how many adapters a step may use.
     """
 
     def __init__(
@@ -53,16 +54,16 @@ class RecordedSteps:
         self._drawn = drawn
         self._num_adapters = num_adapters
         self._block_table = rows.block_table
-        self._recorded: dict[_Kind, _RecordedStep] = {}
+        self._recorded: dict[_Kind, RecordedStep] = {}
         self._refused: set[bool] = set()
-        self._last: _DrawnStep | None = None
+        self.again = RecordedDecodesAgain(rows, block_size, forward_pass.row_invariance)
 
     def takes(self, step: Step) -> bool:
         num_rows = len(step.columns.rows)
         if num_rows > FEW_ROWS or not step.columns.is_decode:
             return False
         if self._rows.block_table is not self._block_table:  # it has grown
-            self._block_table, self._last = self._rows.block_table, None
+            self._block_table, self.again.last = self._rows.block_table, None
             self._recorded.clear()
         if step.is_deterministic and not self._forward_pass.row_invariance.can_be_at_once:
             return False
@@ -83,37 +84,16 @@ class RecordedSteps:
         recorded.inputs.fill_decodes(columns, version=None if plan.scheduled else plan.decodes.version)
         parameters = recorded.inputs.step.sampling.part(0, num)
         is_greedy = not columns["temperature"].any()
-        self._last = _DrawnStep(recorded, SamplingBatch(parameters.columns, is_greedy), self._model, self._drawn)
-        return self._last.compute(step)
-
-    def can_compute_again(self, step: Step) -> bool:
-        """Whether the step's decodes are those last drawn here, alone, one token further."""
-        last, plan = self._last, step.plan
-        if last is None or plan.scheduled or plan.masks is not None or self._rows.block_table is not self._block_table:
-            return False
-        return last.recorded.inputs.can_advance(plan.decodes)
-
-    def compute_again(self, step: Step) -> Outputs:
-        assert self._last is not None
-        decodes = step.plan.decodes
-        self._rows.grow_tables(decodes)
-        self._last.recorded.inputs.advance(decodes, self._rows, self._block_size)
-        if self._forward_pass.row_invariance.is_wanted:
-            self._forward_pass.row_invariance.want(False)
-        return self._last.compute(step)
+        last = DrawnStep(recorded, SamplingBatch(parameters.columns, is_greedy), self._model, self._drawn)
+        self.again.last = last
+        return last.compute(step)
 
     def _record(self, kind: _Kind) -> None:
         self._forward_pass.row_invariance.want(kind.deterministic)
         num_adapters = self._num_adapters if kind.adapters else 0
         size, table, columns = GraphSize(kind.num_rows, kind.num_rows), self._block_table, self._rows.columns
-        inputs = GraphInputs(
-            size,
-            torch.from_numpy(table),
-            self._block_size,
-            columns,
-            num_adapters,
-            all_as_prompts=kind.deterministic,
-        )
+        form = StepForm(all_as_prompts=kind.deterministic)
+        inputs = GraphInputs(size, torch.from_numpy(table), self._block_size, columns, num_adapters, form)
         there = inputs.step
         recorded = self._recorder.record(
             lambda: self._forward_pass.compute(there.token_ids, there.positions, there.attention, there.adapters)
@@ -121,20 +101,7 @@ class RecordedSteps:
         if recorded is None:  # some operation is not a loop
             self._refused.add(kind.adapters)
         else:
-            self._recorded[kind] = _RecordedStep(inputs, recorded)
-
-
-class RecordedDecodesAgain:
-    """A StepWay: the last decodes of RecordedSteps, one token further. Their inputs are advanced in place."""
-
-    def __init__(self, recorded: RecordedSteps) -> None:
-        self._recorded = recorded
-
-    def takes(self, step: Step) -> bool:
-        return self._recorded.can_compute_again(step)
-
-    def compute(self, step: Step) -> Outputs:
-        return self._recorded.compute_again(step)
+            self._recorded[kind] = RecordedStep(inputs, recorded, table)
 
 
 class _Kind(NamedTuple):
@@ -148,33 +115,3 @@ class _Kind(NamedTuple):
 def _kind(step: Step) -> _Kind:
     """Its number of rows is the step's, rounded up to a power of two."""
     return _Kind(1 << (len(step.columns.rows) - 1).bit_length(), step.has_adapters, step.is_deterministic)
-
-
-class _RecordedStep(NamedTuple):
-    """The inputs of decodes of one kind, and their recording."""
-
-    inputs: GraphInputs
-    recorded: RecordedLoops
-
-    def replay(self, drawn: DrawnIds) -> Tensor:
-        """Run it on what the inputs hold. Returns hidden [T, hidden_size], padding included; the next replay overwrites
-        it."""
-        self.inputs.fetch()
-        drawn.fill_in(self.inputs.step.token_ids, self.inputs.step.decode_rows)
-        return self.recorded.replay()
-
-
-class _DrawnStep(NamedTuple):
-    """A recorded step and its draws, whose parameters are at fixed addresses too."""
-
-    recorded: _RecordedStep
-    parameters: SamplingBatch
-    model: CausalLM
-    drawn: DrawnIds
-
-    def compute(self, step: Step) -> Outputs:
-        num = len(self.parameters)
-        logits = self.model.compute_logits(self.recorded.replay(self.drawn)[:num])
-        token_ids = sample(logits, self.parameters)
-        self.drawn.note(self.recorded.inputs.step.draw_rows[:num], token_ids)
-        return Outputs(PendingTokenIds(token_ids, num, step.turn))

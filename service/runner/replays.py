@@ -20,7 +20,7 @@ from service.runner.graph_sizes import GraphSize, PaddedStep
 from service.runner.graph_step import GraphStep
 from service.runner.graph_ways import DecodeGraph, DecodeGraphLogits, MixedGraph
 from service.runner.kv_storage import KvStorage
-from service.runner.recorded_steps import RecordedDecodesAgain, RecordedSteps
+from service.runner.recorded_steps import RecordedSteps
 from service.runner.sampling_rows import SamplingRows
 from service.runner.sequence_rows import DeviceBlockTable, DrawnIds, SequenceRows
 from service.runner.stage_step import HandOver, StageStep
@@ -147,7 +147,7 @@ class Replays:
                 self._drawn,
                 self._num_adapters,
             )
-            self.ways = (RecordedDecodesAgain(recorded), recorded, self._eager)
+            self.ways = (recorded.again, recorded, self._eager)
 
     @torch.inference_mode()
     def compute_padding(self, size: GraphSize, *, adapters: bool = False) -> None:

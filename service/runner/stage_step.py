@@ -14,6 +14,7 @@ from service.runner.batch_columns import Int64Array
 from service.runner.cuda_graphs import StepGraphs
 from service.runner.device_copies import to_device
 from service.runner.forward_pass import ForwardPass
+from service.runner.graph_step import StepOutputs
 from service.runner.graph_ways import DecodeGraph, MixedGraph
 from service.runner.sequence_rows import DrawnIds, SequenceRows
 from service.runner.step_ways import Outputs, PendingTokenIds, Step, StepWay
@@ -116,10 +117,10 @@ class StageGraph:
         try:
             if self._is_again(step):
                 outputs = self._graphs.replay_again(step)
-                hidden = self._graphs.handed_over(outputs)
+                hidden = self._in_flat_order(outputs)
             elif self._decodes.has_room_for(step):
                 outputs = self._decodes.replay(step, None if plan.scheduled else plan.decodes.version)
-                hidden = self._graphs.handed_over(outputs)
+                hidden = self._in_flat_order(outputs)
             else:
                 outputs = self._mixed.replay(step)
                 hidden = outputs.logits[: step.batch.num_tokens].clone()  # the next replay writes there
@@ -128,6 +129,12 @@ class StageGraph:
             raise
         self._hand_over.send(hidden)
         return Outputs(PendingTokenIds(outputs.token_ids, 0, step.turn), is_replayed=True)
+
+    def _in_flat_order(self, outputs: StepOutputs) -> Tensor:
+        """What the last replayed decodes hand over, in memory of its own: hidden states in the order of the flat batch,
+        which all stages share, however each computes it."""
+        assert self._graphs.flat_order is not None
+        return outputs.logits.index_select(0, self._graphs.flat_order)
 
     def _is_again(self, step: Step) -> bool:
         return not step.plan.scheduled and self._graphs.can_replay_again(step.plan.decodes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -56,6 +56,20 @@ _READ_SLOTS, _READ_TILES = Column("read_slots", Per.DRAW, np.int32), Column("rea
 
 _TABLE_CHANGES = Column("table_places", Per.ROW, np.int64), Column("table_values", Per.ROW, np.int32)
 """Padding writes 0 at place 0, which is in padding's row."""
+
+
+class StepForm(NamedTuple):
+    """How a step reads its inputs. split_len: of attention (`RowInvariance`). received: as in StepInputs.
+    all_as_prompts: for decodes alone, as in `attention_inputs`. reads_all: the last layer's output is read for all
+    tokens, not only for those with logits."""
+
+    split_len: int | None = None
+    received: Tensor | None = None
+    all_as_prompts: bool = False
+    reads_all: bool = False
+
+
+PLAIN_FORM = StepForm()
 
 
 class FixedColumns(Protocol):
@@ -116,14 +130,12 @@ def step_inputs(
     block_table: Tensor,
     block_size: int,
     columns: BatchColumns,
+    form: StepForm,
     *,
     has_adapters: bool,
-    split_len: int | None,
-    received: Tensor | None,
-    all_as_prompts: bool,
-    reads_all: bool,
 ) -> StepInputs:
     """Arguments as in GraphInputs. fixed: the columns of `column_lengths`."""
+    split_len, received, all_as_prompts, reads_all = form
 
     def of_group(table: Tensor, slots: Tensor) -> AttentionInputs:
         decode, lens, rows = None, fixed["decode_context_lens"], fixed["decode_rows"]

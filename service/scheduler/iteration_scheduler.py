@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from service.core.block_moves import FinishedTransfer
 from service.core.clock import Clock
-from service.core.iteration import FinishedTransfer, IterationPlan, ScheduledDecodes
+from service.core.iteration import IterationPlan, ScheduledDecodes
 from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.prediction.recovery_ledger import RecoveryLedger

@@ -11,9 +11,10 @@ import numpy as np
 
 from service.core.adapter import AdapterLoad
 from service.core.embedding import Vector
-from service.core.iteration import IterationPlan, IterationResult, TokenLogprobs
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import ScheduledSequence
+from service.core.token_logprobs import TokenLogprobs
 from tests.engine.late_executor import LateExecutor
 from tests.structured.masks import nearest_allowed
 

@@ -31,10 +31,10 @@ from service.api.calls.wire_parsing import parse
 from service.api.serving_state import GenerationDefaults, ServedModel
 from service.config import ApiConfig
 from service.core.events import FinalEvent, Outcome, TokenEvent
-from service.core.iteration import TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import SamplingParams
 from service.core.stats import RequestStats
+from service.core.token_logprobs import TokenLogprobs
 from service.engine.async_engine import AsyncEngine
 from service.engine.streams import RequestStream
 from service.protocol.completions import CompletionRequest

@@ -7,12 +7,13 @@ import pytest
 from service.composition.engine_assembly import make_engine
 from service.composition.model_parts import ModelParts
 from service.core.clock import MonotonicClock
-from service.core.events import FinalEvent, TokenEvent, one_by_one
+from service.core.events import FinalEvent, TokenEvent
 from service.core.iteration import IterationPlan, IterationResult
 from service.core.layer_groups import LayerGroups
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.engine.engine import Engine
+from service.engine.outbox import one_by_one
 from service.engine.ports import Executor
 from service.settings.settings import Settings
 from tests.composition.conftest import SMALL, new_recorder

@@ -85,12 +85,12 @@ def play(seed: int, num_stages: int, num_lanes: int | None = None, *, drafts: bo
         )
         for _ in range(30):
             request = add_random_request(harness, chance, seed)
-            assert not harness.engine.num_failed_in_a_row
+            assert not harness.engine.failed.num_in_a_row
             if chance.random() < 0.1:
                 harness.engine.requests.abort(request.request_id)
         while harness.engine.has_work:
             harness.step()
-            assert not harness.engine.num_failed_in_a_row
+            assert not harness.engine.failed.num_in_a_row
         harness.check_nothing_left()
         for rank in range(1, num_stages):
             scene.wait_for(rank, Fact.PLANS_DONE, len(stages[-1].plans))

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from service.core.block_moves import Transfer
+from service.core.block_moves import FinishedTransfer, Transfer
 from service.core.events import Outcome
-from service.core.iteration import FinishedTransfer, IterationPlan, IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.distributed.rank_status import Fact
 from service.errors import ServerError
 from tests.distributed.plans import Masks, is_same

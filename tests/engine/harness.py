@@ -9,18 +9,9 @@ from typing import Any, Literal
 
 from service.core.adapter import Adapter
 from service.core.embedding import Vector
-from service.core.events import (
-    Addressed,
-    FinalEvent,
-    Outcome,
-    PooledEvent,
-    PromptEvent,
-    StreamEvent,
-    TokenEvent,
-    one_by_one,
-)
+from service.core.events import FinalEvent, Outcome, PooledEvent, PromptEvent, StreamEvent, TokenEvent
 from service.core.grammar import TokenMasker
-from service.core.iteration import IterationPlan, TokenLogprobs
+from service.core.iteration import IterationPlan
 from service.core.layer_groups import TableGroups, one_group
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import BeamParams, SamplingParams
@@ -28,7 +19,9 @@ from service.core.scheduled_sequence import PENDING_TOKEN_ID
 from service.core.sequence import Sequence
 from service.core.sequence_group import SequenceGroup
 from service.core.stats import IterationStats, RequestStats, TrainingStats
+from service.core.token_logprobs import TokenLogprobs
 from service.engine.engine import Engine
+from service.engine.outbox import Addressed, one_by_one
 from service.engine.ports import Executor, IdleWork, TrainingExecutor
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_manager import BlockManager

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from service.core.events import FinalEvent, News, Outcome, one_by_one
+from service.core.events import FinalEvent, Outcome
 from service.core.iteration import INVALID_TOKEN_ID, IterationPlan, IterationResult
 from service.core.request import Request
 from service.core.sequence_group import SequenceGroup
@@ -19,6 +19,7 @@ from service.engine.ailment import Ailment, ailment_of
 from service.engine.commands import Abort, Command, Expire, Submit
 from service.engine.engine_loop import EngineLoop
 from service.engine.engine_watch import MAX_FAILED_IN_A_ROW, PROBE_EVERY_S, STALLED_AFTER_S
+from service.engine.outbox import News, one_by_one
 from service.errors import Overloaded
 from service.kvcache.block_manager import BlockManager, Fit
 from service.scheduler.admission import OnDemandAdmission
@@ -133,7 +134,7 @@ def test_nor_does_a_bad_request_beside_good_ones_make_a_failed_iteration(overlap
     for _ in range(2 * MAX_FAILED_IN_A_ROW):
         outcomes = served.serve(request((1, 2), 9), request((1, POISON), 3), request((1, POISON), 3))
         assert outcomes == [Outcome.FINISHED, Outcome.FAILED, Outcome.FAILED]
-        assert served.harness.engine.num_failed_in_a_row == 0
+        assert served.harness.engine.failed.num_in_a_row == 0
 
 
 def test_an_executor_that_fails_with_a_probe_too_ends_the_thread():

@@ -248,7 +248,7 @@ def test_a_failed_iteration_ends_the_requests_in_it_and_no_others():
     assert isinstance(outcomes[0].error, ServerError)
     harness.check_against_oracle("request-2")
     assert harness.blocks.pool.num_used == 0
-    assert harness.engine.num_failed_in_a_row == 0
+    assert harness.engine.failed.num_in_a_row == 0
 
 
 def test_what_a_failed_plan_was_to_release_is_released_by_the_next():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.core.events import FinalEvent, News, Outcome, one_by_one
+from service.core.events import FinalEvent, Outcome
 from service.core.iteration import IterationPlan, IterationResult
 from service.core.training import TrainingInterrupted
 from service.engine.commands import Abort, StartTraining, Stop, StopTraining, Submit
@@ -16,6 +16,7 @@ from service.engine.engine import Engine
 from service.engine.engine_loop import SNAPSHOT_EVERY_S, EngineLoop
 from service.engine.engine_watch import MAX_FAILED_IN_A_ROW
 from service.engine.idle_turns import CATCH_UP_EVERY_S, IDLE_BEFORE_WORK_S, URGENT_EVERY_S
+from service.engine.outbox import News, one_by_one
 from service.engine.ports import Executor, PendingIteration
 from service.errors import ServerError, Unavailable
 from tests.engine.harness import Harness

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from service.core.events import FinalEvent, Outcome, one_by_one
+from service.core.events import FinalEvent, Outcome
 from service.engine.live_requests import LiveRequests
+from service.engine.outbox import one_by_one
 from service.errors import ServerError
 from tests.engine.harness import Harness
 from tests.engine.test_result_applier import BrokenForOne

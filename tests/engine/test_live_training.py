@@ -170,7 +170,7 @@ def test_an_executor_that_fails_with_layer_steps_ends_the_training_and_no_reques
     play.engine.step()
     play.engine.step()
     assert isinstance(listener.ends[0], ServerError)
-    assert play.engine.num_failed_in_a_row == 1
+    assert play.engine.failed.num_in_a_row == 1
     play.harness.add(play.harness.request((1, 2), 5))
     play.run()
     play.harness.check_against_oracle("request-0")

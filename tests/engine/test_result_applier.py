@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from service.core.events import FinalEvent, Outcome, TokenEvent, one_by_one
-from service.core.iteration import IterationPlan, IterationResult, TokenLogprobs
+from service.core.events import FinalEvent, Outcome, TokenEvent
+from service.core.iteration import IterationPlan, IterationResult
 from service.core.request import FinishReason
 from service.core.sequence import Sequence
+from service.core.token_logprobs import TokenLogprobs
+from service.engine.outbox import one_by_one
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import VOCABULARY, Harness

@@ -8,19 +8,11 @@ from functools import partial
 
 import pytest
 
-from service.core.events import BatchTokens, FinalEvent, News, Outcome, StreamEvent, TokenEvent, one_by_one
+from service.core.events import FinalEvent, Outcome, StreamEvent, TokenEvent
 from service.core.stats import RequestStats
-from service.engine.streams import (
-    BUSY,
-    COALESCED_WAKES_PER_S,
-    LEAST_COALESCED_S,
-    WINDOW_S,
-    BatchStreams,
-    FixedInterval,
-    IntervalByLoad,
-    RequestStream,
-    StreamPacing,
-)
+from service.engine.outbox import BatchTokens, News, one_by_one
+from service.engine.stream_intervals import FixedInterval
+from service.engine.streams import WINDOW_S, BatchStreams, RequestStream, StreamPacing
 from tests.manual_clock import ManualClock
 
 TOKEN = 1
@@ -218,35 +210,55 @@ def test_streams_that_were_told_at_once_until_now_do_not_get_into_step():
     play(64, scenario)
 
 
-def test_the_interval_is_asked_and_told_of_every_iteration():
-    """`seconds` and `note` get the same number of streams; `note` also how many of them were woken, then or later."""
+class Asked(FixedInterval):
+    """An interval that records what it is asked and told."""
 
-    class Asked(FixedInterval):
-        def __init__(self) -> None:
-            super().__init__(INTERVAL_S)
-            self.asked: list[int] = []
-            self.told: list[tuple[int, int]] = []
+    def __init__(self, seconds: float = INTERVAL_S) -> None:
+        super().__init__(seconds)
+        self.asked: list[int] = []
+        self.told: list[tuple[int, int, float]] = []
 
-        def seconds(self, num_streams: int) -> float:
-            self.asked.append(num_streams)
-            return super().seconds(num_streams)
+    def seconds(self, num_streams: int) -> float:
+        self.asked.append(num_streams)
+        return super().seconds(num_streams)
 
-        def note(self, num_ready: int, num_woken: int, now_s: float) -> None:
-            self.told.append((num_ready, num_woken))
+    def note(self, num_ready: int, num_woken: int, seconds: float) -> None:
+        self.told.append((num_ready, num_woken, seconds))
+
+
+def test_the_interval_is_told_of_every_iteration_in_windows():
+    """How many streams had something, and how many of them were woken, then or later."""
 
     async def scenario(readers: Readers) -> None:
         interval = Asked()
         readers.pacing = StreamPacing(readers.open, interval, readers.clock)
         names = tuple(readers.open)
         readers.pacing.deliver([(name, TOKEN) for name in names], readers.clock.now_s())
+        readers.clock.advance(0.8 * WINDOW_S)
         readers.pacing.deliver([BatchTokens(names, (1,) * MANY)], readers.clock.now_s())
         assert interval.asked == [MANY, MANY]
-        assert interval.told == [(MANY, MANY), (MANY, 0)]
+        assert interval.told == [], "the window is not over"
         readers.clock.advance(INTERVAL_S)
         async with asyncio.timeout(10):
-            while len(interval.told) < 3:
+            while not interval.told:
                 await asyncio.sleep(INTERVAL_S / 5)
-        assert interval.told[2:] == [(0, MANY)]
+        assert interval.told == [(2 * MANY, 2 * MANY, pytest.approx(0.8 * WINDOW_S + INTERVAL_S))]
+        readers.clock.advance(2 * WINDOW_S)
+        readers.pacing.deliver([BatchTokens(names, (2,) * MANY)], readers.clock.now_s())
+        assert interval.told[1:] == [(MANY, MANY, pytest.approx(2 * WINDOW_S))], "a window's counts are its own"
+
+    play(MANY, scenario)
+
+
+def test_an_interval_that_is_at_once_is_not_asked_how_long_it_is():
+    async def scenario(readers: Readers) -> None:
+        interval = Asked(0.0)
+        readers.pacing = StreamPacing(readers.open, interval, readers.clock)
+        names = tuple(readers.open)
+        readers.pacing.deliver([(name, TOKEN) for name in names], readers.clock.now_s())
+        readers.pacing.deliver([BatchTokens(names, (1,) * MANY)], readers.clock.now_s())
+        assert interval.asked == []
+        assert readers.batches == [[1, 1]] * MANY
 
     play(MANY, scenario)
 
@@ -315,69 +327,3 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch):
         assert [sum(batch) for batch in readers.batches] == [3] * MANY
 
     play(MANY, scenario)
-
-
-STEP_S = WINDOW_S / 5
-
-
-class Loop:
-    """An event loop that is busy for `wake_s` per reader that it wakes, and for the share `other` with other work."""
-
-    def __init__(self, wake_s: float, other: float = 0.0) -> None:
-        self.now_s = self.busy_s = 0.0
-        self.wake_s, self.other = wake_s, other
-        self.interval = IntervalByLoad(0.0, lambda: self.busy_s)
-
-    def serve(self, num_streams: int, seconds: float) -> list[float]:
-        """Run iterations of STEP_S each. Returns the intervals that were used."""
-        intervals = []
-        for _ in range(round(seconds / STEP_S)):
-            interval_s = self.interval.seconds(num_streams)
-            num_woken = round(num_streams * min(1.0, STEP_S / interval_s)) if interval_s else num_streams
-            self.now_s += STEP_S
-            self.busy_s += self.other * STEP_S + self.wake_s * num_woken
-            self.interval.note(num_streams, num_woken, self.now_s)
-            intervals.append(interval_s)
-        return intervals
-
-
-@pytest.mark.parametrize("num_streams", [1, 17, 200, 2000])
-def test_at_once_while_the_event_loop_is_less_than_half_busy_however_many_streams(num_streams):
-    loop = Loop(wake_s=0.9 * BUSY * STEP_S / num_streams)
-    assert set(loop.serve(num_streams, 1.0)) == {0.0}
-
-
-@pytest.mark.parametrize("num_streams", [17, 200, 2000])
-def test_together_where_all_at_once_would_make_it_busier(num_streams):
-    loop = Loop(wake_s=1.2 * BUSY * STEP_S / num_streams)
-    intervals = loop.serve(num_streams, 1.0)
-    assert intervals[0] == 0.0, "not measured yet"
-    want = max(LEAST_COALESCED_S, num_streams / COALESCED_WAKES_PER_S)
-    assert set(intervals[10:]) == {want}, "nor do they go back and forth: what was saved is no free time"
-
-
-def test_work_for_others_counts():
-    wake_s = 0.7 * BUSY * STEP_S / 100
-    assert set(Loop(wake_s).serve(100, 1.0)) == {0.0}
-    assert Loop(wake_s, other=0.3).serve(100, 1.0)[-1] > 0.0
-
-
-def test_at_once_again_when_the_others_have_gone():
-    loop = Loop(wake_s=0.2 * BUSY * STEP_S / 100, other=0.9)
-    assert loop.serve(100, 1.0)[-1] > 0.0
-    loop.other = 0.0
-    assert loop.serve(100, 1.0)[-1] == 0.0
-
-
-def test_a_pause_is_no_load():
-    loop = Loop(wake_s=1.2 * BUSY * STEP_S / 100)
-    assert loop.serve(100, 1.0)[-1] > 0.0
-    loop.now_s += 60.0
-    loop.serve(1, WINDOW_S)
-    assert loop.interval.seconds(1) == 0.0
-
-
-def test_a_fixed_interval_heeds_no_load():
-    interval = FixedInterval(0.25)
-    interval.note(1000, 1, 5.0)
-    assert interval.seconds(1000) == 0.25

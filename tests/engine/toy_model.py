@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from service.core.adapter import AdapterLoad
-from service.core.block_moves import Transfer
+from service.core.block_moves import FinishedTransfer, Transfer
 from service.core.embedding import Vector
-from service.core.iteration import FinishedTransfer, IterationPlan, IterationResult, ScheduledDecodes, TokenLogprobs
+from service.core.iteration import IterationPlan, IterationResult, ScheduledDecodes
 from service.core.layer_groups import TableGroups, one_group
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import PENDING_TOKEN_ID, ScheduledSequence
+from service.core.token_logprobs import TokenLogprobs
 from service.core.training import Arena, Training, TrainingOutcome, TrainingShare
 from tests.engine.late_executor import LateExecutor, LateIteration
 from tests.engine.toy_grammar import ToyGrammar

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from kernels import compile_processes
 from kernels.one_shot_all_reduce import one_shot_all_reduce_reference
 from service.config import CacheConfig, LoraConfig
-from service.core.iteration import IterationPlan, TokenLogprobs
+from service.core.iteration import IterationPlan
+from service.core.token_logprobs import TokenLogprobs
 from service.engine.ports import Executor, PendingIteration
 from service.layers.group_parallel import GroupParallel, memory_of_gpus
 from service.layers.group_stage import GroupStage

@@ -12,8 +12,8 @@ import torch
 
 from service.config import LoraConfig
 from service.core.clock import MonotonicClock
-from service.core.iteration import TokenLogprobs
 from service.core.request import Request
+from service.core.token_logprobs import TokenLogprobs
 from service.core.training import StepReport
 from service.finetune.hyperparameters import Hyperparameters
 from service.finetune.lora_training import LoraTraining

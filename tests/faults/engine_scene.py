@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from service.core.events import FinalEvent, News, Outcome, one_by_one
+from service.core.events import FinalEvent, Outcome
 from service.core.request import Request
 from service.core.sequence_group import SequenceGroup
 from service.engine.commands import Abort, Expire, Stop, StopChoice, Submit
 from service.engine.engine_loop import EngineLoop
+from service.engine.outbox import News, one_by_one
 from service.engine.ports import Executor
 from service.errors import Overloaded, Unavailable
 from service.prediction.preemption_cost import Recovery, RecoveryCosts

@@ -61,7 +61,7 @@ OF_THE_PROCESS = (
         "finish_transfers", f"{_SCHEDULER}.iteration_scheduler:IterationScheduler.finish_transfers", Reach.PROCESS
     ),
     FaultSite("decode batch", f"{_SCHEDULER}.decode_batch:DecodeBatch.take", Reach.PROCESS),
-    FaultSite("outbox", "service.core.events:Outbox.take", Reach.PROCESS, MemoryError),
+    FaultSite("outbox", "service.engine.outbox:Outbox.take", Reach.PROCESS, MemoryError),
     FaultSite("snapshot", f"{_ENGINE}.engine:Engine.snapshot", Reach.PROCESS),
     FaultSite("clock", "tests.faults.engine_scene:BoundedClock.now_s", Reach.PROCESS, OSError, ("before",)),
 )

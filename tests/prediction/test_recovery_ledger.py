@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from service.core.adapter import AdapterLoad
-from service.core.block_moves import Transfer
-from service.core.iteration import FinishedTransfer, IterationPlan
+from service.core.block_moves import FinishedTransfer, Transfer
+from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Sample, ScheduledSequence
 from service.core.sequence_group import SequenceGroup

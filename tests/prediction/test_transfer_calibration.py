@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from service.core.block_moves import FinishedTransfer
 from service.core.clock import MonotonicClock
-from service.core.iteration import FinishedTransfer, IterationPlan, IterationResult
+from service.core.iteration import IterationPlan, IterationResult
 from service.prediction.swap_time import Copies, SwapTime
 from service.prediction.transfer_calibration import calibrate_transfers
 from tests.manual_clock import ManualClock

@@ -23,6 +23,7 @@ from service.runner.choices import add_norm_rows, kept_sizes
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import MAX_DECODES, MAX_TOKENS, GraphSize, PaddedStep, graph_sizes
 from service.runner.graph_step import StepOutputs
+from service.runner.graph_ways import DecodeGraph, MixedGraph
 from service.runner.selective_batching import decode_columns, flatten
 from service.runner.sequence_rows import DeviceBlockTable
 from tests.examples import examples
@@ -110,10 +111,11 @@ class SideBySide:
         return mine
 
 
-def count_replays(runner, monkeypatch, name):
+def count_replays(graphs, monkeypatch, name):
+    """graphs: StepGraphs, or the class of a way."""
     replayed = []
-    replay = getattr(runner.replays._graphs, name)
-    monkeypatch.setattr(runner.replays._graphs, name, lambda *how: (replayed.append(1), replay(*how))[1])
+    replay = getattr(graphs, name)
+    monkeypatch.setattr(graphs, name, lambda *how: (replayed.append(1), replay(*how))[1])
     return replayed
 
 
@@ -132,7 +134,7 @@ def without_capture(request, tmp_path, monkeypatch):
 def test_steps_at_fixed_places_draw_what_flat_batches_draw(without_capture, monkeypatch):
     """Without a GPU, all but the capture: which size is taken, its padding, and the block table that steps keep."""
     loaded, eager = without_capture
-    again = count_replays(loaded.runner, monkeypatch, "replay_again")
+    again = count_replays(loaded.runner.replays._graphs, monkeypatch, "replay_again")
     both = SideBySide(loaded.runner, eager.runner)
     player = PlanPlayer(both, loaded.num_blocks, 16)
     chance = random.Random(2)
@@ -192,8 +194,8 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
     """In fp32, where the shapes of matrix products do not decide what is drawn."""
     folder = save(tmp_path)
     loaded, eager = load(folder, device="cuda"), load(folder, device="cuda", enforce_eager=True)
-    names = ("replay", "replay_again", "replay_mixed")
-    decodes, again, mixed = (count_replays(loaded.runner, monkeypatch, name) for name in names)
+    again = count_replays(loaded.runner.replays._graphs, monkeypatch, "replay_again")
+    decodes, mixed = (count_replays(way, monkeypatch, "replay") for way in (DecodeGraph, MixedGraph))
     both = SideBySide(loaded.runner, eager.runner)
     player = PlanPlayer(both, loaded.num_blocks, 16)
     chance = random.Random(1)
@@ -211,7 +213,7 @@ def test_500_random_mixed_batches(save, tmp_path, monkeypatch):
 
 def compare_with_twins(runner, monkeypatch):
     """Every replay from now on must give its eager twin's results bit for bit. Returns the replayed inputs."""
-    run, replayed = runner.replays._graphs._run, []
+    run, replayed = runner.replays._graphs.run, []
 
     def compared(step, captured, num_draws, order=None, *, has_filters):
         outputs = run(step, captured, num_draws, order, has_filters=has_filters)
@@ -224,7 +226,7 @@ def compare_with_twins(runner, monkeypatch):
         replayed.append(captured.inputs)
         return outputs
 
-    monkeypatch.setattr(runner.replays._graphs, "_run", compared)
+    monkeypatch.setattr(runner.replays._graphs, "run", compared)
     return replayed
 
 

@@ -6,6 +6,7 @@ from kernels.cpu_loops import cpu_loops
 from service.core.sampling_params import SamplingParams
 from service.layers.packed_weight import FEW_ROWS, WeightForm
 from service.runner.choices import weight_forms
+from service.runner.recorded_decodes import RecordedDecodesAgain
 from service.runner.recorded_steps import RecordedSteps
 from tests.models.checkpoints import llama, mistral, opt, qwen3, random_prompts
 from tests.runner.loading import load
@@ -49,8 +50,8 @@ def sampled(player, max_tokens):
 
 def test_the_same_decodes_are_advanced_where_they_are_and_draw_what_plain_ones_do(tmp_path, monkeypatch):
     folder, again = llama(tmp_path, head_dim=32), []
-    compute = RecordedSteps.compute_again
-    monkeypatch.setattr(RecordedSteps, "compute_again", lambda self, step: again.append(step) or compute(self, step))
+    compute = RecordedDecodesAgain.compute
+    monkeypatch.setattr(RecordedDecodesAgain, "compute", lambda self, step: again.append(step) or compute(self, step))
     want, got = (
         sampled(PlanPlayer(loaded.runner, loaded.num_blocks, 16), 40)
         for loaded in (load(folder, dtype="bfloat16", enforce_eager=is_plain) for is_plain in (True, False))

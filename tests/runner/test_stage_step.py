@@ -247,7 +247,7 @@ def test_a_replayed_step_that_fails_is_handed_over_all_the_same(folder: Path, mo
     first.replays.capture([GraphSize(4, 4)])
     first.launch(IterationPlan((prompt(1, 5, 6, 7),))).wait()
     between.clear()
-    monkeypatch.setattr(first.replays._graphs, "_run", lambda *step, **how: 1 / 0)
+    monkeypatch.setattr(first.replays._graphs, "run", lambda *step, **how: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         first.launch(IterationPlan((), decodes=decode_of(1, 3)))
     assert [hidden.isnan().all() for hidden in between] == [True]

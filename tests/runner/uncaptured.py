@@ -9,17 +9,21 @@ from service.runner import captured_sizes
 
 
 class Recomputed:
-    """In place of a captured step: a replay computes the step anew, from the same places."""
+    """In place of a captured step, and of its graph: a replay computes the step anew, from the same places."""
 
-    def __init__(self, compute, inputs, pool, stream, filtered=None):
+    def __init__(self, compute, inputs, pool, stream, draw_filtered=None):
         self.inputs = inputs
+        self.graph = self
         self._compute = compute
-        self._filtered = filtered
-        self.replay(has_filters=True)
+        self._draw_filtered = draw_filtered
+        self.filtered = None if draw_filtered is None else self._filtered
+        self.replay()
 
-    def replay(self, *, has_filters):
-        outputs = self._compute(self.inputs)
-        return self._filtered(self.inputs, outputs) if has_filters and self._filtered else outputs
+    def replay(self):
+        self.outputs = self._compute(self.inputs)
+
+    def _filtered(self):
+        return self._draw_filtered(self.inputs, self.outputs)
 
 
 def without_capture(patch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.core.events import BatchTokens
 from service.core.iteration import ScheduledDecodes
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import PENDING_TOKEN_ID
 from service.core.sequence_group import SequenceGroup
+from service.engine.outbox import BatchTokens
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler import decode_batch

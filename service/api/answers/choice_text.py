@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from service.core.events import TokenEvent
-from service.core.iteration import TokenLogprobs
 from service.core.request import FinishReason
+from service.core.token_logprobs import TokenLogprobs
 from service.text.chat_output import ChatOutput, OutputDelta
 from service.text.detokenizer import Detokenizer
 from service.text.stop_strings import StopMatcher, StopRules

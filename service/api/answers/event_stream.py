@@ -12,8 +12,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from service.api.answers.sse import abort_connection
 from service.api.context import ApiContext
+from service.api.disconnect import abort_connection
 
 _LF = "\n"
 

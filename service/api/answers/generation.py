@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from service.api.answers.choice_text import ChoiceText, Piece, ScoredToken
 from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
-from service.core.iteration import TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.stats import RequestStats
+from service.core.token_logprobs import TokenLogprobs
 from service.engine.async_engine import AsyncEngine
 from service.engine.streams import RequestStream
 from service.errors import RequestError, Unavailable

@@ -16,12 +16,11 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from service.api.disconnect import disconnected
+from service.api.disconnect import abort_connection, disconnected
 from service.core.host_times import HostTimes
 from service.core.rare_warning import RareWarning
 
 DONE = b"data: [DONE]\n\n"
-ABORT_CONNECTION = "abort_connection"
 WRITE_NOW = "write_now"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which readers of events skip."""
@@ -186,10 +185,3 @@ class TokenStreamResponse(Response):
 
 def _body(frame: bytes, *, more_body: bool) -> Message:
     return {"type": "http.response.body", "body": frame, "more_body": more_body}
-
-
-def abort_connection(scope: Scope) -> None:
-    """Cut the connection without waiting for unsent data; our HTTP server puts the function for it into `state`."""
-    abort: Callable[[], None] | None = scope.get("state", {}).get(ABORT_CONNECTION)
-    if abort is not None:
-        abort()

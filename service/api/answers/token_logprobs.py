@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from service.api.answers.choice_text import ScoredToken
-from service.core.iteration import TokenLogprobs
+from service.core.token_logprobs import TokenLogprobs
 from service.protocol.generation import PromptLogprob
 from service.text.detokenizer import make_detokenizer
 from service.text.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ import pytest
 from service.api.answers.choice_text import ScoredToken
 from service.api.answers.completion_answer import CompletionAnswer
 from service.api.answers.generation import CollectedChoice
-from service.core.iteration import TokenLogprobs
 from service.core.request import FinishReason
+from service.core.token_logprobs import TokenLogprobs
 from service.protocol.completions import CompletionChoice, CompletionResponse
 from service.protocol.usage import Usage
 from tests.api.answers.test_chunk_frames import CALL, prepared

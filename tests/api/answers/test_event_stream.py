@@ -10,8 +10,8 @@ from sse_starlette.sse import AppStatus
 from starlette.types import Message, Receive, Scope
 
 from service.api.answers.event_stream import EventStreamResponse, json_event
-from service.api.answers.sse import ABORT_CONNECTION
 from service.api.context import ApiContext
+from service.api.disconnect import ABORT_CONNECTION
 from service.config import ApiConfig
 
 

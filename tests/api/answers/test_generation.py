@@ -7,10 +7,10 @@ import pytest
 
 from service.api.answers.generation import CollectedChoice, Generation
 from service.core.events import FinalEvent, Outcome, PromptEvent, StreamEvent, TokenEvent
-from service.core.iteration import TokenLogprobs
 from service.core.request import FinishReason, Request
 from service.core.sampling_params import SamplingParams
 from service.core.stats import RequestStats
+from service.core.token_logprobs import TokenLogprobs
 from service.engine.async_engine import AsyncEngine
 from service.engine.streams import RequestStream
 from service.errors import Overloaded, RequestError, ServerError, Unavailable

@@ -10,7 +10,7 @@ from service.api.answers.token_logprobs import (
     prompt_logprobs,
     scored_prompt,
 )
-from service.core.iteration import TokenLogprobs
+from service.core.token_logprobs import TokenLogprobs
 from service.text.tokenizer import Tokenizer
 from tests.text import tiny_tokenizers
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from service.core.events import BatchTokens, TokenEvent, one_by_one
+from service.core.events import TokenEvent
+from service.engine.outbox import BatchTokens, one_by_one
 
 
 def test_tokens_of_many_requests_are_one_event_of_each():
