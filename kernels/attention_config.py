@@ -49,8 +49,8 @@ class PrefillUnitsConfig:
     num_stages: int
 
 
-_FEW_PAIRS = DecodeConfig(128, num_warps=4, num_stages=5, programs_per_sm=1, min_tiles=1)
-_SOME_PAIRS = DecodeConfig(64, num_warps=2, num_stages=4, programs_per_sm=4, min_tiles=1)
+_LARGE_TILES = DecodeConfig(128, num_warps=4, num_stages=5, programs_per_sm=1, min_tiles=1)
+_SMALL_TILES = DecodeConfig(64, num_warps=2, num_stages=4, programs_per_sm=4, min_tiles=1)
 
 
 def decode_config(
@@ -69,17 +69,26 @@ def decode_config(
      64, 2 warps, 4, 4          7.6   48.3    40.4    32.4     42.1    110.3      303.6
     128, 4 warps, 3, 4          9.0   57.6    49.5    41.1     39.6    114.9      294.4
 
+    On another H200; long: from 4,000 to 16,000 tokens. The last number is min_tiles:
+
+    sequences x context       1x392  8x392  16xlong  32xlong  64x~392  64xlong  128x~2048  256x~392
+     64, 2 warps, 4, 4, 1       7.5   10.1    214.4    371.2     41.7    661.0      241.2     101.7
+     32, 1 warp,  4, 8, 1       8.3   11.3    170.0    321.8     43.3    580.0      206.5      79.6
+     32, 1 warp,  6, 16, 4     12.6   13.7    157.2    282.4     38.1    530.3      214.4      94.4
+
     Heads above 128 dims were not timed: they need twice the warps to avoid spills.
     """
     config = _decode_config(head_dim, dtype, num_pairs)
-    if keeps_l1 and not is_fp8 and config == _FEW_PAIRS:
-        return _SOME_PAIRS
+    if keeps_l1 and not is_fp8 and config == _LARGE_TILES:
+        return _SMALL_TILES
     if not is_fp8 or head_dim <= 64:
         return config
     if dtype.itemsize > 2 or head_dim > 128:
         return replace(config, num_warps=2 * config.num_warps)
     if num_pairs <= 32:
-        return DecodeConfig(64, num_warps=2, num_stages=4, programs_per_sm=4, min_tiles=1)
+        return _SMALL_TILES
+    if 128 <= num_pairs <= 512:
+        return DecodeConfig(32, num_warps=1, num_stages=6, programs_per_sm=16, min_tiles=4)
     return DecodeConfig(32, num_warps=1, num_stages=4, programs_per_sm=8, min_tiles=1)
 
 
@@ -95,15 +104,23 @@ def _decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeC
      64, 2 warps, 5, 2, 1      6.4   47.6   10.7    43.6    37.4     31.7      250.0    107.6     104.0      293.8
      32, 1 warp,  4, 4, 1      7.0   47.4   10.2    40.3    34.9     35.7      280.4    102.4     102.0      289.9
     by 4.67 TB/s               0.3   28.7    2.7    28.7    22.0     22.0      229.6     87.9      87.9      262.9
+
+    On another H200, of 8 to 64 sequences; long: from 4,000 to 16,000 tokens; mid: from 300 to 2,000.
+
+                             8x392   8xlong  16x~392  16xlong  32x~392  32xmid  32xlong  48xlong  64x392  64x~392  64xlong
+    128, 4 warps, 5, 1, 1     10.6     89.1     13.1    173.1     20.5    49.4    294.1    458.0    43.6     37.9    585.8
+     64, 2 warps, 4, 4, 1      9.5     94.6     12.6    197.1     21.4    57.2    333.0    495.8    32.2     37.0    620.6
+     64, 2 warps, 5, 4, 1     11.4     82.8     14.3    166.7     24.1    52.0    297.0    469.1    37.3     35.7    594.2
+    by 4.67 TB/s               2.8     61.4      4.9    136.8     11.7    36.7    278.3    437.8    22.0     21.4    573.2
     """
     if dtype.itemsize > 2 or head_dim > 128:
         if _padded(head_dim) * dtype.itemsize <= 512:
             return DecodeConfig(64, num_warps=4, num_stages=3, programs_per_sm=2, min_tiles=2)
         return DecodeConfig(32, num_warps=8, num_stages=3, programs_per_sm=2, min_tiles=2)
-    if num_pairs <= 32:
-        return _FEW_PAIRS
+    if num_pairs <= 32 or 128 <= num_pairs <= 384:
+        return _LARGE_TILES
     if num_pairs < 1536:
-        return _SOME_PAIRS
+        return _SMALL_TILES
     return DecodeConfig(32, num_warps=1, num_stages=4, programs_per_sm=4, min_tiles=1)
 
 

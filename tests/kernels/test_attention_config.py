@@ -14,7 +14,7 @@ def padded(head_dim):
 
 
 @pytest.mark.pairwise
-@pytest.mark.parametrize("num_pairs", [1, 32, 33, 1023, 1024, 4096])
+@pytest.mark.parametrize("num_pairs", [1, 32, 33, 128, 384, 512, 1024, 4096])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_decode_tiles_on_their_way_fit_into_shared_memory(head_dim, dtype, num_pairs):
