@@ -105,13 +105,13 @@ def _decode_config(head_dim: int, dtype: torch.dtype, num_pairs: int) -> DecodeC
      32, 1 warp,  4, 4, 1      7.0   47.4   10.2    40.3    34.9     35.7      280.4    102.4     102.0      289.9
     by 4.67 TB/s               0.3   28.7    2.7    28.7    22.0     22.0      229.6     87.9      87.9      262.9
 
-    On another H200, of 8 to 64 sequences; long: from 4,000 to 16,000 tokens; mid: from 300 to 2,000.
+    On another H200; mid: from 300 to 2,000 tokens, long: from 4,000 to 16,000.
 
-                             8x392   8xlong  16x~392  16xlong  32x~392  32xmid  32xlong  48xlong  64x392  64x~392  64xlong
-    128, 4 warps, 5, 1, 1     10.6     89.1     13.1    173.1     20.5    49.4    294.1    458.0    43.6     37.9    585.8
-     64, 2 warps, 4, 4, 1      9.5     94.6     12.6    197.1     21.4    57.2    333.0    495.8    32.2     37.0    620.6
-     64, 2 warps, 5, 4, 1     11.4     82.8     14.3    166.7     24.1    52.0    297.0    469.1    37.3     35.7    594.2
-    by 4.67 TB/s               2.8     61.4      4.9    136.8     11.7    36.7    278.3    437.8    22.0     21.4    573.2
+    sequences                8x392  8xlong  16x~392  16xlong  32x~392  32xmid  32xlong  48xlong  64x392  64xlong
+    128, 4 warps, 5, 1, 1     10.6    89.1     13.1    173.1     20.5    49.4    294.1    458.0    43.6    585.8
+     64, 2 warps, 4, 4, 1      9.5    94.6     12.6    197.1     21.4    57.2    333.0    495.8    32.2    620.6
+     64, 2 warps, 5, 4, 1     11.4    82.8     14.3    166.7     24.1    52.0    297.0    469.1    37.3    594.2
+    by 4.67 TB/s               2.8    61.4      4.9    136.8     11.7    36.7    278.3    437.8    22.0    573.2
     """
     if dtype.itemsize > 2 or head_dim > 128:
         if _padded(head_dim) * dtype.itemsize <= 512:
