@@ -30,9 +30,6 @@ SOME = ("SmolLM3", "OLMo 3", "Pythia, GPT-NeoX", "DeepSeek V2")
 """A plan for all that is divided, tied; queries and keys that are gathered, and windows; three in one matrix, biases;
 latent keys, experts, and a linear that is whole beside one that is divided."""
 
-IN_STAGES_ALONE = ("StableLM 2",)
-"""Its attention needs all heads, so it is refused by name (tests/models/transformers_backend/test_division.py)."""
-
 ONE_BY_ONE = [
     pytest.param(name, marks=() if name in SOME else pytest.mark.load) for name in sorted(SERVED, key=SOME.__contains__)
 ]
@@ -43,8 +40,7 @@ def test_two_ranks_and_two_stages_answer_as_one_process(two_ranks: Ranks, tmp_pa
     folder = SERVED[name].save(tmp_path / "model")
     asked = requests_of(ALL_KINDS)
     alone = answer(ALONE, folder, asked, MAX_TOKENS)
-    if name not in IN_STAGES_ALONE:
-        check_same(alone, two_ranks.run(answer, folder, asked, MAX_TOKENS))
+    check_same(alone, two_ranks.run(answer, folder, asked, MAX_TOKENS))
     how = (MAX_TOKENS, ParallelConfig(1, 2), tmp_path / "control")
     last, _ = two_ranks.run(answer_in_stages, folder, asked, *how)
     check_same(alone, [last.answered])

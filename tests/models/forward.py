@@ -14,7 +14,9 @@ from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.linear_method import LinearChoice
 from service.layers.packed_weight import WeightForm
 from service.layers.projection import use_choices
+from service.models.causal_lm import CausalLM
 from service.models.implementation import WantedImplementation
+from service.models.model_config import ModelConfig
 from service.models.quantized_model import store_quantized
 from service.models.registry import open_model
 from service.models.weight_loader import load_weights
@@ -31,6 +33,14 @@ def logits(
 ) -> Tensor:
     """[len(tokens), vocab_size] in fp32 on the CPU; [len(rows), vocab_size] if only these are read. choice: of all
     products, by quantized weights as they are; None: packed."""
+    config, model = ready_model(folder, choice, implementation)
+    return logits_of(model, config, tokens, rows)
+
+
+def ready_model(
+    folder: Path, choice: LinearChoice | None = None, implementation: WantedImplementation = "native"
+) -> tuple[ModelConfig, CausalLM]:
+    """In fp32 on the CPU."""
     config, model = open_model(folder, implementation)
     unread = frozenset[str]()
     if config.quantization is not None:
@@ -47,7 +57,10 @@ def logits(
         choices = dict.fromkeys((each.shape_name for each in model.projections), choice)
         use_choices(model.projections, choices, torch.device("cpu"))
     model.settle()
+    return config, model
 
+
+def logits_of(model: CausalLM, config: ModelConfig, tokens: list[int], rows: Tensor | None = None) -> Tensor:
     num_blocks = -(-len(tokens) // BLOCK_SIZE)
     shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
     caches = [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.num_layers)]

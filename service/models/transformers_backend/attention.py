@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import AttentionInterface
 
 from kernels.reshape_and_cache import reshape_and_cache
+from kernels.rotary_and_cache import rotary_and_cache
 from service.layers.attention import AttentionInputs, LayerCache, paged_attention
 
 IMPLEMENTATION = "headrace"
@@ -67,9 +68,46 @@ class RankHeads(NamedTuple):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PackedCall:
+    """A layer's call before queries and keys are rotated, all heads in one tensor.
+
+    heads: [T, H + 2 * K, D], query, key, then value heads; may be overwritten. rotary: (c, c) and (-s, s), [T, R] fp32
+    (kernels/rotary_and_cache.py); None: heads are not rotated. query_norm, key_norm: [D], weights of RMS norms before
+    the rotation, with eps; None: no norms, as always without rotation. The others are as in AttentionCall.
+    """
+
+    module: nn.Module
+    heads: Tensor
+    num_kv_heads: int
+    rotary: tuple[Tensor, Tensor] | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    eps: float
+    scale: float
+    window: int | None
+    softcap: float | None
+
+    def split(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values: [T, heads, D] each, as they are now."""
+        num_keys = self.num_kv_heads
+        query, key, value = self.heads.split((self.heads.shape[1] - 2 * num_keys, num_keys, num_keys), dim=1)
+        return query, key, value
+
+
 class AttentionStep(Protocol):
+    """Each layer makes one call, in the layers' order."""
+
     def attend(self, call: AttentionCall) -> Tensor:
-        """[1, T, H, V]. Called once per layer, in the layers' order."""
+        """[1, T, H, V]."""
+        ...
+
+    def attend_packed(self, call: PackedCall) -> Tensor:
+        """[N, H * D]: the rows that `narrow` keeps."""
+        ...
+
+    def narrow(self, x: Tensor) -> Tensor:
+        """x [T, ...] -> [N, ...]: the rows whose output the layer of the last call computes."""
         ...
 
 
@@ -97,12 +135,36 @@ class CurrentStep:
         assert self._step is not None
         return self._step.attend(call if self.heads is None else self.heads.of(call))
 
+    @property
+    def step(self) -> AttentionStep:
+        """For calls that have only this rank's heads."""
+        assert self._step is not None
+        return self._step
+
 
 class PagedStep:
-    """One step of one model: caches its tokens' keys and values; its queries attend to all that is cached."""
+    """One step of one model: caches its tokens' keys and values; its queries attend to all that is cached.
 
-    def __init__(self, caches: Sequence[LayerCache], inputs: AttentionInputs) -> None:
-        self._layers = zip(caches, inputs.of_all_tokens(len(caches)), strict=True)
+    narrows: the last layer computes only the rows that are read.
+    """
+
+    def __init__(self, caches: Sequence[LayerCache], inputs: AttentionInputs, *, narrows: bool) -> None:
+        by_layer = inputs.by_layer if narrows else inputs.of_all_tokens
+        self._layers = zip(caches, by_layer(len(caches)), strict=True)
+        self._inputs = inputs
+
+    def attend_packed(self, call: PackedCall) -> Tensor:
+        cache, self._inputs = next(self._layers)
+        query, key, value = call.split()
+        slots = self._inputs.slots
+        if call.rotary is None:
+            reshape_and_cache(key, value, *cache, slots)
+        else:
+            rotary_and_cache(call.heads, *call.rotary, *cache, slots, call.query_norm, call.key_norm, call.eps)
+        return paged_attention(query, cache, self._inputs, call.scale, call.window, call.softcap)
+
+    def narrow(self, x: Tensor) -> Tensor:
+        return self._inputs.narrow(x)
 
     def attend(self, call: AttentionCall) -> Tensor:
         cache, inputs = next(self._layers)
@@ -119,6 +181,11 @@ def register_attention() -> None:
     AttentionInterface.register(IMPLEMENTATION, _attend)
 
 
+def answer_alone(module: nn.Module, step: AttentionStep) -> None:
+    """Have this one module's calls answered by `step`, whatever model it is in."""
+    setattr(module, _ATTRIBUTE, step)
+
+
 def _attend(
     module: nn.Module,
     query: Tensor,
@@ -133,7 +200,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     call = AttentionCall(module, query, key, value, scale, sliding_window, softcap, s_aux, attention_mask, others)
-    step: CurrentStep = getattr(module, _ATTRIBUTE)
+    step: CurrentStep | AttentionStep = getattr(module, _ATTRIBUTE)
     return step.attend(call), None
 
 

@@ -83,6 +83,10 @@ class Division:
             found[re.sub(r"\.\d+\.", ".*.", path), inner_size(module)] = None
         return iter(found)
 
+    def divides_heads(self, projections: Sequence[str], output: str) -> bool:
+        """Whether each rank gets some heads of attention, and only these."""
+        return self._ways(projections) == ["outputs"] * len(projections) and self._way(output) == "inputs"
+
     def carry_out(self, parallel: TensorParallel) -> dict[str, Shard]:
         """Make each module this rank's part; called before there is memory. Returns the parts of the parameters that
         are not in a linear, by their names below `base`."""

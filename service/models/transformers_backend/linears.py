@@ -73,10 +73,20 @@ class LinearPart(Layer):
         super().__init__()
         self.linear = linear
         self.product = product
-        self._index = index
+        self.index = index
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product.part(x, self._index)
+        return self.product.part(x, self.index)
+
+
+def parts_of_one_product(modules: Sequence[nn.Module]) -> list[int] | None:
+    """Where each part of the product is among `modules`, in the parts' order. None: these are not all parts of one."""
+    indices = {module.index: place for place, module in enumerate(modules) if isinstance(module, LinearPart)}
+    linears = {id(module.linear): module.linear for module in modules if isinstance(module, LinearPart)}
+    if len(linears) != 1 or len(indices) != len(modules):
+        return None
+    (linear,) = linears.values()
+    return [indices[index] for index in range(len(modules))] if len(linear.out_features) == len(modules) else None
 
 
 def gather_outputs(module: WholeLinear | LinearPart, parallel: TensorParallel) -> None:

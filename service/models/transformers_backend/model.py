@@ -13,11 +13,13 @@ from transformers.modeling_utils import PreTrainedModel
 
 from kernels.grouped_product import tokens_of_each_config
 from service.errors import ConfigError, ModelLoadError
+from service.layers.add_norm_fusion import AddNormFusion
 from service.layers.attention import AttentionInputs, LayerCache
 from service.layers.embedding import OutputHead
 from service.layers.layer import Layer
 from service.layers.linear import NamedLinear, linear_tensors
 from service.layers.pipeline_stage import PipelineStage, is_first, is_last, layers_of
+from service.layers.projection import Projection
 from service.layers.shard import Shard
 from service.layers.tensor_parallel import Silent, TensorParallel
 from service.layers.weight_storage import Destination, WeightStorage
@@ -29,8 +31,10 @@ from service.models.transformers_backend.checkpoint_names import CheckpointNames
 from service.models.transformers_backend.division import Division, Heads
 from service.models.transformers_backend.experts import is_computed_here
 from service.models.transformers_backend.fusions import use_our_norms
+from service.models.transformers_backend.layer_fusion import fuse_layers
 from service.models.transformers_backend.linears import use_our_linears
 from service.models.transformers_backend.probe import NUM_TOKENS, Probe, Recorder, first_sentence
+from service.models.transformers_backend.rotary_tables import RotaryTables
 from service.models.transformers_backend.stage_layers import StageLayers
 from service.models.transformers_backend.vocabulary import Vocabulary
 
@@ -59,6 +63,9 @@ class TransformersModel(CausalLM):
         self._num_layers = len(made.calls)
         self._linears = use_our_linears(self.base, made.linears)
         use_our_norms(self.base)
+        division = Division(self.base, self._text, self._linears, self._heads)
+        self._fusion = fuse_layers(self.base, made, current, self._initialize, division.divides_heads)
+        self._linears = [self._fusion.named(each) for each in self._linears]
         self._vocabulary = Vocabulary(model)
         self.head = self._vocabulary.head
         model.set_output_embeddings(_Rows(self.head))
@@ -75,9 +82,10 @@ class TransformersModel(CausalLM):
         attention: AttentionInputs,
         received: Tensor | None = None,
     ) -> Tensor:
-        with self._current.answered_by(PagedStep(caches, attention)):
+        narrows = self._fusion.narrows
+        with self._current.answered_by(PagedStep(caches, attention, narrows=narrows)):
             hidden = self._hidden(token_ids, positions, received)
-        return hidden if attention.last is None else attention.last.narrow(hidden)
+        return hidden if attention.last is None or narrows else attention.last.narrow(hidden)
 
     def _hidden(self, token_ids: Tensor, positions: Tensor, received: Tensor | None) -> Tensor:
         if received is None:
@@ -143,6 +151,7 @@ class TransformersModel(CausalLM):
         whole, kept = self.checkpoint_tensors().keys(), layers_of(stage, self._num_layers)
         self.stage, self.first_layer = stage, kept.start
         self._stages.keep(kept)
+        self._fusion.keep(kept)
         if not self.has_embedding:
             cast(PreTrainedModel, self.base).set_input_embeddings(nn.Identity())
         if not is_last(stage):
@@ -192,6 +201,14 @@ class TransformersModel(CausalLM):
                 f"{setting}: transformers' {type(self.base).__name__} cannot compute only {what}:"
                 f" {first_sentence(fault)}; serve it on one GPU, or try {_OTHERWISE[setting]}"
             ) from fault
+
+    def add_norm_fusions(self) -> Sequence[AddNormFusion]:
+        return self._fusion.add_norm_fusions() if self.parallel.size == 1 else ()
+
+    def build_positions(self, num_positions: int, device: torch.device) -> None:
+        for module in self.modules():
+            if isinstance(module, RotaryTables):
+                module.build(num_positions, device)
 
     @property
     def rows_of_each_kernel(self) -> Sequence[int]:
@@ -256,7 +273,7 @@ def _own_tensors(base: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers of transformers' modules that checkpoints hold, by their names below `base`."""
     table: dict[str, Tensor] = {}
     for name, module in base.named_modules():
-        if not isinstance(module, Layer | WeightStorage):
+        if not isinstance(module, Projection | WeightStorage):
             inside = f"{name}." if name else ""
             table |= {f"{inside}{child}": each for child, each in module.named_parameters(recurse=False)}
             table |= {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from service.errors import ModelLoadError
-from service.models.transformers_backend.attention import AttentionCall, CurrentStep
+from service.models.transformers_backend.attention import AttentionCall, CurrentStep, PackedCall
 
 NUM_TOKENS = 3
 """Tokens of a probe step."""
@@ -18,15 +18,29 @@ NUM_TOKENS = 3
 _MOST_CHARACTERS = 300
 
 
+@dataclass(slots=True)
+class ModuleCall:
+    """The first call of a module: its arguments, and what it returned. num_calls: of this module in the step."""
+
+    arguments: tuple[object, ...]
+    named: Mapping[str, object]
+    returned: object = None
+    num_calls: int = 1
+
+    @property
+    def num_returned(self) -> int:
+        """How many values it returns; 0: a single tensor."""
+        return len(self.returned) if isinstance(self.returned, tuple) else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """calls: of attention, in order. linears: names below the model in the order of their calls, in groups that read
-    the same tensor; each is called once. num_returned: module name -> how many values it returns (0: a single tensor),
-    in the order of first calls."""
+    the same tensor; each is called once. modules: by name, in the order of first calls."""
 
     calls: Sequence[AttentionCall]
     linears: Sequence[Sequence[str]]
-    num_returned: Mapping[str, int]
+    modules: Mapping[str, ModuleCall]
 
 
 @dataclass(slots=True)
@@ -39,6 +53,15 @@ class Recorder:
         self.calls.append(call)
         return call.query.new_empty(1, call.query.shape[2], call.query.shape[1], call.value.shape[3])
 
+    def attend_packed(self, call: PackedCall) -> Tensor:
+        query, key, value = (heads.transpose(0, 1)[None] for heads in call.split())
+        limits = call.scale, call.window, call.softcap
+        recorded = AttentionCall(call.module, query, key, value, *limits, sinks=None, mask=None, others={})
+        return self.attend(recorded)[0].flatten(1)
+
+    def narrow(self, x: Tensor) -> Tensor:
+        return x
+
 
 def probe(base: nn.Module, current: CurrentStep) -> Probe:
     """base: the model without its head, on the meta device. current: its step. Raises ModelLoadError if it cannot
@@ -50,10 +73,10 @@ def probe(base: nn.Module, current: CurrentStep) -> Probe:
         for name, module in base.named_modules()
         if type(module) is nn.Linear
     ]
-    num_returned: dict[str, int] = {}
+    modules: dict[str, ModuleCall] = {}
     for name, module in base.named_modules():
-        handles.append(module.register_forward_pre_hook(_noting_call(num_returned, name)))
-        handles.append(module.register_forward_hook(_noting_form(num_returned, name)))
+        handles.append(module.register_forward_pre_hook(_noting_call(modules, name), with_kwargs=True))
+        handles.append(module.register_forward_hook(_noting_form(modules, name)))
     token_ids = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
     positions = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
     try:
@@ -67,7 +90,7 @@ def probe(base: nn.Module, current: CurrentStep) -> Probe:
     finally:
         for handle in handles:
             handle.remove()
-    return Probe(recorder.calls, _groups(reads), num_returned)
+    return Probe(recorder.calls, _groups(reads), modules)
 
 
 def first_sentence(fault: Exception) -> str:
@@ -83,16 +106,22 @@ def _noting(reads: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], No
     return note
 
 
-def _noting_call(num_returned: dict[str, int], name: str) -> Callable[[nn.Module, object], None]:
-    def note(module: nn.Module, arguments: object) -> None:
-        num_returned.setdefault(name, 0)
+def _noting_call(
+    modules: dict[str, ModuleCall], name: str
+) -> Callable[[nn.Module, tuple[object, ...], dict[str, object]], None]:
+    def note(module: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> None:
+        if name in modules:
+            modules[name].num_calls += 1
+        else:
+            modules[name] = ModuleCall(arguments, named)
 
     return note
 
 
-def _noting_form(num_returned: dict[str, int], name: str) -> Callable[[nn.Module, object, object], None]:
-    def note(module: nn.Module, arguments: object, made: object) -> None:
-        num_returned[name] = len(made) if isinstance(made, tuple) else 0
+def _noting_form(modules: dict[str, ModuleCall], name: str) -> Callable[[nn.Module, object, object], None]:
+    def note(module: nn.Module, arguments: object, returned: object) -> None:
+        if modules[name].num_calls == 1:
+            modules[name].returned = returned
 
     return note
 

@@ -23,7 +23,7 @@ class StageLayers:
         paths = {id(module): path for path, module in base.named_modules()}
         self._base = base
         self._of_calls = [paths[id(call.module)] for call in made.calls]
-        self._num_returned = made.num_returned
+        self._num_returned = {name: call.num_returned for name, call in made.modules.items()}
         self._received: Tensor | None = None
 
     def keep(self, kept: range) -> None:
