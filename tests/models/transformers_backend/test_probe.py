@@ -27,6 +27,17 @@ def test_calls_of_attention_and_the_linears_that_read_the_same():
     ]
 
 
+def test_how_modules_are_called_and_what_they_return():
+    base = meta_model(llama_config()).base_model
+    base.layers[0].mlp = base.layers[1].mlp
+    modules = probe(base, CurrentStep(base)).modules
+    first, second, rotary = modules["layers.0"], modules["layers.1"], modules["rotary_emb"]
+    assert second.arguments[0] is first.returned
+    assert first.named["position_embeddings"] is rotary.returned
+    assert (first.num_returned, rotary.num_returned, modules["layers.0.self_attn"].num_returned) == (0, 2, 2)
+    assert (first.num_calls, modules["layers.0.mlp"].num_calls) == (1, 2)
+
+
 def test_a_linear_that_is_called_twice_or_never_stays_as_it_is():
     base = meta_model(llama_config()).base_model
     base.layers[0].mlp.down_proj = base.layers[1].mlp.down_proj
