@@ -181,10 +181,21 @@ def _has_usual_form(parts: LayerParts, made: Probe) -> bool:
         return all(_is_equal(parts, made, scale) for scale in SCALES)
 
 
+class _Branch(nn.Linear):
+    """Its output is of this scale, for rows of a norm."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(SIZE, SIZE)
+        self._scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._scale * super().forward(x)
+
+
 class _Attention(nn.Module):
     """Stands for attention."""
 
-    def __init__(self, linear: nn.Linear, num_returned: int) -> None:
+    def __init__(self, linear: _Branch, num_returned: int) -> None:
         super().__init__()
         self.linear = linear
         self.rotary: Rotary | None = None
@@ -199,8 +210,8 @@ class _Attention(nn.Module):
 
 
 def _is_equal(parts: LayerParts, made: Probe, scale: float) -> bool:
-    attention = _Attention(_linear(scale), made.modules[f"{parts.path}.{parts.attention}"].num_returned)
-    mlp = _linear(scale)
+    attention = _Attention(_Branch(scale), made.modules[f"{parts.path}.{parts.attention}"].num_returned)
+    mlp = _Branch(scale)
     norms = [_small_norm(parts.layer.get_submodule(name)) for name in (parts.attention_norm, parts.mlp_norm)]
     children = dict(zip((parts.attention_norm, parts.mlp_norm), norms, strict=True))
     trial = small_copy(parts.layer, {**children, parts.attention: attention, parts.mlp: mlp})
@@ -211,13 +222,6 @@ def _is_equal(parts: LayerParts, made: Probe, scale: float) -> bool:
     expected = after_attention + mlp(norms[1](after_attention))
     is_same = is_close(returned[0] if isinstance(returned, tuple) else returned, expected)
     return is_same and attention.rotary is rotary
-
-
-def _linear(scale: float) -> nn.Linear:
-    """Its output is of this scale, for rows of a norm."""
-    linear = nn.Linear(SIZE, SIZE)
-    linear.weight.mul_(scale)
-    return linear
 
 
 def _small_norm(norm: nn.Module) -> NormedRows:
