@@ -22,4 +22,4 @@ def test_measures_the_kernels_that_are_named(capsys):
     result = json.loads(printed[-1])
     assert {kernel["name"] for kernel in result["kernels"]} == {"silu_and_mul"}
     assert result["paged_attention_decode"] == []
-    assert all(0 < kernel["share"] < 2 for kernel in result["kernels"] if kernel["rows"] >= 256)
+    assert all(kernel["share"] > 0 for kernel in result["kernels"])
