@@ -69,12 +69,12 @@ def decode_config(
      64, 2 warps, 4, 4          7.6   48.3    40.4    32.4     42.1    110.3      303.6
     128, 4 warps, 3, 4          9.0   57.6    49.5    41.1     39.6    114.9      294.4
 
-    On another H200; long: from 4,000 to 16,000 tokens. The last number is min_tiles:
+    On another H200; mid: from 300 to 2,000 tokens, long: from 4,000 to 16,000:
 
-    sequences x context       1x392  8x392  16xlong  32xlong  64x~392  64xlong  128x~2048  256x~392
-     64, 2 warps, 4, 4, 1       7.5   10.1    214.4    371.2     41.7    661.0      241.2     101.7
-     32, 1 warp,  4, 8, 1       8.3   11.3    170.0    321.8     43.3    580.0      206.5      79.6
-     32, 1 warp,  6, 16, 4     12.6   13.7    157.2    282.4     38.1    530.3      214.4      94.4
+    sequences x context      16x392  16xmid  16xlong  32x392  32xmid  32xlong  48x392  48xlong  64x392  64xlong
+     32, 1 warp,  4, 8         13.2    29.2    168.8    19.2    50.0    312.6    33.5    460.7    30.2    504.0
+     32, 1 warp,  4, 6         15.1    25.0    130.8    20.5    41.7    254.1    26.1    393.1    29.6    465.6
+     64, 2 warps, 4, 4         14.3    26.1    205.0    22.5    60.5    363.4    37.7    568.6    33.5    603.5
 
     Heads above 128 dims were not timed: they need twice the warps to avoid spills.
     """
@@ -88,7 +88,7 @@ def decode_config(
     if num_pairs <= 32:
         return _SMALL_TILES
     if 128 <= num_pairs <= 512:
-        return DecodeConfig(32, num_warps=1, num_stages=6, programs_per_sm=16, min_tiles=4)
+        return DecodeConfig(32, num_warps=1, num_stages=4, programs_per_sm=6, min_tiles=1)
     return DecodeConfig(32, num_warps=1, num_stages=4, programs_per_sm=8, min_tiles=1)
 
 
