@@ -49,7 +49,7 @@ class PartialCall(ABC):
         rest = text[num_read:]
         if self._name is None or self.status is CallStatus.NO_CALL:
             return CallText(), rest
-        arguments = "".join(self._arguments)
+        arguments = _with_whole_characters("".join(self._arguments))
         self._arguments.clear()
         return CallText(self._name if before is None else None, arguments), rest
 
@@ -61,3 +61,9 @@ class PartialCall(ABC):
     @abstractmethod
     def _read(self, char: str) -> None:
         """The next character: may set the status and the name, and append to the arguments."""
+
+
+def _with_whole_characters(text: str) -> str:
+    """Escapes in a model's strings may be halves of surrogate pairs, which no answer can carry: pairs are joined, and
+    half a pair alone gives U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

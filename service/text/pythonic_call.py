@@ -95,7 +95,12 @@ class PythonicCall(PartialCall):
 
 def _json_or_text(text: str) -> str:
     try:
-        json.loads(text)
+        json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     return text
+
+
+def _no_constant(word: str) -> None:
+    """NaN and Infinity, which Python's reader takes, are no JSON."""
+    raise ValueError(word)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from enum import StrEnum
+from string import whitespace
 from typing import NamedTuple, Protocol
 
 from service.text.held_blank import HeldBlank
@@ -237,7 +238,7 @@ class _LeadingCalls:
 
     def _read_between(self, text: str) -> str:
         """Skips what may stand between calls; what follows is the next call or text."""
-        rest = text.lstrip().lstrip(self._between).lstrip()
+        rest = text.lstrip(self._between + whitespace)
         if rest:
             self._call = self._make_call()
         return rest

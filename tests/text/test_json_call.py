@@ -61,3 +61,7 @@ def test_a_call_that_stops_making_sense_ends_there() -> None:
     call.push('{"name": "f", "arguments": {"a": 1')
     assert call.push("]xx") == (CallText(), "xx")
     assert call.status is CallStatus.DONE
+
+
+def test_half_a_character_in_arguments_written_as_a_string_is_replaced() -> None:
+    assert JsonCall(["f"]).push(r'{"name": "f", "arguments": "x\ud800"}')[0] == CallText("f", "x\ufffd")

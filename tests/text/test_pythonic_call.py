@@ -37,10 +37,22 @@ def test_reads_any_literals_however_they_are_cut(arguments: dict[str, Any], size
 
 @pytest.mark.parametrize(
     ("value", "meaning"),
-    [("true", True), ("null", None), ("-1e3", -1000.0), ("Paris", "Paris"), ("__import__('os')", "__import__('os')")],
+    [
+        ("true", True),
+        ("null", None),
+        ("-1e3", -1000.0),
+        ("Paris", "Paris"),
+        ("__import__('os')", "__import__('os')"),
+        ("NaN", "NaN"),  # Python's JSON has them, the standard's has not
+        ("[1, -Infinity]", "[1, -Infinity]"),
+    ],
 )
 def test_words_that_are_no_python_literals(value: str, meaning: object) -> None:
     assert json.loads(read(f"f(a={value})")[1]) == {"a": meaning}
+
+
+def test_escaped_halves_of_characters_become_characters() -> None:
+    assert json.loads(read(r"f(a='\ud83d\ude00', b='\ud83d')")[1]) == {"a": "😀", "b": "\ufffd"}
 
 
 def test_deep_nesting_is_a_text() -> None:

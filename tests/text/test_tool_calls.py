@@ -83,13 +83,14 @@ def test_reads(style: str, text: str, content: str, calls: list[tuple[str, objec
     st.sampled_from(list(ToolStyle)),
     st.lists(
         st.sampled_from(
-            ["<tool_call>", "</tool_call>", PARIS_JSON, *'{}[]"(), \\', "now", "a=1", '{"name":"now"']
+            ["<tool_call>", "</tool_call>", PARIS_JSON, *'{}[]"(), \n\\', "now", "a=1", '{"name":"now"']
         ),
         max_size=12,
     ).map("".join),
     st.integers(1, 8),
 )  # fmt: skip
 @example(ToolStyle.LLAMA3_JSON, '{"name":"now",]', 1)
+@example(ToolStyle.PYTHONIC, "[now()]\n,x", 1)
 def test_does_not_depend_on_how_the_text_is_cut(style: ToolStyle, text: str, size: int) -> None:
     assert route(style, text, size) == route(style, text, 1000)
 
