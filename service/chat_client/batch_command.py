@@ -16,10 +16,12 @@ from service.chat_client.progress_bar import ProgressBar
 from service.chat_client.server import BatchState, Server, ServerFault
 
 _WINDOW = "7d"
+_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status: 0 if every request was answered with status 200."""
+    """Returns the exit status: 0 if every request was answered with status 200; 130 if Ctrl-C came where there was no
+    batch to cancel."""
     own, behind = _split(arguments)
     options = _parser().parse_args(own)
     if options.url is not None and behind:
@@ -35,13 +37,21 @@ def main(arguments: Sequence[str]) -> int:
             batch = _run(server, server.upload(batch_lines(options.file, model)), endpoint)
             if batch.file_ids:
                 _write(server, batch, options.out)
+            return _tell(batch, options.out)
     except (ServerFault, BatchFileError, OSError) as fault:
         print(f"headrace batch: {fault}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("headrace batch: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _tell(batch: BatchState, out: Path) -> int:
+    """Returns the exit status."""
     for line in batch.errors:
         print(f"headrace batch: {line}", file=sys.stderr)
     counts = f"{batch.num_completed} answers and {batch.num_failed} errors of {batch.num_lines} requests"
-    print(f"{batch.status}: {counts}{f' are in {options.out}' if batch.file_ids else ''}", file=sys.stderr)
+    print(f"{batch.status}: {counts}{f' are in {out}' if batch.file_ids else ''}", file=sys.stderr)
     return 0 if batch.status == "completed" and batch.num_completed == batch.num_lines else 1
 
 
@@ -70,21 +80,34 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(server: Server, file_id: str, endpoint: str) -> BatchState:
-    """The batch when it has ended."""
+    """The batch when it has ended. Ctrl-C cancels it, however often it comes."""
     batch = server.create_batch(file_id, endpoint, _WINDOW)
-    bar = ProgressBar(sys.stderr, "requests")
+    bar, is_wanted = ProgressBar(sys.stderr, "requests"), True
     try:
         while not batch.is_over:
             try:
+                if not is_wanted:
+                    batch = _cancelled(server, batch.batch_id)
                 for told in watch_batch(server, batch.batch_id, lines=False):
                     if isinstance(told, BatchState):
                         batch = told
                         _show(bar, batch)
             except KeyboardInterrupt:
-                batch = server.cancel_batch(batch.batch_id)
+                is_wanted = False
     finally:
         bar.end()
     return batch
+
+
+def _cancelled(server: Server, batch_id: str) -> BatchState:
+    """A batch that has just ended cannot be cancelled, and has its answers."""
+    try:
+        return server.cancel_batch(batch_id)
+    except ServerFault:
+        batch = server.batch(batch_id)
+        if not batch.is_over:
+            raise
+        return batch
 
 
 def _show(bar: ProgressBar, batch: BatchState) -> None:

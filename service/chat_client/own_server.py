@@ -39,7 +39,11 @@ def own_server(model: str | None, options: Sequence[str]) -> Iterator[str]:
                 yield log.address()
             finally:
                 process.terminate()
-                log.close()
+                try:
+                    log.close()
+                except BaseException:  # Ctrl-C, or a signal, for the second time
+                    process.kill()
+                    raise
 
 
 @contextmanager

@@ -8,10 +8,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from service.chat_client import batch_command
 from service.chat_client.batch_command import main
+from service.chat_client.batch_watch import watch_batch
+from service.chat_client.server import BatchState, Server
 from tests.api.running_server import RunningServer, running
 from tests.e2e.server_process import write_dummy_folder
 
@@ -100,6 +104,63 @@ def test_ctrl_c_keeps_the_answers_so_far(tmp_path: Path) -> None:
     assert len(results) == 24
 
 
+def test_ctrl_c_twice_keeps_them_too(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second comes while the batch is being cancelled; by the time it is cancelled again, it may be over."""
+    server.say("hi")
+    interrupts = iter([True, True])
+
+    def interrupted(of_class: type, name: str, *, first: bool) -> None:
+        """Calls raise KeyboardInterrupt while there are interrupts, before or after they are made."""
+        real = getattr(of_class, name)
+
+        def call(self: Server, *arguments: Any, **named: Any) -> Any:
+            if first and next(interrupts, False):
+                raise KeyboardInterrupt
+            told = real(self, *arguments, **named)
+            if not first and next(interrupts, False):
+                raise KeyboardInterrupt
+            return told
+
+        monkeypatch.setattr(of_class, name, call)
+
+    interrupted(Server, "batch_events", first=True)
+    interrupted(Server, "cancel_batch", first=False)
+    file, out = write(tmp_path, *({"prompt": f"number {n}"} for n in range(5)))
+    main([file, "--out", str(out), "--url", server.base_url])
+    assert len(out.read_text().splitlines()) == 5
+
+
+def test_ctrl_c_when_the_batch_is_over_keeps_them(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.say("hi")
+    interrupts = iter([True])
+
+    def watched(*arguments: Any, **named: Any) -> Iterator[BatchState | bytes]:
+        told = list(watch_batch(*arguments, **named))
+        if next(interrupts, False):
+            raise KeyboardInterrupt
+        yield from told
+
+    monkeypatch.setattr(batch_command, "watch_batch", watched)
+    file, out = write(tmp_path, *({"prompt": f"number {n}"} for n in range(5)))
+    assert main([file, "--out", str(out), "--url", server.base_url]) == 0
+    assert len(out.read_text().splitlines()) == 5
+
+
+def test_ctrl_c_before_there_is_a_batch_is_told_in_a_line(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def upload(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "upload", upload)
+    file, out = write(tmp_path, {"prompt": "x"})
+    assert main([file, "--out", str(out), "--url", server.base_url]) == 130
+    assert capsys.readouterr().err == "headrace batch: interrupted\n"
+    assert not out.exists()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_with_its_server_and_its_files(tmp_path: Path, number: int) -> None:
@@ -111,6 +172,21 @@ def test_a_signal_ends_it_with_its_server_and_its_files(tmp_path: Path, number: 
         assert process.wait(60) == 128 + number
         assert not Path(f"/proc/{server}").exists()
         assert not folder.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_ctrl_c_while_its_server_ends_kills_it(tmp_path: Path) -> None:
+    with answering(tmp_path) as (process, out):
+        assert process.stderr is not None
+        (server,) = children_of(process.pid)
+        process.send_signal(signal.SIGINT)
+        while "cancelled: 4 answers" not in (line := process.stderr.readline()):
+            assert line, "it has ended"
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.communicate(timeout=60)[1]
+        assert process.returncode == 130
+        assert not Path(f"/proc/{server}").exists()
+        assert out.exists()
 
 
 def children_of(pid: int) -> list[int]:
