@@ -53,6 +53,9 @@ def check_calls(text: PreTrainedConfig, calls: Sequence[AttentionCall]) -> None:
     head_dim = calls[0].key.shape[3]
     if head_dim > _MOST_HEAD_DIM:
         raise _refused(text, f"its head_dim {head_dim} exceeds the limit of {_MOST_HEAD_DIM}")
+    window = _window(text)
+    if window is not None and all(call.window is None for call in calls):
+        raise _refused(text, f"its sliding_window {window} is only in its masks, not in its calls of attention")
     for index, call in enumerate(calls):
         _check_call(text, index, call)
 
@@ -74,6 +77,15 @@ def _check_call(text: PreTrainedConfig, index: int, call: AttentionCall) -> None
     ]
     if unknown:
         raise _refused(text, f"its attention has unsupported arguments: {', '.join(unknown)}")
+
+
+def _window(text: PreTrainedConfig) -> int | None:
+    """Of all layers, if it is shorter than the longest text (in Phi-3.5-MoE it is not)."""
+    window = getattr(text, "sliding_window", None)
+    has_kinds = getattr(text, "layer_types", None) is not None
+    if has_kinds or not window or not getattr(text, "use_sliding_window", True):
+        return None
+    return window if window < text.max_position_embeddings else None
 
 
 def _ropes(text: PreTrainedConfig) -> list[dict[str, object]]:

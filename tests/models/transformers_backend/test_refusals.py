@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from transformers import T5Config
+from transformers import PhimoeConfig, T5Config
 
 from service.errors import ModelLoadError
 from service.models.transformers_backend.attention import AttentionCall, CurrentStep
@@ -68,6 +68,16 @@ def test_by_what_a_layer_asks_of_attention(calls, why):
 def test_by_layers_that_ask_for_none(calls):
     with pytest.raises(ModelLoadError, match="1 of its 2 layers call attention"):
         check_calls(llama_config(), calls[:1])
+
+
+def test_by_a_window_that_only_masks_have(calls):
+    """As PhiMoE: the calls would attend to all tokens."""
+    config = PhimoeConfig(num_hidden_layers=2, sliding_window=37, max_position_embeddings=512)
+    with pytest.raises(ModelLoadError, match="sliding_window 37 is only in its masks"):
+        check_calls(config, calls)
+    check_calls(config, [replace(call, window=37) for call in calls])
+    config.sliding_window = 512
+    check_calls(config, calls)
 
 
 def test_by_attention_that_looks_ahead(calls):
