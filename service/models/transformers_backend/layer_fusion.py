@@ -14,7 +14,7 @@ from service.layers.linear import NamedLinear
 from service.models.transformers_backend.attention import CurrentStep
 from service.models.transformers_backend.packed_attention import PackedAttention, PackedForward, packed_attentions
 from service.models.transformers_backend.pre_norm_layers import PreNormLayers, linears_after_attention, usual_layers
-from service.models.transformers_backend.probe import ModuleCall, Probe
+from service.models.transformers_backend.probe import NUM_TOKENS, ModuleCall, Probe
 from service.models.transformers_backend.rotary_tables import Initialize, RotaryTables, can_be_tables
 from service.models.transformers_backend.trial import ROTARY
 
@@ -110,6 +110,9 @@ def _takes(call: ModuleCall, value: object) -> bool:
 
 
 def _is_called_plainly(call: ModuleCall) -> bool:
-    """With hidden states and positions, which alone tables take."""
+    """With hidden states and one position for each token, which alone tables take; models with vision give three."""
     given = *call.arguments, *call.named.values()
-    return call.num_calls == 1 and len(given) == 2 and all(isinstance(each, Tensor) for each in given)
+    if call.num_calls != 1 or len(given) != 2 or not all(isinstance(each, Tensor) for each in given):
+        return False
+    positions = given[1]
+    return isinstance(positions, Tensor) and positions.shape == (1, NUM_TOKENS)

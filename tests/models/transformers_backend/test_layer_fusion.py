@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from service.models.registry import open_model
-from service.models.transformers_backend.layer_fusion import LayerFusion
+from service.models.transformers_backend.attention import CurrentStep
+from service.models.transformers_backend.layer_fusion import LayerFusion, _is_called_plainly
 from service.models.transformers_backend.model import TransformersModel
+from service.models.transformers_backend.probe import ModuleCall, probe
 from tests.equivalence.family_list import FAMILIES
 from tests.models.checkpoints import llama, mistral, mixtral, qwen2, qwen3
 from tests.models.transformers_backend.launches import launches_of_layer, launches_of_step
+from tests.models.transformers_backend.models import llama_config, meta_model
 
 BY_NAME = {family.name: family for family in FAMILIES}
 
@@ -56,6 +60,16 @@ def test_a_layer_launches_what_a_native_one_launches(save, tmp_path: Path):
 def test_what_is_fused_of_a_family(name: str, has_attention: bool, has_layers: bool, tmp_path: Path):
     fusion = fusion_of(BY_NAME[name].save(tmp_path))
     assert (fusion.has_attention, fusion.narrows) == (has_attention, has_layers)
+
+
+def test_rotary_positions_of_three_axes_stay_theirs():
+    """Qwen3-VL's rotary module also takes positions of one axis, so its trial alone would pass."""
+    model = meta_model(llama_config())
+    made = probe(model.base_model, CurrentStep(model.base_model)).modules["rotary_emb"]
+    hidden, (positions,) = made.arguments[0], made.named.values()
+    assert isinstance(positions, Tensor)
+    assert _is_called_plainly(made)
+    assert not _is_called_plainly(ModuleCall((hidden, positions.expand(3, -1, -1)), {}))
 
 
 def test_linears_behind_attention_of_the_last_layer_get_the_rows_that_are_read(tmp_path: Path):
