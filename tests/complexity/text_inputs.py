@@ -63,8 +63,8 @@ _COPYING = {"hermes: arguments before the name", "hermes: long key", "pythonic: 
 _MODULES_OF_STYLE = {
     ToolStyle.HERMES: ("text/tool_calls.py", "text/chat_output.py"),
     ToolStyle.LLAMA3_JSON: ("text/tool_calls.py",),
-    ToolStyle.MISTRAL: ("text/json_call.py",),
-    ToolStyle.PYTHONIC: ("text/tool_calls.py", "text/pythonic_call.py"),
+    ToolStyle.MISTRAL: ("text/json_call.py", "text/partial_call.py"),
+    ToolStyle.PYTHONIC: ("text/tool_calls.py", "text/pythonic_call.py", "text/partial_call.py"),
 }
 
 
