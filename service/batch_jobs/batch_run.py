@@ -203,7 +203,7 @@ class BatchRun:
             raise
         except StorageFull as fault:
             _logger.warning("%s: lines that were not run cannot be recorded: %s", self._batch.batch_id, fault)
-        except Exception:
+        except Exception:  # a bug here may not cost the results that there are
             _logger.exception("%s: lines that were not run cannot be recorded", self._batch.batch_id)
 
     async def _tell_of_the_rest(self, output: BatchOutput) -> None:
