@@ -16,7 +16,8 @@ rows of it):
         rows                 [S]           int64: the sequence's row of the table; None: row s
     sinks                    [H]           an extra score per head that takes its share of the softmax and has no value
                                            (gpt-oss), query's dtype, contiguous; None: there is none
-    out                      [S, H, D]     query's dtype, contiguous; written in place; padding rows hold anything
+    out                      [S, H, D]     query's dtype, contiguous; written in place; padding rows hold anything; the
+                                           kernel with splits of equal work leaves them alone
 
 P from 1 (TokenAttention) up; any G; in the kernel D and K up to 256, and scale > 0. Cells at or past context_lens[s],
 or before `first`, are ignored: they may hold what another request left there, NaN included. Table entries of blocks
@@ -187,7 +188,7 @@ def paged_attention_decode_reference(
 
 
 @triton.jit(
-    do_not_specialize=["table_stride"],
+    do_not_specialize=["table_stride", "is_beside"],
     do_not_specialize_on_alignment=["block_table_ptr"],
 )
 @no_type_check
@@ -208,6 +209,7 @@ def _paged_attention_decode_kernel(
     block_rows,  # stride from block to block, in rows of HEAD_DIM elements: a row's number fits 32 bits
     table_stride,
     score_scale,  # scale * log2(e): the kernel uses exp2 and log2
+    is_beside,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -226,7 +228,8 @@ def _paged_attention_decode_kernel(
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (kv head, item): an item is one split of one sequence."""
+    """Program (kv head, item): an item is one split of one sequence. is_beside: only the last item, which is nearly
+    always padding, waits for the previous kernel, so that this one is complete after it."""
     start_dependents(PDL)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
@@ -237,15 +240,17 @@ def _paged_attention_decode_kernel(
     seq = tl.load(item_ptr + 3)
     first_item = tl.load(item_ptr + 4)
     num_splits = tl.load(item_ptr + 5)
+    is_last = item == tl.num_programs(1) - 1
     if table_row < 0:
-        if item == 0:
-            wait_for_inputs(PDL)  # all is padding, but some program must wait before the launch is complete
+        if (item == 0) | is_last:
+            wait_for_inputs(PDL)  # all may be padding, but some program must wait before the launch is complete
         return
     if IS_ALIGNED:
         kv_begin = tl.multiple_of(kv_begin, BLOCK_KV)
 
     table_row_ptr = block_table_ptr + table_row.to(tl.int64) * table_stride
-    wait_for_inputs(PDL)
+    if (is_beside == 0) | is_last:
+        wait_for_inputs(PDL)
 
     row = tl.arange(0, BLOCK_G)
     dim = tl.arange(0, BLOCK_D)
@@ -383,8 +388,11 @@ def paged_attention_decode_triton(
     logit_softcap: float | None = None,
     sinks: Tensor | None = None,
     config: DecodeConfig | None = None,
+    *,
+    is_beside: bool = False,
 ) -> None:
-    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's."""
+    """On CUDA tensors, or on any in Triton's interpreter. `config` is for measuring: None takes the table's. is_beside:
+    as in `paged_attention_decode`."""
     num_seqs, num_heads, head_dim = query.shape
     keys, values = elements_of(key_cache), elements_of(value_cache)
     num_kv_heads = keys.shape[2]
@@ -402,7 +410,9 @@ def paged_attention_decode_triton(
     block_d = max(32 if is_fp8 else 16, triton.next_power_of_2(head_dim))
     programs = config.programs_per_sm * num_multiprocessors(query.device)
     splits_wanted = max(1, programs // num_kv_heads)
-    splits = batch.splits_by(SplitRule(config.block_kv, splits_wanted, config.min_tiles, sliding_window))
+    rule = SplitRule(config.block_kv, splits_wanted, config.min_tiles, sliding_window)
+    is_beside = is_beside and rule in batch.splits  # else the last launch is one of those that list the splits
+    splits = batch.splits_by(rule)
     num_items = splits.items.shape[0]
     partial = torch.empty((num_items, num_heads, head_dim), dtype=torch.float32, device=query.device)
     lse = torch.empty((num_items, num_heads), dtype=torch.float32, device=query.device)
@@ -424,6 +434,7 @@ def paged_attention_decode_triton(
         keys.stride(0) // head_dim,
         batch.block_table.stride(0),
         scale * math.log2(math.e),
+        int(is_beside),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -456,7 +467,11 @@ def paged_attention_decode(
     sliding_window: int | None = None,
     logit_softcap: float | None = None,
     sinks: Tensor | None = None,
+    *,
+    is_beside: bool = False,
 ) -> None:
+    """is_beside: may run at the same time as the last launch. That one was made without PDL, writes nothing that this
+    one reads, and none of its temporary tensors was freed."""
     loops = loops_for(query) if isinstance(key_cache, Tensor) else None
     if loops is not None and logit_softcap is None and sinks is None and loops.takes_head_dim(query.shape[2]):
         table, lens = batch.block_table, batch.context_lens
@@ -469,5 +484,8 @@ def paged_attention_decode(
             batch.split_len, *batch.order_and_arrivals, scale, out, sliding_window, logit_softcap,
         )  # fmt: skip
         return
-    attend = paged_attention_decode_triton if query.is_cuda else paged_attention_decode_reference
-    attend(query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap, sinks)
+    of_layer = query, key_cache, value_cache, batch, scale, out, sliding_window, logit_softcap, sinks
+    if query.is_cuda:
+        paged_attention_decode_triton(*of_layer, is_beside=is_beside)
+    else:
+        paged_attention_decode_reference(*of_layer)

@@ -57,6 +57,7 @@ from kernels.attention_config import (
 from kernels.attention_tiles import attend_tiles, join_split, total_of_parts
 from kernels.cpu_loops import loops_for
 from kernels.dense_attention import dense_attention
+from kernels.dependent_launch import dependent_launch, start_dependents
 from kernels.fp8_cache import Cache, Fp8Cache, elements_of, exponents_of
 from kernels.optional_triton import tl, triton
 from kernels.paged_tensors import check_paged_tensors
@@ -206,6 +207,7 @@ def _paged_attention_prefill_kernel(
     BLOCK_KV: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     SPLIT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (kv head, item): an item is a few adjacent query tokens of one sequence, numbered backwards from the
     batch's last token. So the longest contexts of a sequence run first, and the device does not end with them.
@@ -214,6 +216,7 @@ def _paged_attention_prefill_kernel(
     sees whole, and tiles that hold the rows' own tokens. SPLIT: at its multiples the softmax restarts; at a split's end
     it is merged with the splits before it. 0: no splits.
     """
+    start_dependents(PDL)
     kv_head = tl.program_id(0)
     item = tl.num_programs(1) - 1 - tl.program_id(1)
     tile_tokens: tl.constexpr = BLOCK_M // GROUP
@@ -371,6 +374,7 @@ def paged_attention_prefill_triton(
         BLOCK_KV=config.block_kv,
         NUM_STAGES=config.num_stages,
         SPLIT=batch.split_len or 0,
+        PDL=dependent_launch(query.device)["PDL"],
         num_warps=config.num_warps,
         maxnreg=config.max_registers,
         enable_fp_fusion=True,

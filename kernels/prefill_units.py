@@ -20,7 +20,9 @@ from typing import Any, no_type_check
 from torch import Tensor
 
 from kernels.attention_config import PrefillUnitsConfig, num_multiprocessors
+from kernels.dependent_launch import dependent_launch
 from kernels.optional_gluon import GluonTensorDescriptor, barrier, copy_tile, gl, gluon, hopper, reinterpret, runs_gluon
+from kernels.unit_parts import START_DEPENDENTS
 
 _HEAD_DIMS = 64, 128
 _ALIGNMENT = 16
@@ -390,9 +392,12 @@ def _prefill_units_kernel(
     query_ptr, keys_desc, values_desc, block_table_ptr, rows_ptr, query_starts_ptr, context_lens_ptr, sinks_ptr,
     out_ptr, num_seqs, query_stride_token, block_cells, table_stride, score_scale, NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, HAS_SINKS: gl.constexpr, BLOCK_KV: gl.constexpr,
-    NUM_STAGES: gl.constexpr,
+    NUM_STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Programs share the items of all kv heads, numbered as in _paged_attention_prefill_kernel."""
+    """Programs share the items of all kv heads, numbered as in _paged_attention_prefill_kernel. As soon as some are
+    through, the next kernel may have their multiprocessors."""
+    if PDL:
+        gl.inline_asm_elementwise(START_DEPENDENTS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     TILE_TOKENS: gl.constexpr = 2 * 64 // GROUP
     BARRIERS: gl.constexpr = hopper.mbarrier.MBarrierLayout()
     queries = gl.allocate_shared_memory(keys_desc.dtype, [2, 64, HEAD_DIM], keys_desc.layout)
@@ -477,6 +482,7 @@ def prefill_units_triton(
         HAS_SINKS=sinks is not None,
         BLOCK_KV=config.block_kv,
         NUM_STAGES=config.num_stages,
+        PDL=dependent_launch(query.device)["PDL"],
         num_warps=4,
         maxnreg=168,  # 64 k registers for 12 warps; the consumers then get what the producer returns
         enable_fp_fusion=True,

@@ -35,9 +35,10 @@ class AttentionInputs:
 
     slots: where each token's key and value go. decode: for the first rows, sequences of one token each. prefill: for
     the rows between its `query_starts`. None if there are no such rows. Padding rows of `decode` may be rows of
-    `prefill` too: `decode`'s output is written first, then overwritten. rows: [N] int64, the only tokens whose output
-    is computed; `decode` and `prefill` are then over these N rows. None: all T. last: for the last layer, if it
-    differs. others: the inputs of the other groups, if layers have several groups, each with blocks of its own.
+    `prefill` too: `decode`'s output is written first, or its padding rows are not written. rows: [N] int64, the only
+    tokens whose output is computed; `decode` and `prefill` are then over these N rows. None: all T. last: for the last
+    layer, if it differs. others: the inputs of the other groups, if layers have several groups, each with blocks of its
+    own.
     group_of: then the group of each layer; 0 is this one's.
     """
 
@@ -146,15 +147,26 @@ def paged_attention(
     sliding_window: how many tokens a query sees, itself included; None: all. Blocks of this layer's group that no query
     sees any more may belong to other sequences. logit_softcap: of the scores (Gemma 2). sinks [num_heads]: an extra
     score per head that takes its share of the softmax and has no value (gpt-oss). Decodes and prompts are two launches,
-    because their best kernels differ.
+    because their best kernels differ. On a GPU decodes begin while the last prompts are computed, on multiprocessors
+    that those leave idle (kernels/dependent_launch.py).
     """
     query = inputs.narrow(query)
     out = empty_with_spare_rows(query.shape, query) if query.is_cuda else torch.empty(query.shape, dtype=query.dtype)
-    if inputs.decode is not None:
-        end = inputs.decode.context_lens.shape[0]
-        rows = query[:end], *cache, inputs.decode, scale, out[:end]
-        paged_attention_decode(*rows, sliding_window, logit_softcap, sinks=sinks)
-    if inputs.prefill is not None:
-        rows_of_prompts = query, *cache, inputs.prefill, scale, out
-        paged_attention_prefill(*rows_of_prompts, sliding_window, logit_softcap, sinks=sinks)
+    decode, prefill = inputs.decode, inputs.prefill
+    is_beside = decode is not None and prefill is not None and _runs_beside(decode, prefill, cache)
+    if prefill is not None and is_beside:
+        paged_attention_prefill(query, *cache, prefill, scale, out, sliding_window, logit_softcap, sinks)
+    if decode is not None:
+        end = decode.context_lens.shape[0]
+        rows = query[:end], *cache, decode, scale, out[:end]
+        paged_attention_decode(*rows, sliding_window, logit_softcap, sinks, is_beside=is_beside)
+    if prefill is not None and not is_beside:
+        paged_attention_prefill(query, *cache, prefill, scale, out, sliding_window, logit_softcap, sinks)
     return out.flatten(1)
+
+
+def _runs_beside(decode: DecodeBatch, prefill: PrefillBatch, cache: LayerCache) -> bool:
+    """Whether decodes may run beside the prompts launched just before: the kernel must leave padding rows alone, and
+    the prompts must have no temporary memory that is free again (an fp8 cache is widened for them)."""
+    is_plain = isinstance(cache.keys, Tensor) and decode.split_len is None
+    return is_plain and decode.context_lens.is_cuda and prefill.context_lens.shape[0] > 0

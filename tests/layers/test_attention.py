@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
+from kernels.graph_capture import capture_graph
 from kernels.paged_attention_decode import decode_batch
 from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots, reshape_and_cache
+from kernels.rms_norm import add_rms_norm
 from service.layers.attention import AttentionInputs, LayerCache, paged_attention
 from tests.kernels.paged_case import naive_attention
 
@@ -112,3 +117,52 @@ def test_what_keeps_the_l1_cache_keeps_it_in_all_layers():
     for inputs in (kept, kept.last, other, other.last):
         assert inputs.decode.keeps_l1 and inputs.decode.splits is decode.splits
     assert not decode.keeps_l1 and kept.afresh().decode.keeps_l1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("chunk", "past"), [(1024, 2048), (48, 200), (2, 3)])
+def test_decodes_beside_prompts_are_the_same_as_one_after_the_other(chunk, past):
+    """In a chain of layers, where each reads what the one before it has written. Padding of the decodes reaches into
+    the prompt's rows."""
+    num_decodes, padding, block, heads, kv_heads, dim = 40, 24, 16, 16, 4, 128
+    lens = [100 + 37 * seq for seq in range(num_decodes)]
+    blocks = torch.randperm(sum(-(-length // block) for length in [*lens, past + chunk]), dtype=torch.int32)
+    table = torch.zeros(num_decodes + padding + 1, 256, dtype=torch.int32)
+    for row, length in zip([*range(num_decodes), -1], [*lens, past + chunk], strict=True):
+        (table[row, : -(-length // block)], blocks) = blocks.split(
+            [-(-length // block), len(blocks) - -(-length // block)]
+        )
+    positions = [(seq, length - 1) for seq, length in enumerate(lens)]
+    positions += [(-1, past + i) for i in range(chunk)]
+    slots = torch.tensor([int(table[seq, p // block]) * block + p % block for seq, p in positions]).cuda()
+    decode = decode_batch(table[:-1].cuda(), int32([*lens, *[0] * padding]).cuda(), block)
+    starts, ends = int32([num_decodes, num_decodes + chunk]).cuda(), int32([past + chunk]).cuda()
+    prefill = prefill_batch(table[-1:].cuda(), starts, ends, chunk, block)
+    shape = (sum(-(-length // block) for length in [*lens, past + chunk]), block, kv_heads, dim)
+    caches = [LayerCache(*torch.randn(2, *shape, device="cuda").bfloat16()) for _ in range(8)]
+    x = torch.randn(num_decodes + chunk + padding, heads * dim, device="cuda").bfloat16()
+    weight = torch.ones(heads * dim, device="cuda", dtype=torch.bfloat16)
+    mixed = AttentionInputs(cache_slots(torch.nn.functional.pad(slots, (0, padding), value=-1), block), decode, prefill)
+
+    def chain(*parts):
+        y, residual = x, torch.zeros_like(x)
+        for cache in caches:
+            query, key, value = y.view(len(y), heads, dim), y[:, : kv_heads * dim], y[:, -kv_heads * dim :]
+            reshape_and_cache(key.view(-1, kv_heads, dim), value.view(-1, kv_heads, dim), *cache, mixed.slots)
+            attended = [paged_attention(query, cache, part, dim**-0.5) for part in parts]
+            y = attended[0]
+            if len(parts) > 1:
+                y = torch.cat((y[:num_decodes], attended[1][num_decodes:]))
+            y[num_decodes + chunk :] = 0
+            y, residual = add_rms_norm(y, residual, weight, 1e-5)
+        return y
+
+    with torch.inference_mode():
+        want = chain(replace(mixed, prefill=None), replace(mixed, decode=None))
+        chain(mixed)
+        torch.cuda.synchronize()
+        graph, out = capture_graph(lambda: chain(mixed), torch.cuda.Stream())
+        for _ in range(20):
+            out.fill_(float("nan"))
+            graph.replay()
+            assert torch.equal(out, want)
