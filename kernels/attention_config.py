@@ -53,10 +53,37 @@ _LARGE_TILES = DecodeConfig(128, num_warps=4, num_stages=5, programs_per_sm=1, m
 _SMALL_TILES = DecodeConfig(64, num_warps=2, num_stages=4, programs_per_sm=4, min_tiles=1)
 
 
+_BESIDE_PROMPTS = DecodeConfig(64, num_warps=2, num_stages=5, programs_per_sm=4, min_tiles=1)
+"""For decodes that run beside prompts (kernels/paged_attention_decode.py). A mixed step's graph has room for a full
+batch of decodes, so their number says nothing here.
+
+Decodes and prompts, us a layer on one H200; long: from 4,000 to 16,500 tokens; ~392: from 131 to 653. First row: one
+after the other with the tiles for as many decodes alone; second: the same with those of a full batch.
+
+decodes                      16 long   40 long    64 long   80 long  40 x ~392   64 x ~392  250 x ~392
+prompt tokens / context      4k / 8k   4k / 8k   4k / 12k  4k / 10k  200 / 200  2x256 / 256  7x256 / 256
+one after the other              812      1036       1642      1303       39.2        50.4       130.9
+the same, 32, 1 warp, 4, 4       820      1105       1817      1461       36.7        50.7       129.2
+ 32, 1 warp,  4, 4               798      1078       1674      1420       29.5        46.8       124.2
+ 64, 2 warps, 4, 4               783      1038       1614      1261       29.3        47.6       128.1
+ 64, 2 warps, 5, 4               792      1020       1611      1250       31.0        46.0       124.5
+ 64, 2 warps, 5, 6               796      1005       1592      1273       32.4        47.0       124.5
+128, 4 warps, 5, 1               803      1017       1610      1245       30.7        50.6       151.2
+"""
+
+
 def decode_config(
-    head_dim: int, dtype: torch.dtype, num_pairs: int, *, is_fp8: bool = False, keeps_l1: bool = False
+    head_dim: int,
+    dtype: torch.dtype,
+    num_pairs: int,
+    *,
+    is_fp8: bool = False,
+    keeps_l1: bool = False,
+    is_beside: bool = False,
 ) -> DecodeConfig:
-    """keeps_l1: as in DecodeBatch. For a kernel with more than 48 KB of shared memory Triton asks for the smallest L1
+    """is_beside: as in `paged_attention_decode`.
+
+    keeps_l1: as in DecodeBatch. For a kernel with more than 48 KB of shared memory Triton asks for the smallest L1
     cache, and kernels that overlap with it keep that setting. In Llama-8B with int4 weights, gate_up took 33 us and
     down 21 after such attention, 23 and 13 after attention with smaller tiles. With fp8 weights that gains 5 us per
     layer. From some 17,000 tokens of one sequence on, the larger tile would be worth it.
@@ -78,6 +105,8 @@ def decode_config(
 
     Heads above 128 dims were not timed: they need twice the warps to avoid spills.
     """
+    if is_beside and not keeps_l1 and dtype.itemsize == 2 and head_dim <= 128:
+        return _BESIDE_PROMPTS
     config = _decode_config(head_dim, dtype, num_pairs)
     if keeps_l1 and not is_fp8 and config == _LARGE_TILES:
         return _SMALL_TILES

@@ -404,7 +404,9 @@ def paged_attention_decode_triton(
         return
     is_fp8 = not isinstance(key_cache, Tensor)
     pairs = num_seqs * num_kv_heads
-    config = config or decode_config(head_dim, query.dtype, pairs, is_fp8=is_fp8, keeps_l1=batch.keeps_l1)
+    config = config or decode_config(
+        head_dim, query.dtype, pairs, is_fp8=is_fp8, keeps_l1=batch.keeps_l1, is_beside=is_beside
+    )
     assert not is_fp8 or head_dim % 2 == 0
     group = num_heads // num_kv_heads
     block_d = max(32 if is_fp8 else 16, triton.next_power_of_2(head_dim))

@@ -23,6 +23,11 @@ def test_decode_tiles_on_their_way_fit_into_shared_memory(head_dim, dtype, num_p
     assert tiles * 2 * config.block_kv * padded(head_dim) * dtype.itemsize <= SHARED_MEMORY_BYTES
 
 
+def test_decodes_beside_prompts_have_the_same_tiles_whatever_a_graph_has_room_for():
+    few, many = (decode_config(128, torch.bfloat16, num_pairs, is_beside=True) for num_pairs in (8, 8192))
+    assert few == many and few.num_stages // 2 * 2 * few.block_kv * 128 * 2 <= SHARED_MEMORY_BYTES // 2
+
+
 @pytest.mark.pairwise
 @pytest.mark.parametrize("rows_per_sm", [1, 255, 256, 10_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
