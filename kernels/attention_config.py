@@ -58,17 +58,17 @@ _BESIDE_PROMPTS = DecodeConfig(64, num_warps=2, num_stages=5, programs_per_sm=4,
 batch of decodes, so their number says nothing here.
 
 Decodes and prompts, us a layer on one H200; long: from 4,000 to 16,500 tokens; ~392: from 131 to 653. First row: one
-after the other with the tiles for as many decodes alone; second: the same with those of a full batch.
+after the other with the tiles for so many decodes alone; second: the same with those of a full batch.
 
-decodes                      16 long   40 long    64 long   80 long  40 x ~392   64 x ~392  250 x ~392
-prompt tokens / context      4k / 8k   4k / 8k   4k / 12k  4k / 10k  200 / 200  2x256 / 256  7x256 / 256
-one after the other              812      1036       1642      1303       39.2        50.4       130.9
-the same, 32, 1 warp, 4, 4       820      1105       1817      1461       36.7        50.7       129.2
- 32, 1 warp,  4, 4               798      1078       1674      1420       29.5        46.8       124.2
- 64, 2 warps, 4, 4               783      1038       1614      1261       29.3        47.6       128.1
- 64, 2 warps, 5, 4               792      1020       1611      1250       31.0        46.0       124.5
- 64, 2 warps, 5, 6               796      1005       1592      1273       32.4        47.0       124.5
-128, 4 warps, 5, 1               803      1017       1610      1245       30.7        50.6       151.2
+decodes                     40 long    64 long   80 long  40 x ~392   64 x ~392   250 x ~392  1000 x ~300
+prompt tokens / context     4k / 8k   4k / 12k  4k / 10k  200 / 200  2x256 / 256  7x256 / 256  12x256 / 256
+one after the other            1036       1642      1303       39.2         50.4        130.9         341.9
+the same, 32, 1 warp, 4, 4     1105       1817      1461       36.7         50.7        129.2         341.9
+ 32, 1 warp,  4, 4             1078       1674      1420       29.5         46.8        124.2         332.7
+ 64, 2 warps, 4, 4             1038       1614      1261       29.3         47.6        128.1             -
+ 64, 2 warps, 5, 4             1020       1611      1250       31.0         46.0        124.5         338.5
+ 64, 2 warps, 5, 6             1005       1592      1273       32.4         47.0        124.5         337.4
+128, 4 warps, 5, 1             1017       1610      1245       30.7         50.6        151.2         453.2
 """
 
 
