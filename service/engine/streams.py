@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 from typing import cast
 
 from service.core.clock import Clock
@@ -22,6 +23,7 @@ WINDOW_S = 0.05
 
 _GOLDEN_RATIO = 0.618034
 _IDS_ONLY = {int}
+_HAS_BEGUN = attrgetter("has_begun")
 
 
 class RequestStream:
@@ -31,10 +33,10 @@ class RequestStream:
     share. This stream's tokens are the entries at index `place`, from row `num_taken` on; they come after `events`.
     The reader is a plain callback, since waking a task for each token would cost more than the token's work.
     due_s: with an interval between deliveries, the engine-clock time from which the next one may be made; 0 before the
-    first (see `StreamPacing`).
+    first (see `StreamPacing`). has_begun: the reader was called.
     """
 
-    __slots__ = ("_reader", "due_s", "events", "num_taken", "place", "rows")
+    __slots__ = ("_reader", "due_s", "events", "has_begun", "num_taken", "place", "rows")
 
     def __init__(self) -> None:
         self.events: list[StreamEvent] = []
@@ -43,6 +45,7 @@ class RequestStream:
         self.place = 0
         self._reader: Callable[[], None] | None = None
         self.due_s = 0.0
+        self.has_begun = False
 
     @property
     def has_events(self) -> bool:
@@ -57,6 +60,7 @@ class RequestStream:
     def wake(self) -> None:
         """Call the reader if there are events to take."""
         if self._reader is not None and self.has_events:
+            self.has_begun = True
             self._reader()
 
     def take(self) -> list[StreamEvent]:
@@ -130,6 +134,8 @@ class StreamPacing:
     """Decides when to deliver. While the interval is at once, every event is. Otherwise a stream's first event and its
     final event are, and the events between are coalesced; each stream has its own time within the interval.
 
+    Streams that begin are read before the others: each reader takes its time, and a first token is awaited the most.
+
     streams: the open streams by request id. The owner adds and removes them.
     """
 
@@ -198,6 +204,7 @@ class StreamPacing:
                 due.append(stream)
             else:
                 must_sweep = True
+        due.sort(key=_HAS_BEGUN)
         for stream in due:
             stream.wake()
         if must_sweep:

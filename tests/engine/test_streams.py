@@ -263,6 +263,22 @@ def test_an_interval_that_is_at_once_is_not_asked_how_long_it_is():
     play(MANY, scenario)
 
 
+@pytest.mark.parametrize("interval_s", [0.0, INTERVAL_S])
+def test_streams_that_begin_are_read_before_the_others(interval_s: float):
+    async def scenario(readers: Readers) -> None:
+        late, order = {str(MANY): RequestStream(), str(MANY + 1): RequestStream()}, list[str]()
+        readers.pacing.deliver([(request_id, TOKEN) for request_id in readers.open], readers.clock.now_s())
+        readers.clock.advance(INTERVAL_S)
+        readers.open.update(late)
+        for request_id, stream in readers.open.items():
+            stream.read_by(partial(order.append, request_id))
+        await readers.deliver()
+        begun = [request_id for request_id in readers.open if request_id not in late]
+        assert order == [*late, *begun]
+
+    play(MANY, scenario, interval_s)
+
+
 def test_events_of_streams_that_are_gone_are_dropped():
     async def scenario(readers: Readers) -> None:
         gone = readers.open.pop("0")
