@@ -47,7 +47,8 @@ class BlockManager:
     of full-attention groups are kept. Every block counts as one, whichever group uses it: a unit of a table takes one
     block per layer group (core/layer_groups.py).
 
-    supply: allocates new blocks. released_rows: rows that `take_released_rows` will return.
+    supply: allocates new blocks. released_rows: rows that `take_released_rows` will return. longest_sequence: tokens of
+    the longest sequence that fits alone; None: any length, since all layers have a window.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class BlockManager:
         self.num_groups = self.groups.size
         self._prefix_cache = prefix_cache
         self.pool = BlockPool(num_blocks)
+        self.longest_sequence = CacheRoom(num_blocks, block_size, window).longest_sequence
         # More than the device holds could never be needed at once (PagedAttention, section 4.5).
         self.swap_space = SwapSpace(min(num_host_blocks, num_blocks), self.pool)
         self.adapter_slots = AdapterSlots(num_adapter_slots, self.pool)
@@ -99,11 +101,6 @@ class BlockManager:
         if self.window is None:
             return None
         return (self.num_units_for(self.window.num_tokens) + 1) * self.block_size
-
-    @property
-    def longest_sequence(self) -> int | None:
-        """The longest sequence that fits alone; None: any length, since all layers have a window."""
-        return CacheRoom(self.pool.num_blocks, self.block_size, self.window).longest_sequence
 
     @property
     def num_occupied(self) -> int:

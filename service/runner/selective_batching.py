@@ -24,10 +24,7 @@ from service.core.scheduled_sequence import PENDING_TOKEN_ID, SAMPLES, TOKEN_IDS
 from service.runner.batch_columns import Array, Int32Array, Int64Array, Per
 from service.runner.sequence_rows import SequenceRows
 
-_ROW, _START, _TABLE_START, _BLOCK_IDS = (
-    itemgetter(ScheduledSequence._fields.index(name))
-    for name in ("row", "num_computed_tokens", "table_start", "block_ids")
-)
+_ROW, _START = (itemgetter(ScheduledSequence._fields.index(name)) for name in ("row", "num_computed_tokens"))
 _SEED = itemgetter(Sample._fields.index("seed"))
 
 
@@ -88,13 +85,13 @@ def _of_decodes(decodes: ScheduledDecodes, rows: SequenceRows) -> PlanColumns:
 
 def _of_scheduled(scheduled: tuple[ScheduledSequence, ...], rows: SequenceRows) -> PlanColumns:
     num, ids, samples = len(scheduled), [*map(TOKEN_IDS, scheduled)], [*map(SAMPLES, scheduled)]
-    at = np.fromiter(map(_ROW, scheduled), np.int64, num)
-    rows.reserve(int(at.max()))
+    at = [*map(_ROW, scheduled)]
+    rows.reserve(max(at))
     changed = [item for item in scheduled if item.block_ids]
     if changed:
         _take_over(changed, rows)
     return PlanColumns(
-        at,
+        np.array(at, np.int64),
         np.fromiter(map(_START, scheduled), np.int64, num),
         np.fromiter(map(len, ids), np.int64, num),
         np.fromiter(chain.from_iterable(ids), np.int64),
@@ -109,14 +106,13 @@ def _take_over(changed: list[ScheduledSequence], rows: SequenceRows) -> None:
     whole = [item for item in changed if item.table_start == 0]
     if whole:
         rows.remember(whole)
-    blocks = [*map(_BLOCK_IDS, changed)]
-    lens = np.fromiter(map(len, blocks), np.int64)
-    behind = np.arange(lens.sum()) - np.repeat(np.cumsum(lens) - lens, lens)
-    rows.write_blocks(
-        np.repeat(np.fromiter(map(_ROW, changed), np.int64), lens),
-        np.repeat(np.fromiter(map(_TABLE_START, changed), np.int64), lens) + behind,
-        np.fromiter(chain.from_iterable(blocks), np.int64),
-    )
+    of_rows, indexes, block_ids = list[int](), list[int](), list[int]()
+    for item in changed:
+        num = len(item.block_ids)
+        of_rows += [item.row] * num
+        indexes += range(item.table_start, item.table_start + num)
+        block_ids += item.block_ids
+    rows.write_blocks(*(np.array(each, np.int64) for each in (of_rows, indexes, block_ids)))
 
 
 @dataclass(frozen=True, slots=True)

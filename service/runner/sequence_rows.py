@@ -78,9 +78,10 @@ class SequenceRows:
 
     def remember(self, scheduled: Sequence[ScheduledSequence]) -> None:
         """From now on these sequences own their rows: write their columns there."""
-        rows = [item.row for item in scheduled]
         for name, of in self.columns.remembered.items():
-            self._columns[name][rows] = [of(item) for item in scheduled]
+            column = self._columns[name]
+            for item in scheduled:  # mostly one: an assignment by a list of rows costs ten times as much
+                column[item.row] = of(item)
 
     def write_blocks(self, rows: Int64Array, indexes: Int64Array, block_ids: Int64Array) -> None:
         """[C] each: write `block_ids` into the block tables of `rows` at `indexes`. An index counts units, and within a
@@ -148,6 +149,7 @@ class DeviceBlockTable:
 
     def __init__(self, rows: SequenceRows, device: torch.device) -> None:
         self._rows = rows
+        self._num_rows = rows.num_rows
         self.tensor = torch.zeros(rows.block_table.shape, dtype=torch.int32, device=device)
 
     @staticmethod
@@ -156,12 +158,12 @@ class DeviceBlockTable:
 
     @property
     def is_complete(self) -> bool:
-        return len(self._rows.block_table) == len(self.tensor)
+        return self._rows.num_rows == self._num_rows
 
     def take_changes(self, most: int) -> TableChanges:
         """The changes that the next step has to `write`. If there are more than `most`, they are written at once and
         none are returned."""
-        changes = self._rows.take_changes(self.tensor.shape[0])
+        changes = self._rows.take_changes(self._num_rows)
         if len(changes.places) <= most:
             return changes
         there = to_device(changes._asdict(), self.tensor.device)

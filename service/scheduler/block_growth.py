@@ -17,14 +17,11 @@ from service.scheduler.plan_draft import PlanDraft
 @dataclass(frozen=True, slots=True)
 class Shortage:
     """Blocks that running groups need for their next tokens. decodes: what `DecodeBatch.shortage` returned. unbatched:
-    the other groups, each with its number of blocks."""
+    the other groups, each with its number of blocks. num_blocks: of all together."""
 
     decodes: Int64Array
     unbatched: list[tuple[SequenceGroup, int]]
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.decodes) + sum(num_blocks for _, num_blocks in self.unbatched)
+    num_blocks: int
 
 
 class BlockGrowth:
@@ -54,17 +51,17 @@ class BlockGrowth:
 
     def _shortage(self, batch: DecodeBatch) -> Shortage:
         blocks = self._blocks
-        shortage = Shortage(batch.shortage(), [])
+        decodes, unbatched = batch.shortage(), list[tuple[SequenceGroup, int]]()
         for group in batch.unbatched.values():
             live = group.live
             if len(live) == 1:
                 room = blocks.num_tokens_in(len(blocks.table(live[0].sequence_id).block_ids))
                 if _next_end(live[0]) > room and not self.is_swapping(group):
                     self._forget_unseen(live[0])
-                    shortage.unbatched.append((group, blocks.num_groups))
+                    unbatched.append((group, blocks.num_groups))
             elif not self.is_swapping(group):
-                shortage.unbatched.append((group, blocks.num_blocks_to_append(self._appends(group))))
-        return shortage
+                unbatched.append((group, blocks.num_blocks_to_append(self._appends(group))))
+        return Shortage(decodes, unbatched, len(decodes) + sum(num_blocks for _, num_blocks in unbatched))
 
     def has_room(self, shortage: Shortage) -> bool:
         """Whether every group can have its blocks now."""

@@ -310,7 +310,7 @@ class DecodeMembers:
         self._token_ids: list[list[int]] = []
         self._rows: list[tuple[int, ...]] = []
         self._history = history
-        self.num_by_client = Counter[str]()
+        self.num_by_client: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -322,7 +322,9 @@ class DecodeMembers:
         copy.groups += groups
         copy.request_ids += [group.request.request_id for group in groups]
         copy._token_ids += [group.live[0].token_ids for group in groups]
-        copy.num_by_client.update(group.request.client for group in groups)
+        for group in groups:
+            client = group.request.client
+            copy.num_by_client[client] = copy.num_by_client.get(client, 0) + 1
         copy.detailed += [number for number, group in enumerate(groups, first_number) if _is_detailed(group)]
         return copy
 

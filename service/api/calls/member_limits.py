@@ -5,43 +5,56 @@ Checking one message takes some 10 us of the event loop, and listing the errors 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from service.config import ApiConfig
 from service.errors import InvalidRequest
 
+_LIMITS: Mapping[str, tuple[type, str, str]] = {
+    "logit_bias": (dict, "max_logit_bias", "tokens"),
+    "stop_token_ids": (list, "max_stop_token_ids", "ids"),
+    "allowed_token_ids": (list, "max_allowed_token_ids", "ids"),
+    "logprob_token_ids": (list, "max_logprob_token_ids", "ids"),
+    "tools": (list, "max_tools", "tools"),
+    "functions": (list, "max_tools", "functions"),
+    "documents": (list, "max_documents", "documents"),
+    "messages": (list, "max_messages", "messages"),
+    "system": (list, "max_messages", "blocks"),
+    "input": (list, "max_messages", "items"),
+}
+"""Field -> what it must be to be counted, the name of its limit in ApiConfig, and what its members are called."""
+
 
 def check_members(body: Mapping[str, Any], config: ApiConfig) -> None:
     """Refuses lists and objects with more members than are supported. Values of other types are left to the wire
     shapes."""
-    _check("logit_bias", body.get("logit_bias"), dict, config.max_logit_bias, "tokens")
-    _check("stop_token_ids", body.get("stop_token_ids"), list, config.max_stop_token_ids, "ids")
-    _check("allowed_token_ids", body.get("allowed_token_ids"), list, config.max_allowed_token_ids, "ids")
-    _check("logprob_token_ids", body.get("logprob_token_ids"), list, config.max_logprob_token_ids, "ids")
+    for param, value in body.items():
+        if isinstance(value, list | dict) and param in _LIMITS:
+            kind, limit, members = _LIMITS[param]
+            if isinstance(value, kind):
+                _check(param, value, getattr(config, limit), members)
     _check_prompts(body.get("prompt"), config.max_prompts_per_call)
-    _check("tools", body.get("tools"), list, config.max_tools, "tools")
-    _check("functions", body.get("functions"), list, config.max_tools, "functions")
-    _check("documents", body.get("documents"), list, config.max_documents, "documents")
-    _check("messages", body.get("messages"), list, config.max_messages, "messages")
-    messages = _of_conversations(body.get("messages"))
-    _check("messages", messages, list, config.max_messages, "messages")
-    _check_parts("messages", messages, ("content", "tool_calls"), config.max_messages)
-    _check("system", body.get("system"), list, config.max_messages, "blocks")
-    _check("input", body.get("input"), list, config.max_messages, "items")
-    _check_parts("input", body.get("input"), ("content", "output", "summary"), config.max_messages)
-    _check_namespaces(body.get("tools"), config.max_tools)
+    if "messages" in body:
+        messages = _of_conversations(body["messages"])
+        if isinstance(messages, list):
+            _check("messages", messages, config.max_messages, "messages")
+            _check_parts("messages", messages, ("content", "tool_calls"), config.max_messages)
+    if isinstance(body.get("input"), list):
+        _check_parts("input", body["input"], ("content", "output", "summary"), config.max_messages)
+    if isinstance(body.get("tools"), list):
+        _check_namespaces(body["tools"], config.max_tools)
 
 
-def _check(param: str, value: object, kind: type[dict[str, Any]] | type[list[Any]], most: int, members: str) -> None:
-    if isinstance(value, kind) and len(value) > most:
+def _check(param: str, value: Sized, most: int, members: str) -> None:
+    if len(value) > most:
         raise InvalidRequest(f"{param} may hold at most {most} {members}.", param=param)
 
 
 def _check_prompts(prompt: object, most: int) -> None:
     """A list of integers is one prompt."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        _check("prompt", prompt, list, most, "prompts")
+        _check("prompt", prompt, most, "prompts")
 
 
 def _of_conversations(messages: object) -> object:
@@ -51,10 +64,8 @@ def _of_conversations(messages: object) -> object:
     return [message for each in messages if isinstance(each, list) for message in each]
 
 
-def _check_parts(param: str, holders: object, names: Sequence[str], most: int) -> None:
+def _check_parts(param: str, holders: list[Any], names: Sequence[str], most: int) -> None:
     """Counts the parts of all messages or items together, with those of tool results."""
-    if not isinstance(holders, list):
-        return
     lists = [each for name in names for each in _lists(holders, name)]
     num_parts = sum(map(len, lists))
     if num_parts <= most:
@@ -64,10 +75,8 @@ def _check_parts(param: str, holders: object, names: Sequence[str], most: int) -
         raise InvalidRequest(f"{param} may hold at most {most} {kinds} in all.", param=param)
 
 
-def _check_namespaces(tools: object, most: int) -> None:
+def _check_namespaces(tools: list[Any], most: int) -> None:
     """A namespace of tools counts as the tools in it."""
-    if not isinstance(tools, list):
-        return
     lists = [tool.get("tools") for tool in tools if isinstance(tool, dict)]
     if sum(len(each) for each in lists if isinstance(each, list)) > most:
         raise InvalidRequest(f"tools may hold at most {most} tools.", param="tools")
