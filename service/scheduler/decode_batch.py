@@ -71,6 +71,11 @@ class DecodeBatch:
         """Live sequences of all groups in this lane."""
         return len(self) + sum(len(group.live) for group in self.unbatched.values())
 
+    @property
+    def has_only_drawn_out(self) -> bool:
+        """Whether no unbatched group computes anything any more."""
+        return all(sequence.is_drawn_out for group in self.unbatched.values() for sequence in group.live)
+
     def start(self, group: SequenceGroup) -> None:
         """The group starts to run, unbatched."""
         self.unbatched[group.arrival_order] = group

@@ -128,8 +128,9 @@ class IterationScheduler:
 
     def _schedule_decodes(self, batch: DecodeBatch) -> IterationPlan | None:
         """The fast path: the lane has only its decode batch, there are blocks for it, and no request is waiting. None
-        if that is not so. `LaneScheduling` would decide the same and is the plain twin."""
-        if batch.unbatched or self.pool.waiting:
+        if that is not so. Groups whose last token is being drawn do not count: they compute no more. `LaneScheduling`
+        would decide the same and is the plain twin."""
+        if self.pool.waiting or (batch.unbatched and not batch.has_only_drawn_out):
             return None
         shortage = batch.shortage()
         if len(shortage) and len(shortage) > self.blocks.supply.num_available:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from service.core.events import Outcome
 from service.scheduler.cached_tokens import num_cached_tokens
 from service.scheduler.iteration_scheduler import IterationScheduler
+from service.scheduler.lane_scheduling import LaneScheduling
 from service.scheduler.preemption import AlwaysSwap
 from tests.engine.faulty_executor import FaultyExecutor
 from tests.engine.harness import Harness
@@ -227,3 +229,19 @@ def test_decodes_alone_are_decided_as_they_are_among_others(overlap: bool, monke
     assert num_alone > 50
     monkeypatch.setattr(IterationScheduler, "_schedule_decodes", lambda *_: None)
     assert histories() == want
+
+
+def test_who_draws_a_last_token_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch):
+    whole, num_whole = LaneScheduling.decide, 0
+
+    def counted(self: LaneScheduling, *args: Any) -> bool:
+        nonlocal num_whole
+        num_whole += 1
+        return whole(self, *args)
+
+    harness = Harness(overlap=True)
+    for max_tokens in (3, 5, 8):
+        harness.add(harness.request((1, 2), max_tokens))
+    monkeypatch.setattr(LaneScheduling, "decide", counted)
+    harness.run()
+    assert num_whole == 2, "for the prompts, and when nobody is left in the batch"
