@@ -4,8 +4,10 @@ Decode is bound by reading keys and values: TB/s, and % of a copy's rate. Prefil
 over the scores inside the causal mask, and % of a GEMM's rate. Each round covers as many layers as overflow the
 device's L2 cache. Without a GPU the reference implementations are measured, on small batches.
 
-`python -m loadtest.bench.attention_kernels --sweep decode|prefill [--fp8]` times many configurations, best first: the
-tables of kernels/attention_config.py come from it. `--fp8`: with an 8-bit KV cache, and fewer points.
+`python -m loadtest.bench.attention_kernels --sweep decode|prefill|arrivals [--fp8]` times many configurations, best
+first: the tables of kernels/attention_config.py come from it. `arrivals`: a short prompt or two in the graph of a mixed
+step, with its padding, by what the tables choose and by the other kernel. `--fp8`: with an 8-bit KV cache, and fewer
+points.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from kernels.paged_attention_prefill import paged_attention_prefill, paged_atten
 from loadtest.bench.device_limits import DeviceLimits
 from loadtest.bench.launch_timing import bench_device, seconds_of_launch
 from loadtest.bench.report import print_table
+from service.runner.graph_sizes import most_prompts
 
 ROTATED_BYTES = 200e6  # more than three times the H200's L2
 BLOCK_SIZE = 16
@@ -175,15 +178,23 @@ class PrefillWork:
         block_size: int = BLOCK_SIZE,
         *,
         is_fp8: bool = False,
+        padded_to: int = 0,
     ) -> None:
+        """padded_to: tokens of a CUDA graph that the step is padded to; 0: not padded."""
         self.flops = causal_flops(heads, query_lens, context_lens)
         num_tokens = sum(-(-length // block_size) * block_size for length in context_lens)
         self._caches = Caches.make(heads, num_tokens, block_size, is_fp8=is_fp8)
         lens = torch.tensor(context_lens, dtype=torch.int32, device=bench_device())
         starts = torch.tensor([0, *query_lens]).cumsum(0, dtype=torch.int32).to(bench_device())
-        self._batch = prefill_batch(self._caches.table(context_lens), starts, lens, max(query_lens), block_size)
-        self._query = torch.randn(sum(query_lens), heads.num_heads, heads.head_dim, device=bench_device()).to(DTYPE)
-        self.out = torch.empty_like(self._query)
+        rows = torch.arange(len(lens), device=bench_device())
+        if padded_to:
+            num_empty = most_prompts(padded_to) - len(lens)
+            starts = F.pad(starts, (0, num_empty), value=sum(query_lens))
+            lens, rows = F.pad(lens, (0, num_empty)), F.pad(rows, (0, num_empty))
+        longest, num_rows = padded_to or max(query_lens), padded_to or sum(query_lens)
+        self._batch = prefill_batch(self._caches.table(context_lens), starts, lens, longest, block_size, rows)
+        self._query = torch.randn(num_rows, heads.num_heads, heads.head_dim, device=bench_device()).to(DTYPE)
+        self.out = torch.zeros_like(self._query)
         self._scale = heads.head_dim**-0.5
 
     def seconds(self, config: PrefillConfig | None = None) -> float:
@@ -311,6 +322,16 @@ def sweep_prefill(*, is_fp8: bool) -> None:
     _sweep([PrefillWork(SHAPES[0], *lens, is_fp8=is_fp8) for lens in points], labels, configs)
 
 
+def sweep_arrivals() -> None:
+    """Print us per layer of the first shape for short prompts without a past, as they come one by one to a step of
+    decodes: query tokens / tokens of the graph."""
+    points = [([60], 64), ([120], 128), ([180], 192), ([240], 256), ([272], 320), ([368], 384), ([480], 512)]
+    points += [([240, 260], 512), ([320, 420], 768)]
+    labels = [f"{'+'.join(map(str, lens))}/{padded}" for lens, padded in points]
+    works = [PrefillWork(SHAPES[0], lens, lens, padded_to=padded) for lens, padded in points]
+    _sweep(works, labels, [None, PrefillConfig(128, 64, 8, 5), PrefillConfig(64, 64, 4, 2)])
+
+
 def _sweep(works: Sequence[Any], labels: Iterable[str], configs: Sequence[Any]) -> None:
     """Print the configurations, best first. Fails unless all agree with the first one's result."""
     rows, wanted = [], list[Tensor]()
@@ -328,12 +349,12 @@ def _sweep(works: Sequence[Any], labels: Iterable[str], configs: Sequence[Any]) 
     rows.sort(key=lambda row: sum(t / b for t, b in zip(row[0], best, strict=True)))
     print("us/layer:", *labels)
     for times, config in rows:
-        print(" ".join(f"{t:8.1f}" for t in times), " ", *astuple(config))
+        print(" ".join(f"{t:8.1f}" for t in times), " ", *(["by the tables"] if config is None else astuple(config)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Sweep the attention kernels' configurations.")
-    parser.add_argument("--sweep", choices=["decode", "prefill"], action="append", required=True)
+    parser.add_argument("--sweep", choices=["decode", "prefill", "arrivals"], action="append", required=True)
     parser.add_argument("--fp8", action="store_true", help="use an 8-bit KV cache")
     arguments = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {DTYPE}, blocks of {BLOCK_SIZE}")
@@ -341,6 +362,8 @@ def main() -> None:
         sweep_decode(is_fp8=arguments.fp8)
     if "prefill" in arguments.sweep:
         sweep_prefill(is_fp8=arguments.fp8)
+    if "arrivals" in arguments.sweep:
+        sweep_arrivals()
 
 
 if __name__ == "__main__":

@@ -45,6 +45,15 @@ def test_measures(monkeypatch: pytest.MonkeyPatch):
     assert 0 < work.seconds() < 1
 
 
+def test_padding_is_not_computed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention_kernels, "ROTATED_BYTES", 1)
+    work = PrefillWork(HEADS, [20, 30], [20, 30], padded_to=64)
+    assert 0 < work.seconds() < 1
+    assert work.out.shape[0] == 64
+    assert work.out[:50].any(dim=(1, 2)).all()
+    assert not work.out[50:].any()
+
+
 def test_contiguous_attention_is_the_same_attention(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attention_kernels, "ROTATED_BYTES", 1)  # two layers, the least; the last one's is in `out`
     work = DecodeWork(HEADS, [32, 32, 32])
