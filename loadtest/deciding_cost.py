@@ -2,10 +2,13 @@
 
     python -m loadtest.deciding_cost [--seqs 256,1024] [--context 2048] [--block-sizes 1,16]
     python -m loadtest.deciding_cost --traffic [--seqs 256,1024]
+    python -m loadtest.deciding_cost --arrivals [--seqs 15,40]
 
 Uses the engine's own scheduler and block manager, and an executor that answers at once. Times are CPU times of the
 thread, so other users of the machine do not count; the minimum and the median over many iterations are printed. By
-default all sequences only decode. With --traffic requests end, others start in their place, and more wait.
+default all sequences only decode. With --traffic requests end, others start in their place, and more wait. With
+--arrivals requests come one by one, none waits, and iterations overlap: what an iteration costs in which a request
+starts or ends.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from loadtest.baselines.iteration_log import IterationLog
+from service.core.events import FinalEvent
 from service.core.iteration import IterationPlan, IterationResult
 from service.core.request import Request
 from service.core.sampling_params import SamplingParams
@@ -93,6 +97,7 @@ def make_engine(
     caching: bool,
     sink: IterationLog,
     make_policy: MakePolicy = lambda history, swap_space: FirstComeFirstServed(),
+    overlap: bool = False,
 ) -> Engine:
     cache = ChainedPrefixCache(block_size, max(1, 16 // block_size)) if caching else NoPrefixCache()
     cost, history = PreemptionCost(IterationTime(), SwapTime(), MAX_TOKENS), History()
@@ -108,7 +113,7 @@ def make_engine(
         max_num_seqs=num_seqs,
         max_preemptions=8,
     )
-    return Engine(scheduler, AnsweringExecutor(), sink, ThreadClock())
+    return Engine(scheduler, AnsweringExecutor(), sink, ThreadClock(), overlap=overlap)
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,38 @@ def measure_traffic(num_seqs: int, make_policy: MakePolicy, num_iterations: int)
     return 1e3 * decide, 1e3 * applied
 
 
+def measure_arrivals(num_seqs: int, num_iterations: int) -> dict[str, list[float]]:
+    """CPU seconds of iterations in which a request was added, in which one ended, both, or neither; about `num_seqs`
+    run, with answers of 64 tokens in the mean."""
+    chance, engine = random.Random(0), make_engine(256, 8192, 16, caching=True, sink=IterationLog(), overlap=True)
+    seconds: dict[str, list[float]] = {"neither": [], "end": [], "start": [], "start, end": []}
+    for number in range(num_iterations + 300):  # the first 300 fill the batch
+        starts = chance.random() < num_seqs / 64
+        prompt = tuple(chance.randrange(30_000) for _ in range(chance.randint(32, 512))) if starts else ()
+        params = SamplingParams(chance.randint(1, 127), temperature=0.0)
+        began_s = time.thread_time()
+        if starts:
+            engine.requests.add(Request(f"r{number}", prompt, params, began_s))
+            engine.snapshot()
+        engine.step()
+        took_s = time.thread_time() - began_s
+        ends = any(type(news[1]) is FinalEvent for news in engine.requests.events.take())
+        kinds = [kind for kind, is_one in (("start", starts), ("end", ends)) if is_one]
+        if number >= 300:
+            seconds[", ".join(kinds) or "neither"].append(took_s)
+    return seconds
+
+
+def print_arrivals(all_num_seqs: Sequence[int], num_iterations: int) -> None:
+    """One row per number of sequences and kind of iteration."""
+    print("| sequences | in the iteration | least us | first tenth us | median us |\n|---|---|---|---|---|")
+    for num_seqs in all_num_seqs:
+        for kind, seconds in measure_arrivals(num_seqs, num_iterations).items():
+            each = sorted(1e6 * s for s in seconds)
+            figures = " | ".join(f"{each[int(len(each) * share)]:.0f}" for share in (0, 0.1, 0.5))
+            print(f"| {num_seqs} | {kind} | {figures} |", flush=True)
+
+
 def print_decodes(all_num_seqs: Sequence[int], block_sizes: Sequence[int], context: int, rounds: int) -> None:
     """One row per size, with and without a prefix cache."""
     print("| sequences | block size | prefix cache | decide, least ms | median | apply, least ms | all prompts ms |")
@@ -197,16 +234,18 @@ def print_traffic(all_num_seqs: Sequence[int], num_iterations: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seqs", default="256,1024")
+    parser.add_argument("--seqs", help="default: 256,1024; with --arrivals 15,40")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--block-sizes", default="1,16")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
         "--traffic", action="store_true", help="requests end, start and wait; one row per scheduling policy"
     )
-    parser.add_argument("--iterations", type=int, default=1000, help="with --traffic")
+    parser.add_argument("--arrivals", action="store_true", help="requests come and end one by one, and none waits")
+    parser.add_argument("--iterations", type=int, default=1000, help="with --traffic or --arrivals")
     options = parser.parse_args(arguments)
-    all_num_seqs = [int(number) for number in options.seqs.split(",")]
+    default = "15,40" if options.arrivals else "256,1024"
+    all_num_seqs = [int(number) for number in (options.seqs or default).split(",")]
     if options.context <= NUM_OUTPUT_TOKENS // 2:
         parser.error(
             f"--context {options.context}: more than {NUM_OUTPUT_TOKENS // 2}, which are generated to get there"
@@ -216,6 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if options.traffic:
             print_traffic(all_num_seqs, options.iterations)
+        elif options.arrivals:
+            print_arrivals(all_num_seqs, options.iterations)
         else:
             block_sizes = [int(size) for size in options.block_sizes.split(",")]
             print_decodes(all_num_seqs, block_sizes, options.context, options.rounds)

@@ -35,3 +35,9 @@ def test_every_policy_is_measured_in_traffic(capsys: pytest.CaptureFixture[str],
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
     assert [row[1].strip() for row in rows] == ["fcfs", "priority", "shares", "fair"]
     assert all(float(cell) > 0 for row in rows for cell in row[2:])
+
+
+def test_iterations_are_told_apart_by_who_comes_and_who_goes(capsys: pytest.CaptureFixture[str]):
+    main(["--arrivals", "--seqs", "8", "--iterations", "400"])
+    kinds = {line.split("|")[2].strip() for line in capsys.readouterr().out.splitlines()[2:]}
+    assert kinds == {"neither", "end", "start", "start, end"}
