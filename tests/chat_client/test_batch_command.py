@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -175,6 +176,18 @@ def test_a_signal_ends_it_with_its_server_and_its_files(tmp_path: Path, number: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_its_server_ends_with_it_although_it_is_killed(tmp_path: Path) -> None:
+    with answering(tmp_path) as (process, _):
+        (server,) = children_of(process.pid)
+        process.kill()
+        process.wait()
+        deadline_s = time.monotonic() + 20
+        while runs(server):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_ctrl_c_while_its_server_ends_kills_it(tmp_path: Path) -> None:
     with answering(tmp_path) as (process, out):
         assert process.stderr is not None
@@ -191,6 +204,14 @@ def test_ctrl_c_while_its_server_ends_kills_it(tmp_path: Path) -> None:
 
 def children_of(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def runs(pid: int) -> bool:
+    """Not as a zombie that nobody asks for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def arguments_of(pid: int) -> list[str]:
