@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,39 @@ def test_a_file_that_cannot_be_run_is_told_of_and_leaves_the_output(
         assert message in capsys.readouterr().err
     assert main([file, "--out", str(out), "--url", server.base_url, "--", "--dtype", "float32"]) == 2
     assert out.read_text() == "of yesterday"
+
+
+def test_an_output_that_cannot_be_written_is_told_of_before_anything_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, _ = write(tmp_path, {"prompt": "x"})
+    (tmp_path / "folder").mkdir()
+    for out, message in (("none/out.jsonl", "No such file or directory"), ("folder", "Is a directory")):
+        assert main([file, "--out", str(tmp_path / out), "--model", "no-such-model"]) == 1
+        told = capsys.readouterr().err
+        assert message in told
+        assert "could not be served" not in told
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "in.jsonl"]
+
+
+def test_a_full_disk_costs_no_answer_of_its_own_server(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.say("hi")
+    faults, replace = iter([OSError(28, "No space left on device")] * 2), Path.replace
+
+    def full(path: Path, target: Path) -> Path:
+        if fault := next(faults, None):
+            raise fault
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(batch_command, "own_server", lambda model, options: nullcontext(server.base_url))
+    monkeypatch.setattr(batch_command, "_RETRY_S", 0.01)
+    file, out = write(tmp_path, *({"prompt": f"number {n}"} for n in range(5)))
+    assert main([file, "--out", str(out)]) == 0
+    assert len(out.read_text().splitlines()) == 5
+    assert capsys.readouterr().err.count("No space left on device") == 2
 
 
 _IN_A_GROUP = """
