@@ -200,6 +200,8 @@ FAMILIES: Sequence[Family] = (
     _dense("Granite 4 Micro (no hybrid)", "granitemoehybrid", "GraniteMoeHybrid", num_local_experts=0,
            layer_types=["attention", "attention"], shared_intermediate_size=96, position_embedding_type="rope",
            embedding_multiplier=2.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=2.0),
+    _refused("Hunyuan A13B", "hunyuan_v1_moe", "HunYuanMoEV1", "with our layers in it", num_experts=8,
+             moe_topk=2, head_dim=16),
     _refused("Qwen3-Next", "qwen3_next", "Qwen3Next", "linear_attention", **_EXPERTS,
              layer_types=["linear_attention", "full_attention"]),
     _refused("LFM2", "lfm2", "Lfm2", "conv", layer_types=["conv", "full_attention"]),

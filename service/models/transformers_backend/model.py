@@ -26,7 +26,7 @@ from service.layers.weight_storage import Destination, WeightStorage
 from service.models.causal_lm import CausalLM
 from service.models.quantization import Quantization
 from service.models.rank_division import check_sizes
-from service.models.transformers_backend.attention import CurrentStep, PagedStep
+from service.models.transformers_backend.attention import AttentionCall, CurrentStep, PagedStep
 from service.models.transformers_backend.checkpoint_names import CheckpointNames
 from service.models.transformers_backend.division import Division, Heads
 from service.models.transformers_backend.experts import is_computed_here
@@ -184,18 +184,26 @@ class TransformersModel(CausalLM):
         """A copy without memory, in one dtype."""
         return copy.deepcopy(self, {id(self.stage): self.stage}).float()
 
-    def _try(self, setting: str, what: str, num_layers: int, heads: Heads) -> None:
-        """Run a probe step with this trial as it is now. Raises ConfigError naming the setting."""
+    def try_step(self) -> Sequence[AttentionCall]:
+        """Compute a small step on the meta device, before there is memory. Returns its calls of attention. Raises
+        ValueError if the step has another form, and whatever the modules raise."""
         recorder, like = Recorder(), torch.empty(NUM_TOKENS, self.hidden_size, device="meta")
         positions = torch.zeros(NUM_TOKENS, dtype=torch.int64, device="meta")
+        with self._current.answered_by(recorder), torch.device("meta"):
+            hidden = self._hidden(positions, positions, None if is_first(self.stage) else like)
+            if is_last(self.stage):
+                self.compute_logits(like)
+        if hidden.shape != like.shape:
+            raise ValueError(f"the layers return {hidden.shape}")
+        return recorder.calls
+
+    def _try(self, setting: str, what: str, num_layers: int, heads: Heads) -> None:
+        """Try a step with this trial as it is now. Raises ConfigError naming the setting."""
         try:
-            with self._current.answered_by(recorder), torch.device("meta"):
-                hidden = self._hidden(positions, positions, None if is_first(self.stage) else like)
-                shapes = {(call.query.shape[1], call.key.shape[1]) for call in recorder.calls}
-                if hidden.shape != like.shape or len(recorder.calls) != num_layers or shapes != {heads}:
-                    raise ValueError(f"{len(recorder.calls)} layers use heads {shapes} and return {hidden.shape}")
-                if is_last(self.stage):
-                    self.compute_logits(like)
+            calls = self.try_step()
+            shapes = {(call.query.shape[1], call.key.shape[1]) for call in calls}
+            if len(calls) != num_layers or shapes != {heads}:
+                raise ValueError(f"{len(calls)} layers use heads {shapes}")
         except Exception as fault:  # it is others' code: anything may come
             raise ConfigError(
                 f"{setting}: transformers' {type(self.base).__name__} cannot compute only {what}:"
