@@ -42,7 +42,7 @@ def build_with_transformers(folder: Path) -> BuiltModel:
     with torch.device("meta"):
         built = TransformersModel(model, current, made)
         _check_head(built, shape)
-        _check_step(built, shape)
+    _check_step(built, shape)
     return BuiltModel(shape, built)
 
 
