@@ -64,6 +64,11 @@ class Batch:
     errors: tuple[InputError, ...] = ()
 
     @property
+    def hex_id(self) -> str:
+        """The id without its prefix."""
+        return self.batch_id.rpartition("_")[2]
+
+    @property
     def is_over(self) -> bool:
         return self.status in OVER
 

@@ -26,6 +26,7 @@ from service.batch_jobs.batch_table import (
     unfinished_batches,
     update_batch,
 )
+from service.batch_jobs.result_files import salvage
 from service.batch_jobs.seats import Seats
 from service.batch_jobs.written_lines import WrittenLines
 from service.core.watchers import Watchers
@@ -224,7 +225,8 @@ class BatchJobs:
             try:
                 await self._storage.files.hold(batch.input_file_id, batch.client)
             except NotFound:
-                await self._fail(batch, InputError("file_not_found", "The input file no longer exists."))
+                gone = InputError("file_not_found", "The input file no longer exists.")
+                await self._try_to_fail(batch.batch_id, batch.client, gone)
                 continue
             self._waiting[batch.batch_id] = batch
         self._begin_next()
@@ -264,11 +266,10 @@ class BatchJobs:
                 except (StorageUnavailable, StorageFull) as fault:
                     _logger.warning("%s cannot continue yet: %s", batch_id, fault)
                     await asyncio.sleep(_RETRY_S)
-        except Exception:  # a bug fails this batch only; it was not in running lines, or the batch would keep results
+        except Exception:  # a bug outside of running lines costs nothing that was computed, and no other batch
             _logger.exception("%s has failed", batch_id)
-            with suppress(StorageUnavailable, StorageFull):
-                batch = await self.get(batch_id, batch.client)
-                await self._fail(batch, InputError("server_error", "The server had an error while the batch ran."))
+            error = InputError("server_error", "The server had an error while the batch ran.")
+            await self._try_to_fail(batch_id, batch.client, error)
         finally:
             del self._tasks[batch_id]
             self._running_clients.subtract((batch.client,))
@@ -310,12 +311,25 @@ class BatchJobs:
         self._storage.files.release(batch.input_file_id)
         return cancelled
 
+    async def _try_to_fail(self, batch_id: str, client: str, error: InputError) -> None:
+        """What cannot be done now is left, with all results, to a later run of the server."""
+        try:
+            await self._fail(await self.get(batch_id, client), error)
+        except (StorageUnavailable, StorageFull) as fault:
+            _logger.warning("%s cannot end before the next start: %s", batch_id, fault)
+        except Exception:
+            _logger.exception("%s cannot end before the next start, and keeps its results", batch_id)
+
     async def _fail(self, batch: Batch, error: InputError) -> None:
-        await self._in_thread(partial(shutil.rmtree, self._folder / batch.batch_id, ignore_errors=True))
-        now_s = int(time.time())
-        await self._save(
-            batch.reaching(BatchStatus.FAILED, now_s, errors=(error,), output_file_id=None, error_file_id=None)
-        )
+        """End the batch with the results that it has. If all are written, it ends as it was to end anyway."""
+        folder = self._folder / batch.batch_id
+        batch = await salvage(batch, folder, self._storage, self._in_thread)
+        if batch.is_written and batch.becomes is not None:
+            status, errors = batch.becomes, batch.errors
+        else:
+            status, errors = BatchStatus.FAILED, (error,)
+        await self._save(batch.reaching(status, int(time.time()), errors=errors))
+        await self._in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
 
     async def _save(self, batch: Batch) -> None:
         await self._storage.database.run(lambda connection: update_batch(connection, batch))

@@ -12,7 +12,8 @@ from functools import partial
 
 from service.batch_jobs.batch import Batch, BatchStatus, InputError
 from service.batch_jobs.batch_input import BatchLine, BatchReader, check_input
-from service.batch_jobs.batch_output import Answer, BatchOutput, LineResult, num_bytes_of
+from service.batch_jobs.batch_output import Answer, BatchOutput, LineResult
+from service.batch_jobs.result_files import hand_over
 from service.batch_jobs.result_writer import ResultWriter
 from service.batch_jobs.seats import Seat, Seats
 from service.errors import StorageFull, StorageUnavailable
@@ -65,7 +66,6 @@ class BatchRun:
         self._save = save
         self._count = count
         self._folder = storage.folder / "batches" / batch.batch_id
-        self._name = batch.batch_id.rpartition("_")[2]
         self._cancelled = asyncio.Event()
 
     @property
@@ -81,18 +81,20 @@ class BatchRun:
         return self._batch
 
     async def run(self) -> None:
-        """Run until the batch is over. Raises storage faults; the batch can then be run again by a new BatchRun. If
-        this task is cancelled, the batch can be resumed, with all results so far on disk. After another exception while
-        lines run, the batch fails and keeps its results."""
+        """Run until the batch is over. Raises storage faults; the batch can then be run again by a new BatchRun. So it
+        can if this task is cancelled, or raises another exception: all results so far are on disk. After an exception
+        while lines run, the batch fails and keeps its results."""
         if not self._batch.num_lines and not await self._validate():
             return
-        output = await self._in_thread(lambda: BatchOutput(self._folder, self._name))
+        output = await self._in_thread(lambda: BatchOutput(self._folder, self._batch.hex_id))
         try:
             if self._batch.is_written:
                 self._storage.budget.note(await self._in_thread(lambda: output.num_bytes))
             else:
                 await self._run_lines(output)
-            await self._hand_over(output)
+            self._batch = await hand_over(self._batch, self._folder, self._storage, self._in_thread)
+            assert self._batch.becomes is not None
+            await self._reach(self._batch.becomes)
         except Exception:
             self._storage.budget.give_back(output.num_bytes)  # the next attempt counts them again
             raise
@@ -219,28 +221,6 @@ class BatchRun:
                 await self._in_thread(partial(output.append, answers, errors))
         finally:
             reader.close()
-
-    async def _hand_over(self, output: BatchOutput) -> None:
-        """Turn the two result files into files of the client. Can be repeated after an interruption."""
-        batch = self._batch
-        assert batch.becomes is not None
-        ids: list[str | None] = []
-        for path, file_id, kind in (
-            (output.answers, batch.output_file_id, "output"),
-            (output.errors, batch.error_file_id, "error"),
-        ):
-            assert file_id is not None
-            num_bytes = await self._in_thread(partial(num_bytes_of, path))
-            if num_bytes:
-                now_s = int(time.time())
-                expires_at = None if batch.output_expires_after_s is None else now_s + batch.output_expires_after_s
-                name = f"{batch.batch_id}_{kind}.jsonl"
-                file = StoredFile(file_id, batch.client, "batch_output", name, num_bytes, now_s, expires_at)
-                await self._storage.files.adopt(path, file)
-                ids.append(file_id)
-            else:
-                ids.append(None if await self._storage.files.find(file_id, batch.client) is None else file_id)
-        await self._reach(batch.becomes, output_file_id=ids[0], error_file_id=ids[1])
 
     async def _reach(self, status: BatchStatus, **changes: object) -> None:
         self._batch = self._batch.reaching(status, int(time.time()), **changes)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from service.chat_client.batch_file import BatchFileError, batch_lines, endpoint_of
@@ -17,6 +19,7 @@ from service.chat_client.server import BatchState, Server, ServerFault
 
 _WINDOW = "7d"
 _INTERRUPTED = 130
+_RETRY_S = 5.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,13 +33,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         endpoint = endpoint_of(options.file)
         place = own_server(options.model, behind) if options.url is None else nullcontext(options.url)
-        with place as url:
+        with _part_of(options.out) as part, place as url:
             server = Server(url, os.environ.get("OPENAI_API_KEY") if options.url else None)
             names = server.model_names()
             model = options.model if options.url and options.model else names[0]
             batch = _run(server, server.upload(batch_lines(options.file, model)), endpoint)
             if batch.file_ids:
-                _write(server, batch, options.out)
+                _write(server, batch, part, options.out, retries=options.url is None)
             return _tell(batch, options.out)
     except (ServerFault, BatchFileError, OSError) as fault:
         print(f"headrace batch: {fault}", file=sys.stderr)
@@ -115,14 +118,32 @@ def _show(bar: ProgressBar, batch: BatchState) -> None:
         bar.show(batch.num_completed + batch.num_failed, batch.num_failed, batch.num_lines)
 
 
-def _write(server: Server, batch: BatchState, out: Path) -> None:
-    """Written under another name and renamed, so that readers find it whole."""
+@contextmanager
+def _part_of(out: Path) -> Iterator[Path]:
+    """A file beside the output, to be renamed to it, so that readers find it whole. It is made before anything is
+    computed: OSError if the output cannot be written."""
+    if out.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(out))
     part = out.with_name(out.name + ".part")
+    part.touch()
     try:
-        with part.open("wb") as file:
-            for file_id in batch.file_ids:
-                for piece in server.file_content(file_id):
-                    file.write(piece)
-        part.replace(out)
+        yield part
     finally:
         part.unlink(missing_ok=True)
+
+
+def _write(server: Server, batch: BatchState, part: Path, out: Path, *, retries: bool) -> None:
+    """retries: until it succeeds, since the answers are lost with the server."""
+    while True:
+        try:
+            with part.open("wb") as file:
+                for file_id in batch.file_ids:
+                    for piece in server.file_content(file_id):
+                        file.write(piece)
+            part.replace(out)
+            return
+        except OSError as fault:
+            if not retries:
+                raise
+            print(f"headrace batch: the answers cannot be written yet: {fault}", file=sys.stderr)
+            time.sleep(_RETRY_S)

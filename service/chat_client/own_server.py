@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -25,12 +26,13 @@ def own_server(model: str | None, options: Sequence[str]) -> Iterator[str]:
     """The server's address, once it is ready. model: as for `headrace serve`; None: the one that comes with Headrace.
     options: further options of `headrace serve`. ServerFault with the end of its log if it does not start.
 
-    It and its files are removed at the end, also when SIGTERM or SIGHUP ends the command. Ctrl-C at a terminal does not
-    reach it, so that the command can still fetch answers. Its port is not announced, but others on this machine may
-    find it.
+    It and its files are removed at the end, also when SIGTERM or SIGHUP ends the command; if the command is killed, the
+    server ends and its files stay. Ctrl-C at a terminal does not reach it, so that the command can still fetch answers.
+    Its port is not announced, but others on this machine may find it.
     """
     with _signals_unwind(), tempfile.TemporaryDirectory(prefix="headrace-") as data:
-        command = [sys.executable, "-m", "service", "serve", *([] if model is None else [model])]
+        command = [sys.executable, "-m", "service.process.with_parent", str(os.getpid())]
+        command += ["service", "serve", *([] if model is None else [model])]
         command += ["--port", "0", "--data-dir", data, "--shutdown-timeout", "1", *options]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0) as process:
             assert process.stderr is not None

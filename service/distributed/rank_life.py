@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import threading
@@ -12,14 +11,6 @@ from multiprocessing.connection import Connection
 from service.distributed.rank_status import Fact, RankStatuses
 
 _SIGN_EVERY_S = 0.1
-_PR_SET_PDEATHSIG = 1
-
-
-def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it had already ended
-        os._exit(0)
 
 
 def leave_signals_to_parent() -> None:

@@ -15,13 +15,14 @@ from multiprocessing.connection import Connection
 from service.distributed.adapter_lines import AdapterTaker
 from service.distributed.control_ring import RingReader
 from service.distributed.plan_follower import PlanFollower
-from service.distributed.rank_life import LifeSigns, end_with_parent, leave_signals_to_parent
+from service.distributed.rank_life import LifeSigns, leave_signals_to_parent
 from service.distributed.rank_status import Fact, RankStatuses
 from service.distributed.rank_task import Inherited, RankFault, RankModel, RankReady, RankTask
 from service.errors import ConfigError
 from service.process.interpreter import settled
 from service.process.log_format import make_formatter
 from service.process.log_writer import LogWriter
+from service.process.with_parent import end_with_parent
 
 logger = logging.getLogger("headrace")
 

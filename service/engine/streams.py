@@ -32,11 +32,12 @@ class RequestStream:
     Tokens of the decode batch are not copied here one by one: they stay in `rows`, a list that all streams of the batch
     share. This stream's tokens are the entries at index `place`, from row `num_taken` on; they come after `events`.
     The reader is a plain callback, since waking a task for each token would cost more than the token's work.
-    due_s: with an interval between deliveries, the engine-clock time from which the next one may be made; 0 before the
-    first (see `StreamPacing`). has_begun: the reader was called.
+    is_told: the reader was called and has not taken the events yet. due_s: with an interval between deliveries, the
+    engine-clock time from which the next one may be made; 0 before the first (see `StreamPacing`). has_begun: the
+    reader was called.
     """
 
-    __slots__ = ("_reader", "due_s", "events", "has_begun", "num_taken", "place", "rows")
+    __slots__ = ("_reader", "due_s", "events", "has_begun", "is_told", "num_taken", "place", "rows")
 
     def __init__(self) -> None:
         self.events: list[StreamEvent] = []
@@ -44,6 +45,7 @@ class RequestStream:
         self.num_taken = 0
         self.place = 0
         self._reader: Callable[[], None] | None = None
+        self.is_told = False
         self.due_s = 0.0
         self.has_begun = False
 
@@ -54,17 +56,18 @@ class RequestStream:
 
     def read_by(self, reader: Callable[[], None]) -> None:
         """Set the callback for new events. It runs between deliveries to other requests, so it must not raise or block.
-        If it does not `take` the events, it is not called again until more arrive."""
-        self._reader = reader
+        It is not called again until it has called `take`, so one that waits for its client costs nothing."""
+        self._reader, self.is_told = reader, False
 
     def wake(self) -> None:
-        """Call the reader if there are events to take."""
-        if self._reader is not None and self.has_events:
-            self.has_begun = True
+        """Call the reader if there are events to take and it was not told yet."""
+        if not self.is_told and self._reader is not None and self.has_events:
+            self.is_told = self.has_begun = True
             self._reader()
 
     def take(self) -> list[StreamEvent]:
         """Remove and return all events."""
+        self.is_told = False
         events, self.events = self.events, []
         num_taken, rows = self.num_taken, self.rows
         if len(rows) > num_taken:
@@ -79,8 +82,8 @@ class RequestStream:
         return cast(list[int], self.take())
 
     def take_rows(self) -> None:
-        """Move the tokens from `rows` into `events`."""
-        self.events = self.take()
+        """Move the tokens from `rows` into `events`. The reader has not taken them by that."""
+        self.is_told, self.events = self.is_told, self.take()
         self.rows, self.num_taken = [], 0
 
 
@@ -215,7 +218,7 @@ class StreamPacing:
         return ended
 
     def _note(self, num_ready: int, num_woken: int, now_s: float) -> None:
-        """Of `num_ready` streams that had events, the readers of `num_woken` were called."""
+        """Of `num_ready` streams that had events, `num_woken` had their turn."""
         self._num_ready += num_ready
         self._num_woken += num_woken
         elapsed_s = now_s - self._window_began_s
@@ -237,10 +240,10 @@ class StreamPacing:
             self._sweep = asyncio.get_running_loop().call_later(interval_s, self._wake_due, interval_s)
 
     def _wake_due(self, interval_s: float) -> None:
-        """Call the readers that are due and have events. If others wait, schedule the next call."""
+        """Call the readers that are due and have events to be told of. If others wait, schedule the next call."""
         self._sweep = None  # first, so that after an exception below the next events schedule a sweep again
         now_s = self._clock.now_s()
-        waiting = [stream for stream in self._streams.values() if stream.has_events]
+        waiting = [stream for stream in self._streams.values() if stream.has_events and not stream.is_told]
         due = [stream for stream in waiting if stream.due_s <= now_s]
         for stream in due:
             self._plan(stream, now_s, interval_s)

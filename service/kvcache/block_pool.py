@@ -137,14 +137,10 @@ class KnownBlocks:
             if not kind.entry_of:
                 continue
             for block_id in block_ids:
-                entry = kind.entry_of.get(block_id)
-                if entry is None:
-                    continue
-                del kind.entries[entry.digest]
-                for held_id in entry.block_ids:
-                    del kind.entry_of[held_id]
-                if kind is self.kinds[0]:
-                    self._events.removed(entry.digest)
+                if block_id in kind.entry_of:
+                    digest = kind.forget(block_id)
+                    if kind is self.kinds[0]:
+                        self._events.removed(digest)
 
     def forget_all(self) -> None:
         """Remove all entries. Holders keep their blocks."""

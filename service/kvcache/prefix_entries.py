@@ -1,4 +1,4 @@
-"""The entries of the prefix cache, by the digest of a prefix and by block. KnownBlocks (block_pool.py) forgets them."""
+"""The entries of the prefix cache: found by the digest of a prefix, forgotten by a block that is overwritten."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ class Entries:
         for block_id in blocks:
             self.entry_of[block_id] = entry
         return True
+
+    def forget(self, block_id: int) -> bytes:
+        """Remove the entry that contains the block. Returns its digest."""
+        entry = self.entry_of[block_id]
+        del self.entries[entry.digest]
+        for held_id in entry.block_ids:
+            del self.entry_of[held_id]
+        return entry.digest
 
     def move(self, moved: Mapping[int, int]) -> None:
         touched = {entry.digest: entry for block_id in moved if (entry := self.entry_of.pop(block_id, None))}

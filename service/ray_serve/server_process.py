@@ -25,7 +25,7 @@ _HOST = "http://localhost"  # never resolved
 def child(run: Sequence[str], flags: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Starts a module with these arguments; the child ends with this process and with the calling thread. environment:
     in addition to this process's."""
-    command = [sys.executable, "-m", "service.ray_serve.with_parent", str(os.getpid()), *run, *flags]
+    command = [sys.executable, "-m", "service.process.with_parent", str(os.getpid()), *run, *flags]
     return subprocess.Popen(command, env={**os.environ, **environment})
 
 

@@ -83,6 +83,7 @@ WITHOUT_A_TWIN = {
     "service/protocol/files.py": "tests/api/endpoints/test_files.py",
     "service/api/batch_calls.py": "tests/api/endpoints/test_batches.py",
     "service/protocol/batches.py": "tests/api/endpoints/test_batches.py",
+    "service/batch_jobs/result_files.py": "tests/batch_jobs/test_batch_run.py",
     "service/chat_client/own_server.py": "tests/chat_client/test_batch_command.py",
     "service/storage/file_table.py": "tests/storage/test_file_store.py",
     "service/storage/listing.py": "tests/storage/test_file_store.py",

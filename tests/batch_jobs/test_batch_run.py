@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import sqlite3
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 
 from service.batch_jobs.batch import Batch, BatchStatus
 from service.batch_jobs.batch_jobs import BatchJobs
-from service.batch_jobs.batch_output import Answer, BatchOutput
+from service.batch_jobs.batch_output import ANSWERS, Answer, BatchOutput
 from service.batch_jobs.batch_run import BatchRun
+from service.storage.database import FILE_NAME
+from service.storage.file_table import StoredFile
 from service.storage.listing import PageQuery
 from service.storage.storage import Storage
 from tests.batch_jobs.fake_batches import begin, ended, lines, ok, told, with_jobs
@@ -161,3 +164,102 @@ def test_results_that_cannot_be_put_down_fail_the_batch(tmp_path: Path, monkeypa
         assert (batch.status, batch.errors[0].code) == (BatchStatus.FAILED, "server_error")
 
     with_jobs(tmp_path, use)
+
+
+def _broken(*_: object) -> None:
+    raise RuntimeError("a defect")
+
+
+async def _check_complete(storage: Storage, jobs: BatchJobs, batch_id: str) -> None:
+    """By `ok`, of ten lines."""
+    batch = await ended(jobs, batch_id)
+    assert (batch.status, batch.errors, batch.num_completed) == (BatchStatus.COMPLETED, (), 10)
+    assert len(await told(storage, batch)) == 10
+    while batch_id in jobs._tasks:
+        await asyncio.sleep(0.01)
+    assert not (storage.folder / "batches" / batch_id).exists()
+    files = await storage.files.list("ann", None, _ALL)
+    assert storage.budget.num_bytes == sum(file.num_bytes for file in files.items)
+
+
+@pytest.mark.parametrize("num_faults", [1, 2, 1000])
+def test_a_fault_of_ours_where_results_are_handed_over_costs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_faults: int
+) -> None:
+    """They are handed over by another try, or by a later run of the server."""
+    ids, left = list[str](), iter(range(num_faults))
+
+    async def first(storage: Storage, jobs: BatchJobs) -> None:
+        adopt = storage.files.adopt
+
+        async def adopt_later(path: Path, file: StoredFile) -> None:
+            if next(left, None) is not None:
+                raise RuntimeError("a defect")
+            await adopt(path, file)
+
+        monkeypatch.setattr(storage.files, "adopt", adopt_later)
+        ids.append((await begin(storage, jobs, lines(range(10)))).batch_id)
+        while jobs._tasks:
+            await asyncio.sleep(0.01)
+        if num_faults == 1:
+            await _check_complete(storage, jobs, ids[0])
+        else:
+            batch = await jobs.get(ids[0], "ann")
+            assert (batch.status, batch.num_completed) == (BatchStatus.FINALIZING, 10)
+            assert storage.budget.num_bytes == len(lines(range(10)))
+            assert (await jobs.cancel(ids[0], "ann")).status is BatchStatus.FINALIZING
+
+    async def second(storage: Storage, jobs: BatchJobs) -> None:
+        await _check_complete(storage, jobs, ids[0])
+
+    with_jobs(tmp_path, first)
+    with_jobs(tmp_path, second)
+
+
+def test_a_fault_of_ours_where_results_are_counted_costs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart."""
+    ids = list[str]()
+
+    async def first(storage: Storage, jobs: BatchJobs) -> None:
+        ids.append((await begin(storage, jobs, lines(range(10)))).batch_id)
+        while (await jobs.get(ids[0], "ann")).num_completed < 5:
+            await asyncio.sleep(0.01)
+
+    async def second(storage: Storage, jobs: BatchJobs) -> None:
+        batch = await ended(jobs, ids[0])
+        assert (batch.status, batch.errors[0].code) == (BatchStatus.FAILED, "server_error")
+        assert sorted(result["custom_id"] for result in await told(storage, batch)) == list("01234")
+
+    with_jobs(tmp_path, first, _some)
+    monkeypatch.setattr(BatchOutput, "recover", _broken)
+    with_jobs(tmp_path, second, _some)
+
+
+async def _some(batch: Batch, body: bytes) -> Answer:
+    """The first five lines are answered, the others never."""
+    if json.loads(body)["n"] > 4:
+        await asyncio.sleep(1000)
+    return Answer(200, "r", body)
+
+
+def test_a_batch_whose_input_is_gone_after_a_restart_keeps_its_answers(tmp_path: Path) -> None:
+    ids = list[str]()
+
+    async def first(storage: Storage, jobs: BatchJobs) -> None:
+        ids.append((await begin(storage, jobs, lines(range(10)))).batch_id)
+        while (await jobs.get(ids[0], "ann")).num_completed < 5:
+            await asyncio.sleep(0.01)
+
+    async def second(storage: Storage, jobs: BatchJobs) -> None:
+        batch = await ended(jobs, ids[0])
+        assert (batch.status, batch.errors[0].code) == (BatchStatus.FAILED, "file_not_found")
+        assert (batch.num_lines, batch.num_completed, batch.num_failed) == (10, 5, 0)
+        assert sorted(result["custom_id"] for result in await told(storage, batch)) == list("01234")
+
+    with_jobs(tmp_path, first, _some)
+    with (tmp_path / "batches" / ids[0] / ANSWERS).open("ab") as results:
+        results.write(b'{"id":"batch_req_5')  # as if it had been killed there
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
+        database.execute("DELETE FROM files")
+        database.commit()
+    with_jobs(tmp_path, second)

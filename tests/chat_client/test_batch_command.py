@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,39 @@ def test_a_file_that_cannot_be_run_is_told_of_and_leaves_the_output(
         assert message in capsys.readouterr().err
     assert main([file, "--out", str(out), "--url", server.base_url, "--", "--dtype", "float32"]) == 2
     assert out.read_text() == "of yesterday"
+
+
+def test_an_output_that_cannot_be_written_is_told_of_before_anything_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, _ = write(tmp_path, {"prompt": "x"})
+    (tmp_path / "folder").mkdir()
+    for out, message in (("none/out.jsonl", "No such file or directory"), ("folder", "Is a directory")):
+        assert main([file, "--out", str(tmp_path / out), "--model", "no-such-model"]) == 1
+        told = capsys.readouterr().err
+        assert message in told
+        assert "could not be served" not in told
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "in.jsonl"]
+
+
+def test_a_full_disk_costs_no_answer_of_its_own_server(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.say("hi")
+    faults, replace = iter([OSError(28, "No space left on device")] * 2), Path.replace
+
+    def full(path: Path, target: Path) -> Path:
+        if fault := next(faults, None):
+            raise fault
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(batch_command, "own_server", lambda model, options: nullcontext(server.base_url))
+    monkeypatch.setattr(batch_command, "_RETRY_S", 0.01)
+    file, out = write(tmp_path, *({"prompt": f"number {n}"} for n in range(5)))
+    assert main([file, "--out", str(out)]) == 0
+    assert len(out.read_text().splitlines()) == 5
+    assert capsys.readouterr().err.count("No space left on device") == 2
 
 
 _IN_A_GROUP = """
@@ -175,6 +209,18 @@ def test_a_signal_ends_it_with_its_server_and_its_files(tmp_path: Path, number: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_its_server_ends_with_it_although_it_is_killed(tmp_path: Path) -> None:
+    with answering(tmp_path) as (process, _):
+        (server,) = children_of(process.pid)
+        process.kill()
+        process.wait()
+        deadline_s = time.monotonic() + 20
+        while runs(server):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_ctrl_c_while_its_server_ends_kills_it(tmp_path: Path) -> None:
     with answering(tmp_path) as (process, out):
         assert process.stderr is not None
@@ -191,6 +237,14 @@ def test_ctrl_c_while_its_server_ends_kills_it(tmp_path: Path) -> None:
 
 def children_of(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def runs(pid: int) -> bool:
+    """Not as a zombie that nobody asks for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def arguments_of(pid: int) -> list[str]:

@@ -87,7 +87,7 @@ def _children_of_actors() -> Iterator[tuple[int, list[str]]]:
             words = (process / "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
-        if "service.ray_serve.with_parent" in words and (process / "exe").exists():
+        if "service.process.with_parent" in words and (process / "exe").exists():
             yield int(process.name), words
 
 

@@ -62,12 +62,26 @@ def test_a_reader_is_told_when_there_is_something_and_what_it_leaves_stays():
     stream.read_by(lambda: told.append(len(stream.events)))
     assert told == [], "what came before is for the reader to look at"
     stream.wake()
-    stream.events.append(2)
+    assert told == [1]
+    assert stream.take() == [1]
     stream.wake()
-    assert told == [1, 2]
-    assert stream.take() == [1, 2]
+    assert told == [1], "there is nothing"
+
+
+def test_a_reader_that_takes_nothing_is_told_once_until_it_does():
+    stream, told = RequestStream(), list[int]()
+    stream.read_by(lambda: told.append(len(stream.events)))
+    for _ in range(3):
+        stream.events.append(1)
+        stream.wake()
+    stream.rows, stream.place = [(2,)], 0
+    stream.take_rows()
     stream.wake()
-    assert told == [1, 2], "there is nothing"
+    assert told == [1]
+    assert stream.take() == [1, 1, 1, 2]
+    stream.events.append(1)
+    stream.wake()
+    assert told == [1, 1]
 
 
 def batch_of(count: int) -> tuple[BatchStreams, dict[str, RequestStream]]:
@@ -327,6 +341,30 @@ def test_as_a_batch_or_one_by_one_the_same_comes_at_the_same_moments():
     for count, interval_s in ((MANY, INTERVAL_S), (3 * MANY, INTERVAL_S), (MANY, 0.0)):
         told = [asyncio.run(scenario(Readers(count, interval_s), as_batch=as_batch)) for as_batch in (True, False)]
         assert told[0] == told[1]
+
+
+def test_there_are_no_looks_at_streams_whose_readers_take_nothing():
+    async def scenario(readers: Readers) -> None:
+        num_told = [0] * MANY
+
+        def count(index: int) -> None:
+            num_told[index] += 1
+
+        for index, stream in enumerate(readers.streams[1:], 1):
+            stream.read_by(partial(count, index))
+        for _ in range(3):
+            await readers.deliver()
+        readers.clock.advance(2 * INTERVAL_S)
+        async with asyncio.timeout(10):
+            while readers.pacing._sweep is not None:
+                await asyncio.sleep(INTERVAL_S / 5)
+        assert readers.batches[0] == [1, 2], "one that reads is told the rest"
+        assert num_told == [0] + [1] * (MANY - 1)
+        assert [len(stream.take()) for stream in readers.streams[1:]] == [3] * (MANY - 1)
+        await readers.deliver()
+        assert num_told == [0] + [2] * (MANY - 1)
+
+    play(MANY, scenario)
 
 
 def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch):

@@ -24,6 +24,7 @@ SAMPLE = (
     "DeepSeek V3, R1",  # latent attention: values narrower than keys; experts by matrices of their own; a buffer
     "Granite 3 MoE",  # experts in one tensor
     "Granite 4 Micro",  # a class of hybrids, without any such layer
+    "Gemma 3n (text)",  # a buffer that its inner model fills, layers that use others' keys
     "Gemma 3 (with vision)",  # its text part
     "Qwen2.5-VL",
 )

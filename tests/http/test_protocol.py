@@ -3,12 +3,15 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
 
+from service.api.answers.sse import TokenStreamResponse
 from service.config import ConnectionLimits
 from tests.api.running_server import RunningServer, Scene, running
 from tests.api.wire import COMPLETIONS, completion, error_of
@@ -442,6 +445,31 @@ def test_a_client_that_reads_late_gets_its_whole_stream() -> None:
     for index in range(16):
         ids = [token_id for c in choices if c["index"] == index for token_id in c["token_ids"]]
         assert ids == [75, 76] * 500
+
+
+def test_a_client_that_does_not_read_is_not_looked_at_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tokens are made for it meanwhile."""
+    counts, more, send = Counter[str](), TokenStreamResponse._on_more, TokenStreamResponse._send
+
+    def counted_more(response: TokenStreamResponse) -> None:
+        counts["calls in vain"] += response._is_sending
+        more(response)
+
+    async def counted_send(response: TokenStreamResponse, *arguments: Any) -> None:
+        counts["sends"] += 1
+        await send(response, *arguments)
+
+    monkeypatch.setattr(TokenStreamResponse, "_on_more", counted_more)
+    monkeypatch.setattr(TokenStreamResponse, "_send", counted_send)
+    with running(Scene(max_model_len=200_000, num_blocks=60_000)) as server:
+        server.play(lambda prompt, so_far, seed: 75)
+        with connect(server, receive_buffer=4096) as connection:
+            content = json.dumps(completion(stream=True, n=32, max_tokens=1500, return_token_ids=True)).encode()
+            connection.sendall(POST_HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+            while not counts["sends"] or server.engine.snapshot.num_running:
+                time.sleep(0.05)
+            assert b"[DONE]" in read_to_end(connection)
+    assert counts["calls in vain"] <= counts["sends"]
 
 
 def test_an_upgrade_is_not_made(bounded: RunningServer) -> None:

@@ -42,6 +42,7 @@ def build_with_transformers(folder: Path) -> BuiltModel:
     with torch.device("meta"):
         built = TransformersModel(model, current, made)
         _check_head(built, shape)
+    _check_step(built, shape)
     return BuiltModel(shape, built)
 
 
@@ -52,6 +53,17 @@ def _check_head(model: TransformersModel, shape: ModelConfig) -> None:
         raise ModelLoadError(
             f"config.json: architecture {shape.architecture!r} is not supported: its head depends on more than one"
             f" token's hidden state: {first_sentence(fault)}"
+        ) from fault
+
+
+def _check_step(model: TransformersModel, shape: ModelConfig) -> None:
+    """The probe step was made by transformers' own modules, of which some are replaced by now."""
+    try:
+        model.try_step()
+    except Exception as fault:  # it is others' code: anything may come
+        raise ModelLoadError(
+            f"config.json: architecture {shape.architecture!r} is not supported: with our layers in it, transformers'"
+            f" {type(model.base).__name__} cannot compute a step ({first_sentence(fault)})"
         ) from fault
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 import torch
@@ -26,7 +26,7 @@ from service.layers.weight_storage import Destination, WeightStorage
 from service.models.causal_lm import CausalLM
 from service.models.quantization import Quantization
 from service.models.rank_division import check_sizes
-from service.models.transformers_backend.attention import CurrentStep, PagedStep
+from service.models.transformers_backend.attention import AttentionCall, CurrentStep, PagedStep
 from service.models.transformers_backend.checkpoint_names import CheckpointNames
 from service.models.transformers_backend.division import Division, Heads
 from service.models.transformers_backend.experts import is_computed_here
@@ -57,14 +57,13 @@ class TransformersModel(CausalLM):
         self.base = model.base_model
         self._text = model.config.get_text_config()
         self.hidden_size = self._text.hidden_size
-        self._initialize: Callable[[nn.Module], None] = model._init_weights
         self._stages = StageLayers(self.base, made)
         self._heads = Heads(made.calls[0].query.shape[1], made.calls[0].key.shape[1])
         self._num_layers = len(made.calls)
         self._linears = use_our_linears(self.base, made.linears)
         use_our_norms(self.base)
         division = Division(self.base, self._text, self._linears, self._heads)
-        self._fusion = fuse_layers(self.base, made, current, self._initialize, division.divides_heads)
+        self._fusion = fuse_layers(self.base, made, current, model._init_weights, division.divides_heads)
         self._linears = [self._fusion.named(each) for each in self._linears]
         self._vocabulary = Vocabulary(model)
         self.head = self._vocabulary.head
@@ -184,18 +183,27 @@ class TransformersModel(CausalLM):
         """A copy without memory, in one dtype."""
         return copy.deepcopy(self, {id(self.stage): self.stage}).float()
 
-    def _try(self, setting: str, what: str, num_layers: int, heads: Heads) -> None:
-        """Run a probe step with this trial as it is now. Raises ConfigError naming the setting."""
+    def try_step(self) -> Sequence[AttentionCall]:
+        """Compute a small step on the meta device, before there is memory. Returns its calls of attention. Raises
+        ValueError if the step has another form, and whatever the modules raise."""
         recorder, like = Recorder(), torch.empty(NUM_TOKENS, self.hidden_size, device="meta")
         positions = torch.zeros(NUM_TOKENS, dtype=torch.int64, device="meta")
+        with self._current.answered_by(recorder):
+            hidden = self._hidden(positions, positions, None if is_first(self.stage) else like)
+            if is_last(self.stage):
+                self.compute_logits(like)
+        if hidden.shape != like.shape:
+            raise ValueError(f"the layers return {hidden.shape}")
+        return recorder.calls
+
+    def _try(self, setting: str, what: str, num_layers: int, heads: Heads) -> None:
+        """Try a step with this trial as it is now. Raises ConfigError naming the setting."""
         try:
-            with self._current.answered_by(recorder), torch.device("meta"):
-                hidden = self._hidden(positions, positions, None if is_first(self.stage) else like)
-                shapes = {(call.query.shape[1], call.key.shape[1]) for call in recorder.calls}
-                if hidden.shape != like.shape or len(recorder.calls) != num_layers or shapes != {heads}:
-                    raise ValueError(f"{len(recorder.calls)} layers use heads {shapes} and return {hidden.shape}")
-                if is_last(self.stage):
-                    self.compute_logits(like)
+            with torch.device("meta"):
+                calls = self.try_step()
+            shapes = {(call.query.shape[1], call.key.shape[1]) for call in calls}
+            if len(calls) != num_layers or shapes != {heads}:
+                raise ValueError(f"{len(calls)} layers use heads {shapes}")
         except Exception as fault:  # it is others' code: anything may come
             raise ConfigError(
                 f"{setting}: transformers' {type(self.base).__name__} cannot compute only {what}:"
@@ -230,7 +238,7 @@ class TransformersModel(CausalLM):
             for child, buffer in buffers.items():
                 module._buffers[child] = torch.zeros(buffer.shape, dtype=buffer.dtype, device=device)
             if buffers:
-                self._initialize(module)
+                _owner(self.base, name)._init_weights(module)
 
 
 class _HiddenStates(nn.Module):
@@ -282,6 +290,13 @@ def _own_tensors(base: nn.Module) -> dict[str, Tensor]:
                 if child not in module._non_persistent_buffers_set
             }
     return table
+
+
+def _owner(base: nn.Module, name: str) -> PreTrainedModel:
+    """The innermost of transformers' models that the module is in, or is: it knows how to fill the module's buffers."""
+    parts = name.split(".") if name else []
+    inside = [base.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1)]
+    return next(each for each in reversed(inside) if isinstance(each, PreTrainedModel))
 
 
 def _module_of(tensor: str) -> str:
