@@ -14,13 +14,13 @@ from typing import TypeVar
 
 Made = TypeVar("Made")
 
-_FOLDER = Path(tempfile.mkdtemp(prefix="headrace-tests-once-"))
-"""Of the process that has read the tests, and of those that are forked from it."""
+FOLDER = Path(tempfile.mkdtemp(prefix="headrace-tests-once-"))
+"""Of the process that has read the tests, and of those that are forked from it. Gone when it ends."""
 
 
 def made_once(name: str, make: Callable[[], Made]) -> Made:
     """What `make` returns, which is pickled. Others wait meanwhile; if it raises, the next one tries."""
-    path = _FOLDER / name
+    path = FOLDER / name
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
@@ -31,7 +31,7 @@ def made_once(name: str, make: Callable[[], Made]) -> Made:
 
 def _remove(owner: int) -> None:
     if os.getpid() == owner:
-        shutil.rmtree(_FOLDER, ignore_errors=True)
+        shutil.rmtree(FOLDER, ignore_errors=True)
 
 
 atexit.register(_remove, os.getpid())

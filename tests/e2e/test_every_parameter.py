@@ -1,4 +1,5 @@
-"""Every parameter of the wire shapes through openai-python, against the real service and its own model.
+"""Every parameter of the wire shapes through openai-python, against the real service and its own model,
+shortened.
 
 Strict validation; streamed and whole say the same; nothing is ignored. What a parameter does is proved elsewhere
 (tests/README.md): here, that both endpoints take it in both ways. OpenAI's type of a completion's chunk wants a finish
@@ -17,6 +18,7 @@ from service.protocol.chat import ChatRequest
 from service.protocol.completions import CompletionRequest
 from service.protocol.responses import ResponsesRequest
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.short_quickstart import short_quickstart
 from tests.e2e.strict_client import strict_client
 
 MODEL = "headrace-quickstart"
@@ -140,7 +142,7 @@ class Said(NamedTuple):
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     arguments = ("--device", "cpu", "--dtype", "float32", "--kv-cache-memory", "32MiB")
-    with ServerProcess(*arguments, "--scheduling-policy", "priority") as server:
+    with ServerProcess(*short_quickstart(), *arguments, "--scheduling-policy", "priority") as server:
         yield server
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.short_quickstart import short_quickstart
 from tests.e2e.test_every_parameter import CHAT, COMPLETIONS, QUESTION, SHARED
 from tests.e2e.test_hasty_threads import events, said, whole
 from tests.examples import FACTOR
@@ -38,9 +39,10 @@ CALLS: list[tuple[str, Change]] = [
     ("/v1/completions", {"prompt": "Headrace is", "echo": True, "logprobs": 1, "max_tokens": 0}),
 ]
 FLAGS = (
-    "--dtype float32 --device cpu --overlap --scheduling-policy priority --kv-cache-memory 1128KiB --watermark 0"
-    " --preemption swap --swap-space 256KiB --max-num-seqs 16 --max-num-batched-tokens 40"
+    "--dtype float32 --device cpu --overlap --scheduling-policy priority --kv-cache-memory 376KiB --watermark 0"
+    " --preemption swap --swap-space 84KiB --max-num-seqs 16 --max-num-batched-tokens 40"
 ).split()
+"""Of the short model: its cache has 11 blocks."""
 
 
 def metrics(server: ServerProcess) -> Counter[str]:
@@ -52,7 +54,7 @@ def answers_of_one_process() -> list[Any]:
     """To CALLS, each alone. Asked once by whoever runs tests."""
 
     def ask() -> list[Any]:
-        with ServerProcess(*FLAGS) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        with ServerProcess(*short_quickstart(), *FLAGS) as server, httpx.Client(base_url=server.url, timeout=60) as http:
             return [said(whole(http, *call)["choices"]) for call in CALLS]
 
     return made_once("answers of one process", ask)
@@ -75,7 +77,7 @@ def test_each_answer_is_what_it_is_alone_and_the_metrics_agree():
         reasons = {reason for *_, reason in said(choices).values()}
         return "length" if "length" in reasons else "stop", usage["prompt_tokens"]
 
-    with ServerProcess(*FLAGS) as server:
+    with ServerProcess(*short_quickstart(), *FLAGS) as server:
         with httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(NUM_CLIENTS) as pool:
             before = metrics(server)
             numbers = chance.sample(range(len(CALLS)), len(CALLS))

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.short_quickstart import short_quickstart
 from tests.examples import examples
 
 NUM_CLIENTS = 10
@@ -44,7 +45,8 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     """In float32: rounded to 16 bits, the same request may be answered otherwise beside others."""
-    with ServerProcess("--device", "cpu", "--dtype", "float32", module="tests.e2e.hasty_server") as server:
+    arguments = (*short_quickstart(), "--device", "cpu", "--dtype", "float32")
+    with ServerProcess(*arguments, module="tests.e2e.hasty_server") as server:
         yield server
 
 

@@ -15,6 +15,7 @@ import pytest
 from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.distributed.test_rank_processes import is_running
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.short_quickstart import short_quickstart
 from tests.e2e.strict_client import strict_client
 from tests.e2e.test_every_parameter import QUESTION
 from tests.e2e.test_fine_tuning import check_that_ranks_train_beside_requests, digest, serving, start, until
@@ -31,7 +32,7 @@ from tests.e2e.test_tensor_parallel import (
     others,
 )
 
-TWO_STAGES = (*FLAGS, "--kv-cache-memory", "564KiB", "--pipeline-parallel-size", "2")
+TWO_STAGES = (*FLAGS, "--kv-cache-memory", "188KiB", "--pipeline-parallel-size", "2")
 """As many blocks as one process has with FLAGS, each of half the layers."""
 
 ROOMY = "--dtype float32 --device cpu --kv-cache-memory 32MiB --pipeline-parallel-size 2".split()
@@ -46,7 +47,7 @@ SEVERAL_GPUS = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     choices = tmp_path_factory.mktemp("choices") / "choices.json"
-    with ServerProcess(*TWO_STAGES, "--speculation", "ngram", "--choices", str(choices)) as server:
+    with ServerProcess(*short_quickstart(), *TWO_STAGES, "--speculation", "ngram", "--choices", str(choices)) as server:
         assert sorted(path.name for path in choices.parent.iterdir()) == ["choices.json", "choices.json.stage-0"]
         yield server
 
@@ -116,7 +117,7 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded():
 @pytest.mark.load
 @pytest.mark.parametrize("flags", ["--pipeline-parallel-size 3", "--tensor-parallel-size 2 --pipeline-parallel-size 2"])
 def test_more_stages_and_stages_of_several_ranks_answer_as_one_process(flags: str):
-    with ServerProcess(*FLAGS, *flags.split()) as server:
+    with ServerProcess(*short_quickstart(), *FLAGS, *flags.split()) as server:
         check_every_parameter(server)
 
 

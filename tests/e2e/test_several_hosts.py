@@ -15,17 +15,17 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from service.settings.quickstart import QUICKSTART_ADAPTERS
 from tests.distributed.test_rank_processes import comes_true, is_running
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.short_quickstart import short_adapters, short_quickstart
 from tests.e2e.test_fine_tuning import check_that_ranks_train_beside_requests
 from tests.e2e.test_full_cache import FLAGS
 from tests.e2e.test_hasty_threads import whole
 from tests.e2e.test_tensor_parallel import GREEDY, LONG, PROMPTS, Answers, check_every_parameter, metrics
 from tests.hosts.hosts import SECRET, free_port
 
-ROOMY = (*"--dtype float32 --device cpu --kv-cache-memory 16MiB --lora-dir".split(), str(QUICKSTART_ADAPTERS))
-TWO_STAGES = (*FLAGS, "--kv-cache-memory", "564KiB")
+ROOMY = "--dtype float32 --device cpu --kv-cache-memory 16MiB".split()
+TWO_STAGES = (*FLAGS, "--kv-cache-memory", "188KiB")
 LINK = "headrace0"
 
 
@@ -45,6 +45,10 @@ def two_hosts(
     return Hosts(at_end.enter_context(ServerProcess(*shared)), other)
 
 
+def roomy() -> tuple[str, ...]:
+    return *short_quickstart(), *ROOMY, "--lora-dir", str(short_adapters())
+
+
 def texts(server: ServerProcess) -> list[str]:
     """Greedy answers, to all prompts at once, of the model and of its adapter in turn."""
     with httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(len(PROMPTS)) as pool:
@@ -62,11 +66,11 @@ def ranks_of(other: ServerProcess) -> list[int]:
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
     with ExitStack() as at_end:
-        yield two_hosts(at_end, *ROOMY)
+        yield two_hosts(at_end, *roomy())
 
 
 def test_two_hosts_answer_as_one_process(hosts: Hosts):
-    with ServerProcess(*ROOMY) as alone:
+    with ServerProcess(*roomy()) as alone:
         assert texts(hosts.head) == texts(alone)
     told = metrics(hosts.head)
     assert told["headrace_ranks"] == 2
@@ -95,7 +99,7 @@ def test_sigterm_to_the_head_lets_running_requests_finish_and_ends_the_other_hos
 @pytest.mark.parametrize("flags", ["", "--tensor-parallel-size 2"])
 def test_every_parameter_is_answered_as_by_one_process(flags: str):
     with ExitStack() as at_end:
-        check_every_parameter(two_hosts(at_end, *TWO_STAGES, *flags.split()).head)
+        check_every_parameter(two_hosts(at_end, *short_quickstart(), *TWO_STAGES, *flags.split()).head)
 
 
 @pytest.mark.load
@@ -110,7 +114,7 @@ def test_jobs_train_on_two_hosts(tmp_path: Path):
 @pytest.mark.parametrize("who", ["head", "other"])
 def test_a_killed_host_ends_the_service_on_the_other_one(who: str):
     with ExitStack() as at_end:
-        hosts = two_hosts(at_end, *ROOMY)
+        hosts = two_hosts(at_end, *roomy())
         answers = Answers(hosts.head, 2, LONG) if who == "other" else None
         if answers:
             hosts.head.wait_for_gauge("headrace_requests_running", 2)
@@ -150,8 +154,8 @@ def link() -> Iterator[tuple[str, ...]]:
 def test_hosts_of_two_networks_answer_as_one_process_until_the_cable_is_pulled(link: tuple[str, ...]):
     """Then both end by themselves, each with what it knows."""
     with ExitStack() as at_end:
-        hosts = two_hosts(at_end, *ROOMY, address="10.77.0.1", within=link)
-        with ServerProcess(*ROOMY) as alone:
+        hosts = two_hosts(at_end, *roomy(), address="10.77.0.1", within=link)
+        with ServerProcess(*roomy()) as alone:
             assert texts(hosts.head) == texts(alone)
         ranks = ranks_of(hosts.other)
         subprocess.run(["ip", "link", "set", LINK, "down"], check=True)

@@ -18,10 +18,11 @@ import torch
 
 from tests.distributed.test_rank_processes import comes_true, is_running, stop
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.short_quickstart import short_quickstart
 from tests.e2e.test_full_cache import CALLS, FLAGS, NUM_CLIENTS, answers_of_one_process
 from tests.e2e.test_hasty_threads import events, said, whole
 
-TWO_RANKS = (*FLAGS, "--kv-cache-memory", "564KiB", "--tensor-parallel-size", "2")
+TWO_RANKS = (*FLAGS, "--kv-cache-memory", "188KiB", "--tensor-parallel-size", "2")
 """As many blocks as one rank has with FLAGS, each of half the size."""
 
 ROOMY = "--dtype float32 --device cpu --kv-cache-memory 16MiB --tensor-parallel-size 2".split()
@@ -46,7 +47,7 @@ def metrics(server: ServerProcess) -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess(*TWO_RANKS, executed=True) as server:
+    with ServerProcess(*short_quickstart(), *TWO_RANKS, executed=True) as server:
         yield server
 
 
@@ -174,7 +175,7 @@ def is_healthy(server: ServerProcess) -> bool:
 
 
 def test_no_rank_is_left_where_the_first_is_killed_while_all_load():
-    with ServerProcess(*TWO_RANKS, wait_until_ready=False) as server:
+    with ServerProcess(*short_quickstart(), *TWO_RANKS, wait_until_ready=False) as server:
         server.wait_for_line("rank 0 of 2 is this process")
         (other,) = others(server)
         assert is_running(other)
@@ -257,5 +258,5 @@ def test_several_gpus_answer_as_one_does(flags: str):
 @pytest.mark.load
 def test_four_ranks_answer_as_one_process():
     """As many as the model has key-value heads."""
-    with ServerProcess(*FLAGS, "--tensor-parallel-size", "4") as server:
+    with ServerProcess(*short_quickstart(), *FLAGS, "--tensor-parallel-size", "4") as server:
         check_every_parameter(server)

@@ -11,6 +11,7 @@ from openai import OpenAI
 from openai.types import CompletionUsage
 
 from tests.e2e.server_process import ServerProcess
+from tests.e2e.short_quickstart import short_quickstart
 from tests.e2e.strict_client import strict_client
 
 MODEL = "headrace-quickstart"
@@ -20,8 +21,8 @@ LONG = "One process batches requests at the iteration level over a paged KV cach
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     """Room for some 680 tokens: eight answers of 200 preempt each other."""
-    arguments = ("--device", "cpu", "--dtype", "float32", "--max-model-len", "320", "--kv-cache-memory", "4MiB")
-    with ServerProcess(*arguments) as server:
+    arguments = ("--device", "cpu", "--dtype", "float32", "--max-model-len", "320", "--kv-cache-memory", "1364KiB")
+    with ServerProcess(*short_quickstart(), *arguments) as server:
         yield server
 
 
