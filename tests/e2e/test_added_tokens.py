@@ -88,6 +88,7 @@ def calls_of(client: OpenAI, *, stream: bool, **fields: Any) -> list[tuple[str, 
     return [(name, json.loads(arguments)) for name, arguments in calls]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("parallel", [True, False], ids=["parallel", "single"])
 @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ def http(server: ServerProcess) -> Iterator[httpx.Client]:
         yield http
 
 
-def answer(client: OpenAI, model: str, question: str) -> str:
+def answer(client: OpenAI, model: str, question: str, max_tokens: int = 8) -> str:
     messages = [{"role": "user", "content": question}]
-    chat = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=24)
+    chat = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=max_tokens)
     assert chat.model == model
     return chat.choices[0].message.content
 
@@ -79,7 +79,7 @@ def test_an_adapter_that_cannot_be_served_is_refused_by_name_and_the_others_go_o
 
 def test_a_stream_keeps_its_adapter_when_the_name_is_unloaded(client: OpenAI, http: httpx.Client) -> None:
     assert http.post(LOAD, json={"lora_name": "mate", "lora_path": "pirate"}).status_code == 200
-    whole = answer(client, "mate", QUESTIONS[1])
+    whole = answer(client, "mate", QUESTIONS[1], max_tokens=24)
     messages = [{"role": "user", "content": QUESTIONS[1]}]
     stream = client.chat.completions.create(model="mate", messages=messages, temperature=0, max_tokens=24, stream=True)
     chunks = [next(stream)]

@@ -9,7 +9,7 @@ import pytest
 from loadtest.fuzz.__main__ import main
 from tests.examples import examples
 
-CASES = examples(1200)
+CASES = examples(600)
 FLAGS = f"--cases {CASES} --stall-every 0 --max-growth-mb 200".split()
 
 

@@ -20,8 +20,8 @@ LONG = "One process batches requests at the iteration level over a paged KV cach
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    """Room for some 680 tokens: eight answers of 200 preempt each other."""
-    arguments = ("--device", "cpu", "--dtype", "float32", "--max-model-len", "320", "--kv-cache-memory", "1364KiB")
+    """Room for some 350 tokens: eight answers of 90 preempt each other."""
+    arguments = ("--device", "cpu", "--dtype", "float32", "--max-model-len", "320", "--kv-cache-memory", "704KiB")
     with ServerProcess(*short_quickstart(), *arguments) as server:
         yield server
 
@@ -79,7 +79,7 @@ def test_what_a_preempted_request_finds_again_is_not_told_as_cached(server: Serv
         answer = client.completions.create(
             model=MODEL,
             prompt=f"{index} {LONG[:120]}",
-            max_tokens=200,
+            max_tokens=90,
             seed=index,
             extra_body={"ignore_eos": True, "cache_salt": f"own {index}"},
         )
@@ -90,5 +90,5 @@ def test_what_a_preempted_request_finds_again_is_not_told_as_cached(server: Serv
         usages = list(pool.map(ask, range(8)))
     preemptions = httpx.get(f"{server.url}/metrics").text.partition('headrace_preemptions_total{kind="recompute"} ')[2]
     assert float(preemptions.splitlines()[0]) > 0
-    assert [usage.completion_tokens for usage in usages] == [200] * 8
+    assert [usage.completion_tokens for usage in usages] == [90] * 8
     assert [cached_of(usage) for usage in usages] == [0] * 8
