@@ -28,11 +28,15 @@ def name_of(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
-def functions(file: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_kernel(node):
+def long_functions(file: Path) -> Iterator[str]:
+    text = file.read_text(encoding="utf-8")
+    if len(text.splitlines()) <= MAX_FUNCTION_LINES:
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
-            yield node.name, node.end_lineno - node.lineno + 1
+            if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES and not _is_kernel(node):
+                yield node.name
 
 
 def _is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -45,7 +49,7 @@ def test_a_file_is_no_longer_than_a_reader_can_hold():
 
 
 def test_a_function_is_no_longer_than_a_screen_or_two():
-    long = [(name_of(f), name) for f in python_files() for name, lines in functions(f) if lines > MAX_FUNCTION_LINES]
+    long = [(name_of(f), name) for f in python_files() for name in long_functions(f)]
     assert long == []
 
 

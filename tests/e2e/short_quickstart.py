@@ -22,10 +22,13 @@ _LENGTH_BYTES = 8
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
-@cache
 def short_quickstart() -> tuple[str, ...]:
     """Arguments of `headrace serve`: the model, under the name of the whole one."""
-    return str(_folders() / "model"), "--served-model-name", QUICKSTART_NAME
+    return str(short_quickstart_folder()), "--served-model-name", QUICKSTART_NAME
+
+
+def short_quickstart_folder() -> Path:
+    return _folders() / "model"
 
 
 def short_adapters() -> Path:

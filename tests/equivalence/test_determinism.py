@@ -28,6 +28,7 @@ from service.runner.load import LoadedModel, load_executor
 from service.scheduler.preemption import AlwaysRecompute, AlwaysSwap, Preemption
 from service.scheduler.speculation import Speculation
 from service.settings.quickstart import QUICKSTART_MODEL
+from tests.e2e.short_quickstart import short_quickstart_folder
 from tests.engine.harness import Harness, ListSink
 from tests.equivalence.random_adapters import save_random_adapters
 from tests.equivalence.rank_work import Asked, alone_and_among
@@ -99,8 +100,10 @@ def load(
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """On a GPU only half of the graphs are captured, so that steps are computed with and without graphs."""
     name, device = request.param
-    own = name != "quickstart"
-    folder = AT_ONCE[name](tmp_path_factory.mktemp(name), **widths(device)) if own else QUICKSTART_MODEL
+    if name == "quickstart":
+        folder = QUICKSTART_MODEL if device == "cuda" else short_quickstart_folder()
+    else:
+        folder = AT_ONCE[name](tmp_path_factory.mktemp(name), **widths(device))
     model = load(folder, device=device)
     assert model.batches_deterministic or device == "cpu"
     if device == "cuda":
@@ -213,6 +216,7 @@ def among(loaded: LoadedModel, count: int, *, caches: bool = False, **changes: A
     return bits_of(harness, wanted)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("count", [8, 64])
 def test_among_others(loaded: LoadedModel, expected: Bits, count: int):
     assert among(loaded, count) == expected

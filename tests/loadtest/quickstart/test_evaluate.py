@@ -13,7 +13,7 @@ from loadtest.quickstart.question_sets import Question, QuestionSet, question_se
 from service.settings.quickstart import QUICKSTART_MODEL
 
 ACCEPTED = frozenset({"Run make serve. It starts."})
-EVERY = 10
+EVERY = 20
 
 
 class EchoHandler(BaseHTTPRequestHandler):
@@ -109,7 +109,7 @@ def test_the_weights_are_bfloat16_and_fit_the_tokenizer() -> None:
     assert recorded["parameters"] == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_the_shipped_model_meets_its_targets_on_every_tenth_question() -> None:
+def test_the_shipped_model_meets_its_targets_on_every_twentieth_question() -> None:
     sets = [QuestionSet(group.name, group.target, group.questions[::EVERY]) for group in question_sets(load_corpus())]
     scores = evaluate(FolderAsker(QUICKSTART_MODEL), sets)
     assert all(score.passed for score in scores), report(scores)

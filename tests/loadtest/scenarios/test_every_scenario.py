@@ -16,9 +16,9 @@ TINY = dataclasses.replace(
     max_model_len=256,
     max_num_seqs=34,
     request_divisor=100,
-    policy_divisor=40,
-    num_probes=4,
-    sweep_s=0.05,
+    policy_divisor=100,
+    num_probes=2,
+    sweep_s=0.02,
     rate_factors=(0.7,),
 )
 
