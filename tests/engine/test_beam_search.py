@@ -71,7 +71,7 @@ def test_the_last_token_finishes_all():
     ]
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     width=st.integers(2, 6),
     max_tokens=st.integers(1, 8),

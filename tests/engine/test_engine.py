@@ -103,7 +103,7 @@ def apply_operation(harness: Harness, operation: tuple, touched: set[tuple[str, 
             harness.step()
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     operations=st.lists(operations, max_size=60),
     num_blocks=st.integers(2, 24),
@@ -195,7 +195,7 @@ def test_choices_share_the_prompt_and_are_copied_on_write():
         harness.check_against_oracle("request-0", choice)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 @given(
     requests=st.lists(st.tuples(prompts, st.integers(1, 12), st.integers(1, 3)), min_size=1, max_size=8),
     num_blocks=st.integers(8, 30),
@@ -266,7 +266,7 @@ def test_what_a_failed_plan_was_to_release_is_released_by_the_next():
 faults = st.frozensets(st.integers(1, 30), max_size=3)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     operations=st.lists(operations, max_size=40),
     num_blocks=st.integers(4, 24),

@@ -88,7 +88,7 @@ def check_refused(hurt: dict[str, Answer], *, may_break: bool = False) -> None:
 def test_every_call_may_fail(site: FaultSite, servers: Servers):
     num_calls = count_calls(site, servers)
     for moment in site.moments:
-        for nth in chosen_calls(num_calls, moment):
+        for nth in chosen_calls(site, num_calls, moment):
             try:
                 is_hit = play_with_fault(site, nth, moment, servers)
             except Exception as fault:
