@@ -54,7 +54,8 @@ def answers_of_one_process() -> list[Any]:
     """To CALLS, each alone. Asked once by whoever runs tests."""
 
     def ask() -> list[Any]:
-        with ServerProcess(*short_quickstart(), *FLAGS) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        served = short_quickstart()
+        with ServerProcess(*served, *FLAGS) as server, httpx.Client(base_url=server.url, timeout=60) as http:
             return [said(whole(http, *call)["choices"]) for call in CALLS]
 
     return made_once("answers of one process", ask)
