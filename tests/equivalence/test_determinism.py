@@ -224,9 +224,10 @@ def test_among_others(loaded: LoadedModel, expected: Bits, count: int):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_among_as_many_as_there_is_room_for(tmp_path: Path, device: str):
-    """A step of many rows uses another product than one of few rows, unless one of them is deterministic."""
+    """A step of many rows uses another product than one of few rows, unless one of them is deterministic. Where those
+    are computed one by one, none is in a step of many rows: fewer show as much."""
     loaded = load(checkpoints.llama(tmp_path, **widths(device)), max_num_seqs=256, device=device)
-    assert among(loaded, 256, max_num_seqs=256) == alone(loaded)
+    assert among(loaded, 256 if loaded.batches_deterministic else 96, max_num_seqs=256) == alone(loaded)
 
 
 @pytest.mark.parametrize("device", DEVICES)
