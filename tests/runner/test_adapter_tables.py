@@ -113,6 +113,7 @@ def test_each_request_gets_what_peft_makes_of_it(adapted, how, device):
     assert any(want[0][i] != want[1][i] for i in range(5)), "the adapter changes something"
 
 
+@pytest.mark.some(5)
 def test_graphs_with_adapters_and_without_draw_what_steps_without_graphs_draw(adapted, monkeypatch):
     folder, adapters, want = adapted
     without_capture(monkeypatch)
@@ -166,6 +167,7 @@ def test_a_slot_serves_another_adapter(adapted):
     assert served.generate(PROMPTS[:3], [SLOTS[1], SLOTS[2], SLOTS[3]]) == [want[3][0], want[2][1], want[3][2]]
 
 
+@pytest.mark.some(3)
 def test_parts_of_a_step_that_does_not_fit_the_memory(adapted, monkeypatch):
     """As whole ones: the forward pass is cut into tokens one to seven."""
     folder, adapters, want = adapted
