@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from service.http.direct_write import write_now
 from service.http.http_1_0 import send_without_chunks
 
 
@@ -21,7 +22,7 @@ def take_over(cycle: RequestResponseCycle, close: Callable[[], None]) -> None:
     if cycle.scope["http_version"] == "1.0":
         send = partial(send_without_chunks, cycle, cycle.send)
         cycle.send = send  # type: ignore[method-assign]  # uvicorn makes the cycle itself
-    cycle.scope["state"]["write_now"] = partial(_write_now, cycle)
+    cycle.scope["state"]["write_now"] = partial(write_now, cycle)
     cycle.scope["state"]["abort_connection"] = partial(_abort, cycle)
 
 
@@ -31,16 +32,6 @@ def release(cycle: RequestResponseCycle) -> None:
     state = cycle.scope["state"]
     del state["write_now"], state["abort_connection"]
     vars(cycle).pop("send", None)
-
-
-def _write_now(cycle: RequestResponseCycle, piece: bytes) -> bool:
-    """Write a piece of the answer's body that is not the last, as `cycle.send` would. False if `send` has to do it: it
-    would block, or the answer has not begun or is not chunked."""
-    if cycle.flow.write_paused or not cycle.chunked_encoding or cycle.response_complete:
-        return False
-    if not cycle.disconnected:
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-    return True
 
 
 def _abort(cycle: RequestResponseCycle) -> None:

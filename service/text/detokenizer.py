@@ -6,10 +6,10 @@ The contract: a piece of text never ends inside a character, and all pieces toge
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+from service.text.byte_detokenizer import ByteDetokenizer
 from service.text.tokenizer import Tokenizer
 from service.text.window_detokenizer import WindowDetokenizer
 
@@ -29,28 +29,3 @@ def make_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) 
     if tokenizer.token_bytes is not None:
         return ByteDetokenizer(tokenizer.token_bytes if skip_special_tokens else tokenizer.spelled_bytes)
     return WindowDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
-
-
-class ByteDetokenizer:
-    """For byte-level tokenizers: a table of bytes and an incremental UTF-8 decoder."""
-
-    def __init__(self, token_bytes: Mapping[int, bytes]) -> None:
-        self._token_bytes = token_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_inside = False  # inside a character
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        table = self._token_bytes
-        added = b"".join([table[token_id] for token_id in token_ids])
-        if not self._is_inside:
-            try:
-                return added.decode()  # nearly always possible; the incremental decoder is written in Python
-            except UnicodeDecodeError:
-                pass
-        text = self._decoder.decode(added)
-        self._is_inside = bool(self._decoder.getstate()[0])
-        return text
-
-    def flush(self) -> str:
-        self._is_inside = False
-        return self._decoder.decode(b"", final=True)

@@ -265,7 +265,7 @@ TEXT_INPUTS = [
     ),
     WorstInput(
         "detokenizer: bytes that are no text",
-        ("text/detokenizer.py",),
+        ("text/byte_detokenizer.py", "text/detokenizer.py"),
         lambda n: _detokenized(_BYTE_LEVEL, _BYTE_LEVEL.encode("你", add_special_tokens=False)[0], n),
         4_000,
         MOST_TOKENS,

@@ -65,12 +65,12 @@ BESIDE_THE_WAY = (
 
 ON_EVERY_TOKEN = (
     FaultSite("take_pieces", f"{_API}.answers.generation:Generation.take_pieces", Reach.REQUEST, moments=_BEFORE),
-    FaultSite("detokenize", f"{_TEXT}.detokenizer:ByteDetokenizer.push", Reach.REQUEST, KeyError, _BEFORE),
+    FaultSite("detokenize", f"{_TEXT}.byte_detokenizer:ByteDetokenizer.push", Reach.REQUEST, KeyError, _BEFORE),
     FaultSite("stop_strings", f"{_TEXT}.stop_strings:StopMatcher.push", Reach.REQUEST, moments=_BEFORE),
     FaultSite("tool_parse", f"{_TEXT}.chat_output:ChatOutput.push", Reach.REQUEST, moments=_BEFORE),
     FaultSite("frame", f"{_API}.answers.chunk_frames:ChunkFrames.choice", Reach.REQUEST, moments=_BEFORE),
     FaultSite("plain_frame", f"{_API}.answers.frame_stream:FrameStream._take_plain", Reach.REQUEST, moments=_BEFORE),
-    FaultSite("write_now", "service.http.request_cycle:_write_now", Reach.CONNECTION, OSError, _BEFORE),
+    FaultSite("write_now", "service.http.request_cycle:write_now", Reach.CONNECTION, OSError, _BEFORE),
 )
 """Called so often that only a few calls of different kinds are played."""
 

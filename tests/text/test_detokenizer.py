@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from service.text.detokenizer import ByteDetokenizer, Detokenizer, make_detokenizer
+from service.text.byte_detokenizer import ByteDetokenizer
+from service.text.detokenizer import Detokenizer, make_detokenizer
 from service.text.tokenizer import Tokenizer
 from service.text.window_detokenizer import WindowDetokenizer
 from tests.text import tiny_tokenizers
