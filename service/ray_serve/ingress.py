@@ -14,7 +14,7 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from service.api.answers.sse import DONE, data_frame
+from service.api.answers.sse_frames import DONE, data_frame
 from service.api.error_responses import error_body, error_response
 from service.api.messages_errors import is_messages_route, messages_error_body
 from service.errors import NotFound, PayloadTooLarge, RequestError, ServerError, Unavailable

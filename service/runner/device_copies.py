@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from service.runner.staging import StagingTurn, pinned
+from service.runner.pinned_memory import pinned
+from service.runner.staging import StagingTurn
 
 _ALIGNMENT = 16  # bytes: as torch's own allocations, so that Triton compiles a kernel for one alignment only
 

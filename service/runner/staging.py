@@ -8,11 +8,10 @@ fresh, and torch reuses it only after the copies that used it.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from service.runner.pinned_memory import PinnedPart, pinned, power_of_two
 
 _FIRST_NUM_BYTES, _FIRST_NUM_IDS = 1 << 18, 1 << 11
 """Enough for nearly every iteration."""
@@ -56,7 +55,7 @@ class StagingTurn:
             return pinned(num_bytes, torch.uint8)
         self._inputs_taken = True
         if num_bytes > len(self._inputs.array):
-            self._inputs = pinned(_power_of_two(num_bytes), torch.uint8)
+            self._inputs = pinned(power_of_two(num_bytes), torch.uint8)
         return self._inputs
 
     def begins(self) -> None:
@@ -86,21 +85,6 @@ class StagingTurn:
         return token_ids, seconds
 
 
-class PinnedPart:
-    """The same memory as a tensor and as an array."""
-
-    __slots__ = ("array", "tensor")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self.array: npt.NDArray[Any] = tensor.numpy()
-
-
-def pinned(num: int, dtype: torch.dtype) -> PinnedPart:
-    """Fresh pinned memory. Torch reuses it only after the copies that used it."""
-    return PinnedPart(torch.empty(num, dtype=dtype, pin_memory=True))
-
-
 class _PinnedIds:
     """int64. Slices are cached, since a few lengths recur: slicing a tensor costs nearly as much as copying it."""
 
@@ -114,12 +98,7 @@ class _PinnedIds:
         part = self._parts.get(num)
         if part is None:
             if num > len(self.whole.array):
-                self.whole = pinned(_power_of_two(num), torch.int64)
+                self.whole = pinned(power_of_two(num), torch.int64)
                 self._parts.clear()
             part = self._parts[num] = self.whole.tensor[:num]
         return part
-
-
-def _power_of_two(num: int) -> int:
-    """The smallest power of two that is at least `num`, which is positive."""
-    return 1 << (num - 1).bit_length()

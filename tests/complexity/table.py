@@ -89,6 +89,7 @@ WITHOUT_WORST_INPUT = {
     "api/calls/prepared_call.py": "adds up lengths and cuts a list, once a prompt",
     "api/serving_state.py": "reads nothing of the request",
     "api/answers/sse.py": "passes on frames",
+    "api/answers/sse_frames.py": "copies an event's bytes once",
     "api/endpoints/tokenize.py": "joins others, each in the table",
     "api/endpoints/version.py": "reads nothing of the request",
     "protocol/adapters.py": "two short names",

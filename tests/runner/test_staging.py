@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from service.runner import staging
-from service.runner.staging import PinnedPart, StagingTurns
+from service.runner.pinned_memory import PinnedPart
+from service.runner.staging import StagingTurns
 from service.runner.step_ways import PendingTokenIds
 from tests.examples import examples
 

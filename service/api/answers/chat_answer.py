@@ -12,7 +12,7 @@ from service.api.answers.call_ids import new_call_id
 from service.api.answers.choice_text import Piece, ScoredToken
 from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames, whole_json
 from service.api.answers.generation import CollectedChoice, Generation
-from service.api.answers.sse import KEEP_ALIVE
+from service.api.answers.sse_frames import KEEP_ALIVE
 from service.api.answers.token_logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from service.api.calls.prepared_call import PreparedCall
 from service.core.request import FinishReason

@@ -7,7 +7,7 @@ import orjson
 
 from service.api.answers.choice_text import Piece
 from service.api.answers.generation import Generation
-from service.api.answers.sse import DONE, data_frame
+from service.api.answers.sse_frames import DONE, data_frame
 from service.api.calls.prepared_call import PreparedCall
 from service.api.error_responses import error_body
 from service.errors import RequestError

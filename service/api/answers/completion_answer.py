@@ -10,7 +10,7 @@ import orjson
 from service.api.answers.choice_text import Piece, ScoredToken
 from service.api.answers.chunk_frames import TEXT_PLACE, ChunkFrames, whole_json
 from service.api.answers.generation import CollectedChoice, Generation
-from service.api.answers.sse import KEEP_ALIVE
+from service.api.answers.sse_frames import KEEP_ALIVE
 from service.api.answers.token_logprobs import TokenNames, completion_logprobs, prompt_logprobs, scored_prompt
 from service.api.calls.prepared_call import PreparedCall
 from service.errors import RequestError

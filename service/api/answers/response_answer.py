@@ -14,7 +14,7 @@ from service.api.answers.choice_text import Piece, ScoredToken
 from service.api.answers.generation import CollectedChoice, Generation
 from service.api.answers.response_events import ResponseEvents
 from service.api.answers.response_items import MessageLogprob, OutputItems
-from service.api.answers.sse import KEEP_ALIVE
+from service.api.answers.sse_frames import KEEP_ALIVE
 from service.api.answers.token_logprobs import TokenNames, chat_logprobs
 from service.api.calls.response_call import ResponseCall
 from service.core.request import FinishReason

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from service.api.answers.sse import DONE, WRITE_NOW, TokenStreamResponse, data_frame
+from service.api.answers.sse import WRITE_NOW, TokenStreamResponse
+from service.api.answers.sse_frames import DONE, data_frame
 from service.core.host_times import HostTimes
 from service.core.rare_warning import RareWarning
 from service.errors import ServerError
