@@ -7,12 +7,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import cast
 
 from service.core.clock import Clock
 from service.core.events import FinalEvent, StreamEvent
+from service.engine.coalescing import Coalescing, Turns
 from service.engine.outbox import BatchTokens, News, one_by_one
 from service.engine.stream_intervals import StreamInterval
 
@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 WINDOW_S = 0.05
 """How long the counts are gathered that a StreamInterval is told, at least."""
 
-_GOLDEN_RATIO = 0.618034
 _IDS_ONLY = {int}
 _HAS_BEGUN = attrgetter("has_begun")
 
@@ -32,9 +31,7 @@ class RequestStream:
     Tokens of the decode batch are not copied here one by one: they stay in `rows`, a list that all streams of the batch
     share. This stream's tokens are the entries at index `place`, from row `num_taken` on; they come after `events`.
     The reader is a plain callback, since waking a task for each token would cost more than the token's work.
-    is_told: the reader was called and has not taken the events yet. due_s: with an interval between deliveries, the
-    engine-clock time from which the next one may be made; 0 before the first (see `StreamPacing`). has_begun: the
-    reader was called.
+    has_begun: the reader was called. due_s, is_told: as in `Coalesced`.
     """
 
     __slots__ = ("_reader", "due_s", "events", "has_begun", "is_told", "num_taken", "place", "rows")
@@ -91,15 +88,14 @@ class BatchStreams:
     """Streams that get one token each in every iteration. Appending an iteration's row of tokens costs the same however
     many streams there are; each stream picks out its own when it is read, and only streams that are due are looked at.
 
-    request_ids: the object in `BatchTokens.request_ids`, whose order gives the places.
+    request_ids: the object in `BatchTokens.request_ids`, whose order gives the places. turns: for Coalescing.
     """
 
     def __init__(self, request_ids: Sequence[str], streams: Mapping[str, RequestStream]) -> None:
         self.request_ids = request_ids
         self.rows: list[tuple[int, ...]] = []
         self._streams = [(place, streams[each]) for place, each in enumerate(request_ids) if each in streams]
-        self._turns = [(stream.due_s, place, stream) for place, stream in self._streams]
-        heapify(self._turns)
+        self.turns = Turns(stream for _, stream in self._streams)
 
     def add(self, token_ids: tuple[int, ...]) -> None:
         """Append one token for every stream."""
@@ -119,23 +115,10 @@ class BatchStreams:
         """All streams, in the order of their places."""
         return [stream for _, stream in self._streams]
 
-    def due(self, now_s: float, plan: Callable[[RequestStream], None]) -> list[RequestStream]:
-        """The streams that are due at `now_s`. plan: called for each of them, to set its next `due_s`."""
-        due, passed, turns = list[RequestStream](), list[tuple[float, int, RequestStream]](), self._turns
-        while turns and turns[0][0] <= now_s:
-            _, place, stream = heappop(turns)
-            if stream.due_s <= now_s:  # else it was delivered elsewhere meanwhile
-                plan(stream)
-                due.append(stream)
-            passed.append((stream.due_s, place, stream))
-        for turn in passed:
-            heappush(turns, turn)
-        return due
-
 
 class StreamPacing:
     """Decides when to deliver. While the interval is at once, every event is. Otherwise a stream's first event and its
-    final event are, and the events between are coalesced; each stream has its own time within the interval.
+    final event are, and the events between are coalesced.
 
     Streams that begin are read before the others: each reader takes its time, and a first token is awaited the most.
 
@@ -145,11 +128,9 @@ class StreamPacing:
     def __init__(self, streams: Mapping[str, RequestStream], interval: StreamInterval, clock: Clock) -> None:
         self._streams = streams
         self._interval = interval
-        self._clock = clock
+        self._coalescing = Coalescing(streams, clock, self._note)
         self._window_began_s = clock.now_s()
         self._num_ready = self._num_woken = 0  # in this window
-        self._phase = 0.0
-        self._sweep: asyncio.TimerHandle | None = None
         self._batch = BatchStreams((), {})
 
     def deliver(self, news: Sequence[News], now_s: float) -> list[str]:
@@ -165,25 +146,18 @@ class StreamPacing:
 
     def _deliver_batch(self, tokens: BatchTokens, now_s: float) -> None:
         """The fast path: one BatchTokens, which is what most iterations give."""
-        batch = self._batch_of(tokens)
-        num_ready = len(tokens.token_ids)
-        if self._interval.is_at_once:
-            due = batch.all()
-        else:
-            interval_s = self._interval.seconds(num_ready)
-            due = batch.due(now_s, lambda stream: self._plan(stream, now_s, interval_s))
-            self._sweep_in(interval_s)
-        for stream in due:
-            stream.wake()
-        self._note(num_ready, len(due), now_s)
-
-    def _batch_of(self, tokens: BatchTokens) -> BatchStreams:
-        """The streams of the batch, after appending these tokens."""
         if tokens.request_ids is not self._batch.request_ids:
             self._batch.give_tokens()
             self._batch = BatchStreams(tokens.request_ids, self._streams)
-        self._batch.add(tokens.token_ids)
-        return self._batch
+        batch, num_ready = self._batch, len(tokens.token_ids)
+        batch.add(tokens.token_ids)
+        if self._interval.is_at_once:
+            due = batch.all()
+        else:
+            due = self._coalescing.due(batch.turns, now_s, self._interval.seconds(num_ready))
+        for stream in due:
+            stream.wake()
+        self._note(num_ready, len(due), now_s)
 
     def _deliver_each(self, news: Sequence[News], now_s: float) -> list[str]:
         """Event by event: the plain twin."""
@@ -200,10 +174,7 @@ class StreamPacing:
             if type(event) is FinalEvent:
                 ended.append(request_id)
                 due.append(stream)
-            elif is_at_once:
-                due.append(stream)
-            elif stream.due_s <= now_s:
-                self._plan(stream, now_s, interval_s)
+            elif is_at_once or self._coalescing.is_due(stream, now_s, interval_s):
                 due.append(stream)
             else:
                 must_sweep = True
@@ -211,7 +182,7 @@ class StreamPacing:
         for stream in due:
             stream.wake()
         if must_sweep:
-            self._sweep_in(interval_s)
+            self._coalescing.sweep_in(interval_s)
         if ended:  # drop the last references to their streams
             self._batch = BatchStreams((), {})
         self._note(len(events), len(due), now_s)
@@ -225,32 +196,6 @@ class StreamPacing:
         if elapsed_s >= WINDOW_S:
             self._interval.note(self._num_ready, self._num_woken, elapsed_s)
             self._window_began_s, self._num_ready, self._num_woken = now_s, 0, 0
-
-    def _plan(self, stream: RequestStream, now_s: float, interval_s: float) -> None:
-        """Set when the stream is due again. For a stream that was delivered at once until now, the first pause is
-        shortened by a fraction that differs from stream to stream, so that their times spread over the interval."""
-        share = 1.0
-        if stream.due_s < now_s - interval_s:
-            share = self._phase = (self._phase + _GOLDEN_RATIO) % 1.0
-        stream.due_s = now_s + share * interval_s
-
-    def _sweep_in(self, interval_s: float) -> None:
-        """Deliver events left waiting after `interval_s`, unless that is scheduled already."""
-        if self._sweep is None:
-            self._sweep = asyncio.get_running_loop().call_later(interval_s, self._wake_due, interval_s)
-
-    def _wake_due(self, interval_s: float) -> None:
-        """Call the readers that are due and have events to be told of. If others wait, schedule the next call."""
-        self._sweep = None  # first, so that after an exception below the next events schedule a sweep again
-        now_s = self._clock.now_s()
-        waiting = [stream for stream in self._streams.values() if stream.has_events and not stream.is_told]
-        due = [stream for stream in waiting if stream.due_s <= now_s]
-        for stream in due:
-            self._plan(stream, now_s, interval_s)
-            stream.wake()
-        self._note(0, len(due), now_s)
-        if any(stream.due_s > now_s for stream in waiting):
-            self._sweep_in(interval_s)
 
 
 class StreamDelivery:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Protocol
 
 from service.core.layer_groups import TableGroups
 from service.kvcache.block_table import BlockTable
+from service.kvcache.borrower import Borrower
 from service.kvcache.kv_events import KvEvents
 from service.kvcache.prefix_entries import Entries
 
@@ -150,19 +150,6 @@ class KnownBlocks:
         self._events.cleared()
 
 
-class Borrower(Protocol):
-    """Holds blocks that can be reclaimed at any time, which are therefore counted as available."""
-
-    @property
-    def num_idle_blocks(self) -> int:
-        """How many of its blocks can be reclaimed."""
-        ...
-
-    def free_blocks(self, num_blocks: int) -> None:
-        """Free some of its blocks, until the pool has `num_blocks` free ones or no more can be reclaimed."""
-        ...
-
-
 class BlockSupply:
     """Allocates new blocks. If too few are free, borrowers give theirs back first, in the given order. When a block is
     allocated, the prefix cache forgets what was in it."""
@@ -190,19 +177,13 @@ class BlockSupply:
 
     def take(self, count: int) -> list[int]:
         """`count` blocks with reference count 1. The caller has checked `num_available`."""
-        self._make_free(count)
+        if count > self._pool.num_free:
+            for borrower in self._borrowers:
+                borrower.free_blocks(count)
         block_ids = self._pool.allocate_many(count)
         self._known.forget(block_ids)
         return block_ids
 
     def take_one(self) -> int:
         """One block, as `take`."""
-        self._make_free(1)
-        block_id = self._pool.allocate()
-        self._known.forget((block_id,))
-        return block_id
-
-    def _make_free(self, count: int) -> None:
-        if count > self._pool.num_free:
-            for borrower in self._borrowers:
-                borrower.free_blocks(count)
+        return self.take(1)[0]

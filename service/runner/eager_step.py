@@ -19,13 +19,14 @@ from service.core.grammar import TokenMasks
 from service.models.causal_lm import CausalLM
 from service.runner.batch_columns import Int64Array
 from service.runner.device_copies import to_device
+from service.runner.drawn_ids import DrawnIds
 from service.runner.forward_pass import ForwardPass
 from service.runner.halving import in_halves
 from service.runner.logprobs import DrawLogprobs, score_prompts
 from service.runner.pooling import pool
 from service.runner.sampling_rows import SamplingRows
 from service.runner.selective_batching import FlatBatch, has_filters
-from service.runner.sequence_rows import DrawnIds, SequenceRows
+from service.runner.sequence_rows import SequenceRows
 from service.runner.step_ways import Outputs, PendingTokenIds, Step
 from service.sampling.sampler import SamplingBatch, sample
 from service.sampling.sampling_extras import Drawn, SamplingExtras, TokenBitmask, draw

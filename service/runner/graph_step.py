@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,11 +11,12 @@ from torch import Tensor
 
 from service.layers.pipeline_stage import is_first, is_last
 from service.models.causal_lm import CausalLM
-from service.runner.batch_columns import BatchColumns
+from service.runner.batch_columns import Array, BatchColumns
+from service.runner.drawn_ids import DrawnIds
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize, rows_of_logits
-from service.runner.sequence_rows import DrawnIds
+from service.runner.selective_batching import has_filters
 from service.runner.step_inputs import StepForm, StepInputs
 from service.sampling.sampler import sample
 from service.sampling.vocab_shard import VocabShard
@@ -54,7 +56,6 @@ class GraphStep:
     ) -> None:
         self.deterministic = deterministic
         self.is_stage = model.stage.size > 1
-        self.is_sharded = shard is not None
         self._model = model
         self._forward_pass = forward_pass
         self._drawn = drawn
@@ -91,6 +92,10 @@ class GraphStep:
         logits = self._model.compute_logits(hidden[:num_rows])[:num_draws]
         return self._drawn_of(logits, inputs, num_draws, has_filters=has_filters)
 
+    def has_filters(self, draws: Mapping[str, Array]) -> bool:
+        """Whether some draw filters; computed only if draws are sharded."""
+        return self._shard is not None and has_filters(draws)
+
     def whole(self, inputs: StepInputs) -> StepOutputs:
         num_draws = len(inputs.draw_rows)
         return self.draw(self.hidden(inputs), inputs, num_draws, has_filters=not self.draws_again(num_draws))
@@ -105,7 +110,7 @@ class GraphStep:
 
     def _drawn_of(self, logits: Tensor, inputs: StepInputs, num_draws: int, *, has_filters: bool) -> StepOutputs:
         sampling = inputs.sampling.part(0, num_draws)
-        if self.is_sharded:
+        if self._shard is not None:
             sampling = replace(sampling, is_unfiltered=not has_filters)
         token_ids = sample(logits, sampling, shard=self._shard)
         self._drawn.note(inputs.draw_rows[:num_draws], token_ids)

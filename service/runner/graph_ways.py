@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from service.runner.cuda_graphs import LastDecodes, StepGraphs, drawn
+from service.runner.cuda_graphs import StepGraphs, drawn
 from service.runner.device_copies import to_device
 from service.runner.eager_step import EagerStep
 from service.runner.graph_sizes import GraphSize, PaddedStep
 from service.runner.graph_step import StepOutputs
+from service.runner.lane_decodes import LastDecodes
 from service.runner.selective_batching import FlatBatch, decode_columns, flat_order
 from service.runner.sequence_rows import SequenceRows
 from service.runner.step_ways import Outputs, Step
@@ -48,7 +49,7 @@ class DecodeGraph:
         assert size is not None
         captured, padded = graphs.sizes.decodes[size], PaddedStep(num_seqs, num_seqs, 0, size)
         graphs.sizes.recent_steps.append(padded)
-        decodes = LastDecodes(padded, captured, self._order_of(step), graphs.has_filters(columns))
+        decodes = LastDecodes(padded, captured, self._order_of(step), graphs.step.has_filters(columns))
         graphs.hold(decodes, version)
         captured.inputs.fill_decodes(columns, graphs.table.take_changes(captured.inputs.most_changes), version)
         return graphs.run(step, captured, num_seqs, decodes.order, has_filters=decodes.has_filters)
@@ -58,7 +59,7 @@ class DecodeGraph:
 
     def _order_of(self, step: Step) -> Tensor | None:
         """On a pipeline stage, the place of each decode in the flat batch."""
-        if not self._graphs.is_stage:
+        if not self._graphs.step.is_stage:
             return None
         return to_device({"order": flat_order(step.columns)}, self._graphs.table.tensor.device)["order"]
 
@@ -83,7 +84,7 @@ class MixedGraph:
         assert size is not None
         captured = graphs.sizes.mixed[size]
         captured.inputs.fill(batch, graphs.table.take_changes(captured.inputs.most_changes))
-        return graphs.run(step, captured, batch.num_draws, has_filters=graphs.has_filters(batch.draws))
+        return graphs.run(step, captured, batch.num_draws, has_filters=graphs.step.has_filters(batch.draws))
 
     def _has_room_for(self, batch: FlatBatch) -> bool:
         """Whether some graph has room for the batch's decodes, prompts and draws without too much padding."""
@@ -114,4 +115,4 @@ class DecodeGraphLogits:
 
 
 def _is_kind_of(graphs: StepGraphs, step: Step) -> bool:
-    return step.has_adapters is graphs.adapters and step.is_deterministic is graphs.deterministic
+    return step.has_adapters is graphs.adapters and step.is_deterministic is graphs.step.deterministic

@@ -94,8 +94,8 @@ class LoadedModel:
 
     @property
     def batches_deterministic(self) -> bool:
-        """As the runner's."""
-        return self.runner.batches_deterministic
+        """As of `Replays`."""
+        return self.runner.replays.batches_deterministic
 
     @property
     def quantization(self) -> str | None:
@@ -196,7 +196,7 @@ def _use_host(device: torch.device, num_ranks: int) -> int:
 def _prepare(runner: ModelRunner, *, records: bool) -> None:
     if records:
         runner.replays.record()
-    if runner.all_deterministic and not runner.batches_deterministic:
+    if runner.all_deterministic and not runner.replays.batches_deterministic:
         logger.warning(
             "deterministic: this model cannot be computed in deterministic batches here; a step computes token by token"
         )

@@ -17,7 +17,6 @@ from service.runner.kv_transfer import KvTransfer
 from service.runner.replays import Replays
 from service.runner.sampling_rows import SamplingRows
 from service.runner.sequence_rows import SequenceRows
-from service.runner.stage_step import HandOver
 from service.runner.staging import StagingTurns
 from service.runner.step_ways import Outputs, Step
 from service.runner.trainings import LaunchedShare, Trainings
@@ -62,21 +61,18 @@ class ModelRunner:
         if adapters is not None:
             adapters.install(self._forward_pass.adapter_step)
         self._sampling_rows = SamplingRows(self._rows, vocab_size, device)
-        self._hand_over: HandOver | None = None
-        if model.stage.size > 1:
-            self._hand_over = HandOver(model.stage, model.hidden_size, model.dtype, device)
         self.replays = Replays(
             model,
             storage,
             self._forward_pass,
             self._rows,
             self._sampling_rows,
-            self._hand_over,
             vocab_size,
             device,
             0 if adapters is None else adapters.num_slots,
             all_deterministic=all_deterministic,
         )
+        self._hand_over = self.replays.hand_over
         self._turns = StagingTurns(device) if device.type == "cuda" else None
 
     @torch.inference_mode()
@@ -111,12 +107,6 @@ class ModelRunner:
         step = Step(plan, turn, self._rows, self._block_size, received, all_deterministic=self.all_deterministic)
         outputs = next(way for way in self.replays.ways if way.takes(step)).compute(step)
         return outputs if self._hand_over is None else replace(outputs, compute_s=self._hand_over.compute_s())
-
-    @property
-    def batches_deterministic(self) -> bool:
-        """Whether deterministic rows (see `all_deterministic`) are computed as one batch, as other rows are. If not,
-        the tokens of such a step are computed one by one."""
-        return self._forward_pass.row_invariance.can_be_at_once
 
     def note_drawn(self, rows: Int64Array, token_ids: Int64Array) -> None:
         """For a stage before the last: the last one has drawn these ids for these rows, and the next plans compute

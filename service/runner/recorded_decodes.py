@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -9,11 +10,11 @@ from torch import Tensor
 from kernels.cpu_loops import RecordedLoops
 from service.models.causal_lm import CausalLM
 from service.runner.batch_columns import Int32Array
+from service.runner.drawn_ids import DrawnIds
 from service.runner.graph_inputs import GraphInputs
 from service.runner.row_invariance import RowInvariance
-from service.runner.sequence_rows import DrawnIds, SequenceRows
+from service.runner.sequence_rows import SequenceRows
 from service.runner.step_ways import Outputs, PendingTokenIds, Step
-from service.sampling.sampler import SamplingBatch, sample
 
 
 class RecordedStep(NamedTuple):
@@ -32,19 +33,19 @@ class RecordedStep(NamedTuple):
 
 
 class DrawnStep(NamedTuple):
-    """A recorded step and its plain draws, whose parameters are at fixed addresses too."""
+    """A recorded step and its `num` plain draws. draw: makes them from logits, by parameters at fixed addresses."""
 
     recorded: RecordedStep
-    parameters: SamplingBatch
+    num: int
+    draw: Callable[[Tensor], Tensor]
     model: CausalLM
     drawn: DrawnIds
 
     def compute(self, step: Step) -> Outputs:
-        num = len(self.parameters)
-        logits = self.model.compute_logits(self.recorded.replay(self.drawn)[:num])
-        token_ids = sample(logits, self.parameters)
-        self.drawn.note(self.recorded.inputs.step.draw_rows[:num], token_ids)
-        return Outputs(PendingTokenIds(token_ids, num, step.turn))
+        logits = self.model.compute_logits(self.recorded.replay(self.drawn)[: self.num])
+        token_ids = self.draw(logits)
+        self.drawn.note(self.recorded.inputs.step.draw_rows[: self.num], token_ids)
+        return Outputs(PendingTokenIds(token_ids, self.num, step.turn))
 
 
 class RecordedDecodesAgain:

@@ -15,16 +15,17 @@ import torch
 from kernels.cpu_loops import Recorder
 from service.layers.packed_weight import FEW_ROWS
 from service.models.causal_lm import CausalLM
+from service.runner.drawn_ids import DrawnIds
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize
 from service.runner.recorded_decodes import DrawnStep, RecordedDecodesAgain, RecordedStep
 from service.runner.selective_batching import decode_columns
-from service.runner.sequence_rows import DrawnIds, SequenceRows
+from service.runner.sequence_rows import SequenceRows
 from service.runner.step_inputs import StepForm
 from service.runner.step_ways import Outputs, Step
-from service.sampling.sampler import SamplingBatch
+from service.sampling.sampler import SamplingBatch, draws_of
 
 
 class RecordedSteps:
@@ -84,7 +85,8 @@ class RecordedSteps:
         recorded.inputs.fill_decodes(columns, version=None if plan.scheduled else plan.decodes.version)
         parameters = recorded.inputs.step.sampling.part(0, num)
         is_greedy = not columns["temperature"].any()
-        last = DrawnStep(recorded, SamplingBatch(parameters.columns, is_greedy), self._model, self._drawn)
+        draw = draws_of(SamplingBatch(parameters.columns, is_greedy))
+        last = DrawnStep(recorded, num, draw, self._model, self._drawn)
         self.again.last = last
         return last.compute(step)
 

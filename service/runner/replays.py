@@ -14,6 +14,7 @@ from service.layers.pipeline_stage import is_last
 from service.models.causal_lm import CausalLM
 from service.runner.captured_sizes import GraphPlace
 from service.runner.cuda_graphs import SameDecodesAgain, StepGraphs
+from service.runner.drawn_ids import DrawnIds
 from service.runner.eager_step import EagerStep
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_sizes import GraphSize, PaddedStep
@@ -22,7 +23,7 @@ from service.runner.graph_ways import DecodeGraph, DecodeGraphLogits, MixedGraph
 from service.runner.kv_storage import KvStorage
 from service.runner.recorded_steps import RecordedSteps
 from service.runner.sampling_rows import SamplingRows
-from service.runner.sequence_rows import DeviceBlockTable, DrawnIds, SequenceRows
+from service.runner.sequence_rows import DeviceBlockTable, SequenceRows
 from service.runner.stage_step import HandOver, StageStep
 from service.runner.step_ways import StepWay
 from service.sampling.vocab_shard import VocabShard
@@ -38,11 +39,10 @@ class Replays:
     """CUDA graphs of three kinds: for steps without adapters, for steps with adapters, and for steps that a sequence
     asks to be deterministic. On a CPU, recordings. Engine thread only.
 
-    num_adapters: how many adapters a step may use. hand_over: of a pipeline stage; None if there is only one.
-    all_deterministic: as in ModelRunner.
+    num_adapters: how many adapters a step may use. all_deterministic: as in ModelRunner.
 
-    ways: the first one that takes a step computes it; the last one takes any step. stage_step: computes the steps of a
-    stage that does not draw; None on the last stage.
+    ways: the first one that takes a step computes it; the last one takes any step. hand_over: of a pipeline stage; None
+    if there is only one. stage_step: computes the steps of a stage that does not draw; None on the last stage.
     """
 
     def __init__(
@@ -52,7 +52,6 @@ class Replays:
         forward_pass: ForwardPass,
         rows: SequenceRows,
         sampling_rows: SamplingRows,
-        hand_over: HandOver | None,
         vocab_size: int,
         device: torch.device,
         num_adapters: int,
@@ -70,9 +69,12 @@ class Replays:
         self._drawn = drawn = DrawnIds(rows.num_rows, device)
         shard = _vocab_shard(model)
         self._eager = EagerStep(model, forward_pass, rows, sampling_rows, drawn, vocab_size, device, shard)
+        self.hand_over: HandOver | None = None
         self.stage_step: StageStep | None = None
-        if hand_over is not None and not is_last(model.stage):
-            self.stage_step = StageStep(forward_pass, rows, drawn, hand_over, device)
+        if model.stage.size > 1:
+            self.hand_over = HandOver(model.stage, model.hidden_size, model.dtype, device)
+            if not is_last(model.stage):
+                self.stage_step = StageStep(forward_pass, rows, drawn, self.hand_over, device)
         self._graph_step = GraphStep(model, forward_pass, drawn, shard, deterministic=all_deterministic)
         self._asked_step = GraphStep(model, forward_pass, drawn, shard, deterministic=True)
         self._graphs: StepGraphs | None = None
@@ -95,9 +97,15 @@ class Replays:
         return () if graphs is None else graphs.sizes.recent_steps
 
     @property
+    def batches_deterministic(self) -> bool:
+        """Whether deterministic rows (see `ModelRunner`) are computed as one batch, as other rows are. If not, the
+        tokens of such a step are computed one by one."""
+        return self._forward_pass.row_invariance.can_be_at_once
+
+    @property
     def captures_asked(self) -> bool:
         """Whether there are graphs for steps that are deterministic because a sequence asks for it."""
-        return self._forward_pass.row_invariance.can_be_at_once and not self._all_deterministic
+        return self.batches_deterministic and not self._all_deterministic
 
     @torch.inference_mode()
     def capture(
@@ -115,7 +123,7 @@ class Replays:
         On a GPU, while no iteration runs. May be called again for more sizes. Raises GivenUpError soon after
         `must_give_up` has become true.
         """
-        if self._all_deterministic and not self._forward_pass.row_invariance.can_be_at_once:
+        if self._all_deterministic and not self.batches_deterministic:
             return
         if self._graphs is None:
             self._make_graphs()

@@ -1,8 +1,7 @@
 """What the executor remembers of each sequence between iterations: one row in each of a few arrays.
 
 Rows are numpy arrays, so a batch is gathered with one fancy index and no Python object is touched per token. The device
-has a copy of the block table and is sent only the entries that changed (most steps change one row in 16). The ids drawn
-last are on the device only.
+has a copy of the block table and is sent only the entries that changed (most steps change one row in 16).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.fill_pending_tokens import fill_pending_tokens
 from service.core.iteration import ScheduledDecodes
 from service.core.scheduled_sequence import ScheduledSequence
 from service.runner.batch_columns import BATCH_COLUMNS, Array, BatchColumns, Int32Array, Int64Array, Per
@@ -106,14 +104,11 @@ class SequenceRows:
     def slots_at(self, rows: Int64Array, positions: Int64Array, block_size: int) -> dict[str, Array]:
         """[T] each, for every group of layers: the cache slot of the token at this position of this row."""
         units, offsets = np.divmod(positions, block_size)
-        return {
-            name: self.blocks_at(rows, units, group) * block_size + offsets
-            for group, name in enumerate(self.columns.slots)
-        }
-
-    def blocks_at(self, rows: Int64Array, units: Int64Array, group: int = 0) -> Int64Array:
-        """[C]: the block id of this group in unit units[c] of row rows[c]."""
-        return self.block_table[rows, group * self._max_blocks + units].astype(np.int64)
+        slots = {}
+        for group, name in enumerate(self.columns.slots):
+            block_ids = self.block_table[rows, group * self._max_blocks + units]
+            slots[name] = block_ids.astype(np.int64) * block_size + offsets
+        return slots
 
     def first_blocks(self, rows: Int64Array, num_units: int) -> Int32Array:
         """[S, groups * num_units]: the blocks of these rows' first units, group by group."""
@@ -173,26 +168,3 @@ class DeviceBlockTable:
     def write(self, places: Tensor, values: Tensor) -> None:
         """places, values: TableChanges on the device."""
         self.tensor.view(-1).scatter_(0, places, values)
-
-
-class DrawnIds:
-    """The id that each sequence drew last, on the device: one per row of SequenceRows. Overlapped iterations decode
-    from it, because the host learns an id only after the next iteration has been launched. All calls take effect in
-    launch order, on the device's stream."""
-
-    def __init__(self, num_rows: int, device: torch.device) -> None:
-        self._ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
-
-    def note(self, rows: Tensor, token_ids: Tensor) -> None:
-        """These rows' sequences have drawn these ids. A row that occurs several times (a prompt's choices)
-        keeps any."""
-        self._ids.index_copy_(0, rows, token_ids)
-
-    def fill_in(self, token_ids: Tensor, rows: Tensor) -> None:
-        """Replace PENDING_TOKEN_ID in place: token_ids[d] belongs to rows[d]. A failed draw becomes a valid id."""
-        fill_pending_tokens(token_ids, rows, self._ids)
-
-    def grow(self, num_rows: int) -> None:
-        """Make room for at least `num_rows` rows."""
-        if num_rows > len(self._ids):
-            self._ids = torch.cat((self._ids, self._ids.new_zeros(num_rows - len(self._ids))))

@@ -13,10 +13,11 @@ from service.layers.pipeline_stage import PipelineStage, is_first
 from service.runner.batch_columns import Int64Array
 from service.runner.cuda_graphs import StepGraphs
 from service.runner.device_copies import to_device
+from service.runner.drawn_ids import DrawnIds
 from service.runner.forward_pass import ForwardPass
 from service.runner.graph_step import StepOutputs
 from service.runner.graph_ways import DecodeGraph, MixedGraph
-from service.runner.sequence_rows import DrawnIds, SequenceRows
+from service.runner.sequence_rows import SequenceRows
 from service.runner.step_ways import Outputs, PendingTokenIds, Step, StepWay
 
 

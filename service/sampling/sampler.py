@@ -3,8 +3,9 @@ sampling_extras.py. Parameters that no draw of the batch uses cost nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -51,15 +52,21 @@ def sample(logits: Tensor, batch: SamplingBatch, *, has_min_p: bool = False, sha
         if batch.is_greedy or (batch.is_unfiltered and not has_min_p):
             return shard.sample(logits, batch.columns, is_greedy=batch.is_greedy)
         logits = shard.whole(logits)
+    return draws_of(batch, has_min_p=has_min_p)(logits)
+
+
+def draws_of(batch: SamplingBatch, *, has_min_p: bool = False) -> Callable[[Tensor], Tensor]:
+    """`sample` of whole logits, for a batch whose draws are made again and again: its parameters are read where they
+    are now, and is_greedy holds for good."""
     if batch.is_greedy:
-        return greedy_tokens(logits)
+        return greedy_tokens
     columns = batch.columns
-    return sample_tokens(
-        logits,
-        columns["temperature"],
-        columns["top_k"],
-        columns["top_p"],
-        columns["seeds"],
-        columns["sample_positions"],
-        columns["min_p"] if has_min_p else None,
+    return partial(
+        sample_tokens,
+        temperature=columns["temperature"],
+        top_k=columns["top_k"],
+        top_p=columns["top_p"],
+        seeds=columns["seeds"],
+        positions=columns["sample_positions"],
+        min_p=columns["min_p"] if has_min_p else None,
     )

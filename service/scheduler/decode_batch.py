@@ -92,9 +92,7 @@ class DecodeBatch:
 
     def dissolve(self, running: Iterable[SequenceGroup]) -> None:
         """Move every group out of the batch. running: all groups of this lane, in order of start."""
-        for group in self._members.groups:
-            if group in self:
-                self._leave(group)
+        self.part_with(self._members.groups)
         self.unbatched = {group.arrival_order: group for group in running}
 
     def part_with(self, groups: Iterable[SequenceGroup]) -> None:
@@ -167,10 +165,8 @@ class DecodeBatch:
         self._last_number = number
         ended = (end >= columns[LAST]).nonzero()[0]
         end += num_new
-        for place in ended.tolist():
-            group = members.groups[place]
-            self._leave(group)
-            self.unbatched[group.arrival_order] = group
+        if len(ended):
+            self.part_with([members.groups[place] for place in ended.tolist()])
         return members, decodes
 
     def finish(self) -> None:
@@ -221,24 +217,6 @@ class DecodeBatch:
         self._drop_left()
         columns = self._columns
         return int((columns[ROOM] - columns[END] + columns[NUM_NEW]).sum())
-
-    def check_invariants(self, running: Iterable[SequenceGroup]) -> None:
-        """Raise AssertionError unless each group is in exactly one place and the columns agree with its block table."""
-        assert sorted([*self._numbers, *self.unbatched]) == sorted(group.arrival_order for group in running)
-        assert len(self._tables) == len(self._numbers)
-        self._drop_left()
-        self.write_tokens()
-        assert [group.arrival_order for group in self._members.groups] == list(self._numbers)
-        for group, column in zip(self._members.groups, self._columns.T.tolist(), strict=True):
-            (sequence,) = group.live
-            table = self._tables[sequence.sequence_id]
-            assert table is self._blocks.table(sequence.sequence_id)
-            assert (column[SEQUENCE_ID], column[ROW]) == (sequence.sequence_id, table.row)
-            num_computed = column[END] - column[NUM_NEW]
-            assert column[ROOM] == self._blocks.num_tokens_in(len(table.block_ids))
-            assert num_computed <= column[ROOM]
-            assert num_computed < column[LAST] == sequence.max_num_tokens - 1
-            assert len(sequence.token_ids) <= num_computed + 1
 
     def _leave(self, group: SequenceGroup) -> None:
         """Take the group out of the batch. Iterations in flight may still draw tokens for it, even once it ended."""

@@ -62,8 +62,7 @@ class IterationScheduler:
         self.lanes = Lanes(blocks, num_lanes, history, versions)
         self.ledger = ledger
         self.history = history
-        lending = ArenaLending(blocks, clock)
-        self.training = TrainingTurns(policies.training, lending, one_at_a_time=num_lanes > 1)
+        self.training = TrainingTurns(policies.training, ArenaLending(blocks, clock), one_at_a_time=num_lanes > 1)
         self._clock = clock
         self._tally = DecisionTally()
         # Per lane: version and length of the last plan's decodes, if it had nothing else; lanes that repeated these.

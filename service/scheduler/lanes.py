@@ -145,13 +145,6 @@ class Lanes:
         for batch in self._batches:
             batch.write_tokens()
 
-    def check_invariants(self, running: list[SequenceGroup]) -> None:
-        """Raise AssertionError unless every group is in exactly one lane and every batch is consistent."""
-        held = [[group for group in running if batch.holds(group)] for batch in self._batches]
-        assert sum(map(len, held)) == len(running), "every group is in one lane"
-        for batch, of_lane in zip(self._batches, held, strict=True):
-            batch.check_invariants(of_lane)
-
     def _give_away(self, batch: DecodeBatch, running: list[SequenceGroup]) -> None:
         """Move this lane's last-started groups to the lane with the fewest sequences, as long as that balances them."""
         lightest = min(self._batches, key=lambda other: other.num_seqs)

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 WITHOUT_A_TWIN = {
     "service/config.py": "values only",
+    "service/kvcache/borrower.py": "a Protocol only",
     "service/kvcache/kv_events.py": "a Protocol and its null object; tests/kv_events/test_publisher.py",
     "service/kvcache/prefix_entries.py": "tests/kvcache/test_prefix_cache.py",
     "service/doctor/finding.py": "values only",
@@ -45,8 +46,10 @@ WITHOUT_A_TWIN = {
     "service/runner/recorded_decodes.py": "tests/runner/test_recorded_steps.py",
     "service/runner/captured_sizes.py": "tests/runner/test_cuda_graphs.py",
     "service/runner/captured_step.py": "tests/runner/test_cuda_graphs.py",
+    "service/runner/lane_decodes.py": "tests/runner/test_cuda_graphs.py, test_stage_step.py",
     "service/runner/graph_step.py": "tests/runner/test_cuda_graphs.py",
     "service/runner/graph_ways.py": "tests/runner/test_cuda_graphs.py",
+    "service/engine/coalescing.py": "tests/engine/test_streams.py",
     "service/engine/idle_turns.py": "tests/engine/test_engine_loop.py",
     "service/engine/commands.py": "tests/engine/test_engine_loop.py",
     "service/engine/inbox.py": "tests/engine/test_engine_loop.py",
@@ -70,6 +73,7 @@ WITHOUT_A_TWIN = {
     "service/core/log_fields.py": "a name only",
     "service/core/failed_launch.py": "tests/engine/test_engine.py, tests/distributed/test_told_executor.py",
     "service/api/answers/answer_form.py": "a Protocol only",
+    "service/api/answers/frame_source.py": "a Protocol only",
     "service/api/answers/sse_frames.py": "tests/api/answers/test_sse.py",
     "service/api/answers/piece_frames.py": "tests/api/answers/test_frame_stream.py",
     "service/api/calls/chat_batch_call.py": "tests/api/endpoints/test_chat_batch.py",

@@ -83,6 +83,7 @@ WITHOUT_WORST_INPUT = {
     "api/endpoints/messages.py": "joins others, each in the table",
     "api/endpoints/metrics.py": "reads nothing of the request",
     "api/endpoints/openapi.py": "reads nothing of the request",
+    "api/answers/frame_source.py": "a Protocol only",
     "api/answers/frame_stream.py": "joins others, each in the table; a plain frame is text that others have read",
     "api/answers/piece_frames.py": "joins others, each in the table; many log probabilities go to a thread",
     "api/endpoints/playground.py": "looks a name up",

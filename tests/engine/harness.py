@@ -51,6 +51,7 @@ from service.scheduler.token_shares import TokenShares
 from tests.engine.toy_grammar import ToyGrammar
 from tests.engine.toy_model import ToyExecutor, beam_oracle, cell_of, cells_of, logprob_after, oracle, seen
 from tests.manual_clock import ManualClock
+from tests.scheduler.lane_invariants import check_lanes
 
 VOCABULARY = 1000
 
@@ -317,7 +318,7 @@ class Harness:
     def _check_lanes(self) -> None:
         """ORCA, Algorithm 1: no more batches in flight than stages, and no request in two of them."""
         lanes, running = self.scheduler.lanes, self.scheduler.pool.running
-        lanes.check_invariants(running)
+        check_lanes(lanes, running)
         for batch in lanes:
             seated = [s for g in running if batch.holds(g) for s in g.live if not s.is_drawn_out]
             assert len(seated) <= self.max_num_seqs

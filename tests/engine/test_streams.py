@@ -114,14 +114,14 @@ def test_a_stream_that_is_gone_has_no_tokens_and_no_turn():
     batch.add((1, 2, 3))
     assert not gone.has_events
     assert batch.all() == list(streams.values())
-    assert batch.due(1.0, lambda stream: None) == list(streams.values())
+    assert batch.turns.due(1.0, lambda stream: None) == list(streams.values())
 
 
 def test_only_those_that_are_due_have_a_turn():
     batch, streams = batch_of(3)
 
     def due(now_s: float) -> list[str]:
-        due = batch.due(now_s, lambda stream: setattr(stream, "due_s", now_s + 10))
+        due = batch.turns.due(now_s, lambda stream: setattr(stream, "due_s", now_s + 10))
         return [name for name, stream in streams.items() if stream in due]
 
     assert due(1.0) == ["0", "1", "2"]
@@ -134,7 +134,7 @@ def test_only_those_that_are_due_have_a_turn():
 
 def test_whoever_is_always_due_has_one_turn_at_a_time():
     batch, streams = batch_of(2)
-    assert len(batch.due(1.0, lambda stream: None)) == len(streams)
+    assert len(batch.turns.due(1.0, lambda stream: None)) == len(streams)
 
 
 class Readers:
@@ -356,7 +356,7 @@ def test_there_are_no_looks_at_streams_whose_readers_take_nothing():
             await readers.deliver()
         readers.clock.advance(2 * INTERVAL_S)
         async with asyncio.timeout(10):
-            while readers.pacing._sweep is not None:
+            while readers.pacing._coalescing._sweep is not None:
                 await asyncio.sleep(INTERVAL_S / 5)
         assert readers.batches[0] == [1, 2], "one that reads is told the rest"
         assert num_told == [0] + [1] * (MANY - 1)

@@ -25,8 +25,8 @@ RUNNER_SITES = (
         "logits", "service.models.llama:Llama.compute_logits", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE
     ),
     FaultSite("sample", f"{_RUNNER}.eager_step:draw_all", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE),
-    FaultSite("note_drawn", f"{_RUNNER}.sequence_rows:DrawnIds.note", Reach.ITERATION, moments=_BEFORE),
-    FaultSite("fill_in_drawn", f"{_RUNNER}.sequence_rows:DrawnIds.fill_in", Reach.ITERATION, moments=_BEFORE),
+    FaultSite("note_drawn", f"{_RUNNER}.drawn_ids:DrawnIds.note", Reach.ITERATION, moments=_BEFORE),
+    FaultSite("fill_in_drawn", f"{_RUNNER}.drawn_ids:DrawnIds.fill_in", Reach.ITERATION, moments=_BEFORE),
     FaultSite(
         "score_prompts", f"{_RUNNER}.eager_step:score_prompts", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE
     ),

@@ -85,12 +85,12 @@ def test_memory_that_runs_out_changes_no_draw(where, kinds, largest, runner, mon
     compute_logits, drawn = runner.replays._model.compute_logits, []
 
     def limited(function, num_rows):
-        def call(*arguments):
+        def call(*arguments, **named):
             rows = num_rows(arguments)
             if rows > largest:
                 raise torch.OutOfMemoryError("injected")
             drawn.append(rows)
-            return function(*arguments)
+            return function(*arguments, **named)
 
         return call
 

@@ -15,11 +15,12 @@ from service.core.sampling_params import SamplingParams
 from service.runner import graph_inputs, graph_ways, selective_batching, step_ways
 from service.runner.batch_columns import Array, Column
 from service.runner.cuda_graphs import StepGraphs
+from service.runner.drawn_ids import DrawnIds
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize
 from service.runner.graph_ways import DecodeGraph
 from service.runner.sampling_rows import SamplingRows
-from service.runner.sequence_rows import NO_CHANGES, DeviceBlockTable, DrawnIds, SequenceRows
+from service.runner.sequence_rows import NO_CHANGES, DeviceBlockTable, SequenceRows
 from service.runner.step_ways import Step
 from tests.models.checkpoints import llama, random_prompts
 from tests.runner import uncaptured

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from service.core.sampling_params import SamplingParams
-from service.core.scheduled_sequence import PENDING_TOKEN_ID, ScheduledSequence
+from service.core.scheduled_sequence import ScheduledSequence
 from service.runner.batch_columns import Per
 from service.runner.graph_inputs import GraphInputs
 from service.runner.graph_sizes import GraphSize
-from service.runner.sequence_rows import NO_CHANGES, DeviceBlockTable, DrawnIds, SequenceRows
+from service.runner.sequence_rows import NO_CHANGES, DeviceBlockTable, SequenceRows
 from tests.runner.plans import flat, planned
 
 
@@ -208,22 +208,3 @@ def test_its_bytes_are_known_before():
     rows = SequenceRows(6, 12)
     table = DeviceBlockTable(rows, torch.device("cpu")).tensor
     assert DeviceBlockTable.num_bytes(rows.num_rows, 12) == table.nbytes
-
-
-def test_what_was_drawn_is_filled_in_where_it_is_pending():
-    drawn = DrawnIds(4, torch.device("cpu"))
-    drawn.note(torch.tensor([2, 0]), torch.tensor([22, 11]))
-    drawn.note(torch.tensor([2]), torch.tensor([33]))
-    token_ids = torch.tensor([PENDING_TOKEN_ID, 7, PENDING_TOKEN_ID, 8])
-    drawn.fill_in(token_ids, torch.tensor([2, 0, 0]))
-    assert token_ids.tolist() == [33, 7, 11, 8]
-
-
-def test_grows_and_keeps_what_it_has():
-    drawn = DrawnIds(1, torch.device("cpu"))
-    drawn.note(torch.tensor([0]), torch.tensor([5]))
-    drawn.grow(3)
-    drawn.note(torch.tensor([2]), torch.tensor([6]))
-    token_ids = torch.full((2,), PENDING_TOKEN_ID)
-    drawn.fill_in(token_ids, torch.tensor([0, 2]))
-    assert token_ids.tolist() == [5, 6]

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from service.api.answers.frame_source import FrameSource
 from service.api.answers.sse_frames import KEEP_ALIVE
 from service.api.disconnect import abort_connection, disconnected
 from service.core.host_times import HostTimes
@@ -29,27 +29,6 @@ _HEADERS = (
 )
 _WAITED_S = 0.01
 """Seconds. A longer send has waited for the client, and does not count as host time."""
-
-
-class FrameSource(Protocol):
-    """What a response sends. Event-loop thread; nothing here waits.
-
-    is_done: everything is taken.
-    """
-
-    is_done: bool
-
-    def read_by(self, reader: Callable[[], None]) -> None:
-        """Has `reader` called whenever there may be something to `take`. `reader` must not raise."""
-        ...
-
-    def take(self) -> bytes:
-        """All that is ready to be sent; may be empty. Does not raise."""
-        ...
-
-    def close(self, reason: str) -> None:
-        """Nothing is taken after this. reason: why, if not everything was taken."""
-        ...
 
 
 class TokenStreamResponse(Response):
