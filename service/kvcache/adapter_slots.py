@@ -139,17 +139,6 @@ class AdapterSlots:
         pinned = (resident for i, resident in self._residents.items() if i not in self._idle)
         return [block_id for resident in pinned for block_id in resident.block_ids]
 
-    def check_invariants(self) -> None:
-        """Raise AssertionError unless each slot is free or has one adapter, and the counts match the residents."""
-        residents, idle = self._residents, self._idle
-        slots = [*self._free_slots, *(resident.slot for resident in residents.values())]
-        assert sorted(slots) == list(range(1, self.num_slots + 1)), "a slot is one adapter's, or free"
-        assert idle.keys() == residents.keys() - self._num_users.keys(), "who has no users is idle"
-        assert self._num_users.keys() <= residents.keys(), "who runs has its adapter on the device"
-        assert all(num > 0 for num in self._num_users.values())
-        assert self.num_blocks == len(self.held_blocks())
-        assert self.num_idle_blocks == sum(len(residents[adapter_id].block_ids) for adapter_id in idle)
-
     def _evict(self, adapter_id: int) -> None:
         self._remove(adapter_id)
         self._num_evicted += 1

@@ -15,7 +15,7 @@ from service.core.sequence import Sequence
 from service.kvcache.adapter_slots import AdapterSlots
 from service.kvcache.attention_window import AttentionWindow
 from service.kvcache.block_pool import BlockPool, BlockSupply
-from service.kvcache.block_table import HOLE, BlockTable, num_left_behind, without_holes
+from service.kvcache.block_table import HOLE, BlockTable, without_holes
 from service.kvcache.cache_room import CacheRoom
 from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION, cheapest_run
 from service.kvcache.prefix_cache import PrefixCache
@@ -314,31 +314,6 @@ class BlockManager:
         """The contents of these blocks are wrong: remove them from the prefix cache. Returns the holding sequences."""
         self._prefix_cache.known.forget(block_ids)
         return [i for i, table in self._tables.items() if not block_ids.isdisjoint(table.block_ids)]
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError unless reference counts match holders and every block is either used or free, once."""
-        held: dict[int, int] = {}
-        for table in self._tables.values():
-            assert len(set(table.held)) == len(table.held), "a table holds a block once"
-            assert table.first == num_left_behind(table.block_ids, self.groups) and HOLE not in table.held
-            assert len(table.held) == table.num_held and len(table.block_ids) % self.num_groups == 0, "holes come first"
-            for block_id in table.held:
-                held[block_id] = held.get(block_id, 0) + 1
-        for block_id in self.swap_space.held_device_blocks():
-            held[block_id] = held.get(block_id, 0) + 1
-        for block_id in self.adapter_slots.held_blocks():
-            assert block_id not in held, "an adapter shares its blocks with nobody"
-            held[block_id] = 1
-        for block_id in self.arena.held_blocks():
-            assert block_id not in held, "a training shares its blocks with nobody"
-            assert block_id not in self._prefix_cache.known.block_ids(), "nobody looks for anything there"
-            held[block_id] = 1
-        assert all(map(self.swap_space.holds, self._holes_of_swapped)), "they are on the host"
-        self.swap_space.check_invariants()
-        self.adapter_slots.check_invariants()
-        rows = sorted([*self._free_rows, *(table.row for table in self._tables.values())])
-        assert rows == list(range(1, self._num_rows + 1)), "a row is one table's, or free"
-        self.pool.check_counts(held)
 
     def _add_table(self, sequence_id: int, block_ids: list[int]) -> None:
         """Give the table a free row, or a new one. Row 0 is never used. The number of rows is the largest number of

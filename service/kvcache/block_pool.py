@@ -45,13 +45,6 @@ class BlockPool:
         """For each block, whether anybody holds it."""
         return [count > 0 for count in self._reference_counts]
 
-    def check_counts(self, held: Mapping[int, int]) -> None:
-        """Raise AssertionError unless each block has as many holders as `held` says (0 if it is not in there)."""
-        counted = {block_id: count for block_id, count in enumerate(self._reference_counts) if count}
-        wrong = sorted({block_id for block_id, _ in counted.items() ^ held.items()})
-        assert not wrong, f"count of blocks {wrong}"
-        assert self.num_used == len(held), "free + used = total"
-
     def allocate(self) -> int:
         """Take a free block with count 1. The caller has checked `num_free`."""
         block_id, _ = self._free.popitem(last=False)

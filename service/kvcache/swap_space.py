@@ -6,7 +6,6 @@ after the copy that touches it has finished, even if its owner has ended meanwhi
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from service.core.block_moves import Transfer
@@ -128,14 +127,6 @@ class SwapSpace:
     def held_device_blocks(self) -> list[int]:
         """Device blocks that transfers hold, once per reference."""
         return [block_id for flight in self._in_flight.values() for block_id in flight.device_blocks]
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError unless the host blocks' reference counts match their holders."""
-        if self._host is None:
-            return
-        held = Counter(b for table in self._tables.values() for b in table)
-        held.update(b for flight in self._in_flight.values() for b in flight.host_blocks)
-        self._host.check_counts(held)
 
     def _begin(self, flight: _InFlight) -> int:
         transfer_id = self._next_transfer_id

@@ -50,6 +50,7 @@ from service.scheduler.speculation import Speculation
 from service.scheduler.token_shares import TokenShares
 from tests.engine.toy_grammar import ToyGrammar
 from tests.engine.toy_model import ToyExecutor, beam_oracle, cell_of, cells_of, logprob_after, oracle, seen
+from tests.kvcache.block_invariants import check_blocks
 from tests.manual_clock import ManualClock
 from tests.scheduler.lane_invariants import check_lanes
 
@@ -278,7 +279,7 @@ class Harness:
                 self.finals[request_id] = event
 
     def check(self) -> None:
-        self.blocks.check_invariants()
+        check_blocks(self.blocks)
         pool = self.scheduler.pool
         self._check_lanes()
         for group in pool.running:

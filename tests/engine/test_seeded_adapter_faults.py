@@ -108,7 +108,7 @@ def a_block_shared_by_two_adapters(patch: Patch) -> None:
         return place(self, adapter, block_ids)
 
     patch.setattr(AdapterSlots, "place", shared)
-    patch.setattr(BlockManager, "check_invariants", lambda self: None)
+    patch.setattr("tests.engine.harness.check_blocks", lambda blocks: None)
 
 
 def an_adapters_block_given_to_a_sequence(patch: Patch) -> None:
@@ -119,7 +119,7 @@ def an_adapters_block_given_to_a_sequence(patch: Patch) -> None:
         return place(self, adapter, block_ids)
 
     patch.setattr(AdapterSlots, "place", free)
-    patch.setattr(BlockManager, "check_invariants", lambda self: None)
+    patch.setattr("tests.engine.harness.check_blocks", lambda blocks: None)
 
 
 def a_slot_of_two_adapters(patch: Patch) -> None:
@@ -131,7 +131,7 @@ def a_slot_of_two_adapters(patch: Patch) -> None:
         return load._replace(slot=1)
 
     patch.setattr(AdapterSlots, "place", first)
-    patch.setattr(BlockManager, "check_invariants", lambda self: None)
+    patch.setattr("tests.engine.harness.check_blocks", lambda blocks: None)
 
 
 def a_slot_named_that_it_had_before(patch: Patch) -> None:
@@ -148,7 +148,7 @@ def an_adapter_that_went_believed_there(patch: Patch) -> None:
         self._residents[adapter_id] = resident
 
     patch.setattr(AdapterSlots, "_remove", keep)
-    patch.setattr(BlockManager, "check_invariants", lambda self: None)
+    patch.setattr("tests.engine.harness.check_blocks", lambda blocks: None)
 
 
 def a_prefix_shared_across_weights(patch: Patch) -> None:

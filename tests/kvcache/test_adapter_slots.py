@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from service.core.adapter import Adapter
 from service.kvcache.block_manager import BlockManager, Fit
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
+from tests.kvcache.block_invariants import check_blocks
 from tests.kvcache.test_prefix_cache import make_sequence
 
 NUM_BLOCKS = 12
@@ -30,7 +31,7 @@ def use(blocks: BlockManager, wanted: Adapter) -> bool:
     """Start, and end."""
     is_loaded = start(blocks, wanted)
     blocks.adapter_slots.unpin(wanted)
-    blocks.check_invariants()
+    check_blocks(blocks)
     return is_loaded
 
 
@@ -49,7 +50,7 @@ def test_a_load_names_a_slot_and_blocks_of_its_own():
     assert len(held) == len(set(held)) == 5 == blocks.pool.num_used == blocks.adapter_slots.num_blocks
     assert [blocks.adapter_slots.slot_of(each) for each in (None, first, second)] == [0, 1, 2]
     assert not start(blocks, first), "the second group finds it there"
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_the_one_that_has_been_idle_for_longest_gives_way_its_slot():
@@ -76,7 +77,7 @@ def test_idle_adapters_go_before_blocks_are_short_and_no_more_of_them_than_neede
     assert residents(blocks, every) == [3]
     assert blocks.fit(5) is Fit.OK
     assert blocks.fit(6) is Fit.LATER
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_who_is_pinned_stays():
@@ -113,7 +114,7 @@ def test_who_is_forgotten_goes_once_nobody_runs_with_it(is_running: bool):
     if not is_running:
         blocks.adapter_slots.unpin(unwanted)
     blocks.adapter_slots.forget(unwanted)
-    blocks.check_invariants()
+    check_blocks(blocks)
     assert residents(blocks, [unwanted]) == ([1] if is_running else [])
     if is_running:
         blocks.adapter_slots.unpin(unwanted)
@@ -195,7 +196,7 @@ def test_pinned_ones_stay_idle_ones_go_in_the_order_in_which_they_became_so(
                 forgotten.add(argument)
                 before -= {argument} - set(running)
                 idle = [other for other in idle if other != argument]
-        blocks.check_invariants()
+        check_blocks(blocks)
         now = set(residents(blocks, [*every.values()]))
         gone = [other for other in idle if other not in now]
         assert gone == idle[: len(gone)], "the first of the idle"

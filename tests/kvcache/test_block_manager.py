@@ -13,6 +13,7 @@ from service.kvcache.block_manager import BlockManager, Fit
 from service.kvcache.block_table import HOLE
 from service.kvcache.prefix_cache import ChainedPrefixCache, NoPrefixCache
 from tests.engine.harness import Harness
+from tests.kvcache.block_invariants import check_blocks
 from tests.kvcache.test_prefix_cache import make_sequence
 
 
@@ -46,7 +47,7 @@ def test_fork_shares_and_append_copies_a_shared_block_once():
     assert copy.destination == blocks.table(1).block_ids[1] != copy.source
     assert blocks.append(0, 7, write_from=6) == [], "the last holder writes in place"
     assert blocks.append(1, 8, write_from=7) == []
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def is_shared(blocks: BlockManager, sequence_id: int, position: int) -> bool:
@@ -100,7 +101,7 @@ def test_no_block_is_lost_and_a_written_block_has_one_holder(operations, block_s
             case "free" if sequence in lengths:
                 blocks.free(sequence)
                 del lengths[sequence]
-        blocks.check_invariants()
+        check_blocks(blocks)
     for sequence in lengths:
         blocks.free(sequence)
     assert blocks.pool.num_free == 24
@@ -115,10 +116,10 @@ def test_tables_that_go_on_from_each_other_change_all_at_once():
     assert [blocks.table(i).block_ids for i in range(3)] == [before[1], before[0], before[1]]
     assert [blocks.pool.reference_count(i) for i in before[1]] == [2, 2]
     assert [blocks.pool.reference_count(i) for i in before[2]] == [0, 0]
-    blocks.check_invariants()
+    check_blocks(blocks)
     blocks.refork({2: 1})
     blocks.refork({0: 0, 2: 1})
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_blocks_of_one_token_each_sequence_gets_a_slot_of_its_own_and_keeps_those_it_has():
@@ -133,7 +134,7 @@ def test_blocks_of_one_token_each_sequence_gets_a_slot_of_its_own_and_keeps_thos
     slots = blocks.table(1).block_ids + blocks.table(2).block_ids
     assert len(slots) == len(set(slots)) == 11
     assert blocks.pool.num_used == 11
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_plans_carry_the_new_slots_only():
@@ -206,7 +207,7 @@ def test_a_sequence_gives_back_what_none_of_its_tokens_sees_any_more():
     assert blocks.table(0).first == 2, "and nobody goes back"
     blocks.append(0, 12, 10)
     assert blocks.pool.num_used == 4 and len(blocks.table(0).block_ids) == 6
-    blocks.check_invariants()
+    check_blocks(blocks)
     blocks.free(0)
     assert blocks.pool.num_used == 0
 
@@ -221,7 +222,7 @@ def test_a_block_that_another_shares_goes_only_when_both_have_given_it_back():
     blocks.forget_unseen(1, 9)
     assert blocks.pool.num_used == 3
     blocks.refork({0: 1, 1: 2})
-    blocks.check_invariants()
+    check_blocks(blocks)
     for sequence_id in range(3):
         blocks.free(sequence_id)
     assert blocks.pool.num_used == 0
@@ -234,7 +235,7 @@ def test_a_beam_goes_on_from_one_that_has_given_back_more_or_less():
         blocks.forget_unseen(sequence_id, position)
     blocks.refork({0: 1, 1: 0})
     assert [blocks.table(i).first for i in (0, 1)] == [1, 2]
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_holes_outlast_a_stay_on_the_host():
@@ -245,7 +246,7 @@ def test_holes_outlast_a_stay_on_the_host():
     assert blocks.pool.num_used == 0 and blocks.swap_space.num_used == 3
     blocks.swap_in([0])
     assert blocks.table(0).first == 2 and len(blocks.table(0).held) == 3
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_a_cached_end_is_taken_without_its_beginning():
@@ -258,7 +259,7 @@ def test_a_cached_end_is_taken_without_its_beginning():
     assert prefix[:3] == [HOLE] * 3 and blocks.num_free_among(prefix) == 2
     blocks.allocate(1, 11, prefix)
     assert blocks.pool.num_used == 3
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_under_a_window_any_length_fits_once_the_most_that_is_held_does():
@@ -294,7 +295,7 @@ def test_of_several_groups_of_layers_those_with_a_window_give_back():
     table = blocks.table(0)
     assert [index for index, block_id in enumerate(table.block_ids) if block_id == HOLE] == [1, 2, 4, 5]
     assert table.first == 2 and blocks.supply.append_each([table] * 3) == table.block_ids[-3:]
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_of_several_groups_those_that_see_everything_bound_the_longest_sequence():
@@ -317,4 +318,4 @@ def test_a_cached_beginning_is_held_whole_by_what_sees_everything():
     assert blocks.num_free_among(prefix) == 9
     blocks.allocate(1, 11, prefix)
     assert blocks.pool.num_used == 9 + 3
-    blocks.check_invariants()
+    check_blocks(blocks)

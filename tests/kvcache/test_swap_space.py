@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
+from tests.kvcache.block_invariants import check_blocks
 
 
 def make_blocks(num_host_blocks: int = 8) -> BlockManager:
@@ -22,7 +23,7 @@ def test_blocks_are_given_back_only_when_the_copy_has_finished():
     assert blocks.pool.num_used == 0
     assert blocks.swap_space.num_used == 3
     assert not blocks.swap_space.has_transfers
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_the_beginning_that_others_may_look_for_is_taken_last():
@@ -43,7 +44,7 @@ def test_sharing_survives_the_way_there_and_back():
     assert blocks.pool.num_used == 3
     assert blocks.table(1).block_ids == blocks.table(0).block_ids[:2]
     assert blocks.table(0).take_changes()[0] == 0, "the executor has to be told the whole table"
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_ending_on_the_way_out_keeps_both_sides_until_the_copy_has_finished():
@@ -52,7 +53,7 @@ def test_ending_on_the_way_out_keeps_both_sides_until_the_copy_has_finished():
     blocks.free(0)
     blocks.free(1)
     assert (blocks.pool.num_used, blocks.swap_space.num_used) == (3, 3)
-    blocks.check_invariants()
+    check_blocks(blocks)
     blocks.swap_space.finish(transfer.transfer_id)
     assert (blocks.pool.num_used, blocks.swap_space.num_used) == (0, 0)
 
@@ -64,7 +65,7 @@ def test_ending_on_the_way_in_keeps_both_sides_until_the_copy_has_finished():
     blocks.free(0)
     blocks.free(1)
     assert (blocks.pool.num_used, blocks.swap_space.num_used) == (3, 3)
-    blocks.check_invariants()
+    check_blocks(blocks)
     blocks.swap_space.finish(transfer.transfer_id)
     assert (blocks.pool.num_used, blocks.swap_space.num_used) == (0, 0)
 

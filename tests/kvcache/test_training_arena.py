@@ -17,6 +17,7 @@ from service.kvcache.contiguous_run import OUT_OF_THE_QUESTION
 from service.kvcache.prefix_cache import ChainedPrefixCache
 from service.kvcache.training_arena import TrainingArena
 from tests.examples import examples
+from tests.kvcache.block_invariants import check_blocks
 
 Patch = pytest.MonkeyPatch
 
@@ -180,7 +181,7 @@ class World:
         return {entry.digest for entry in entries if all(count(block_id) for block_id in entry.block_ids)}
 
     def check(self) -> None:
-        self.blocks.check_invariants()
+        check_blocks(self.blocks)
         for sequence in self.on_device():
             for block_ids in (
                 self.blocks.table(sequence.sequence_id).block_ids,
@@ -221,7 +222,7 @@ class World:
         self.blocks.arena.give_back()
         for adapter in self.adapters:
             self.blocks.adapter_slots.forget(adapter)
-        self.blocks.check_invariants()
+        check_blocks(self.blocks)
         assert self.blocks.pool.num_used == 0
 
 
@@ -307,7 +308,7 @@ def test_the_run_with_the_fewest_blocks_in_use_is_lent_and_nothing_that_is_found
     blocks.arena.give_back()
     copies = blocks.lend_arena(6)
     assert copies is not None and [copy.source for copy in copies] == [6], "one is in the way of six"
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_who_needs_the_blocks_has_them_at_once_and_before_an_idle_adapter_goes():
@@ -323,7 +324,7 @@ def test_who_needs_the_blocks_has_them_at_once_and_before_an_idle_adapter_goes()
     blocks.supply.append_each([blocks.table(0)])
     assert blocks.arena.num_idle_blocks == 0 and blocks.adapter_slots.is_resident(adapter)
     assert (blocks.arena.num_lent, blocks.arena.num_given_back) == (1, 1)
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_an_idle_adapter_in_the_way_goes_and_a_running_one_stays():
@@ -338,7 +339,7 @@ def test_an_idle_adapter_in_the_way_goes_and_a_running_one_stays():
             blocks.adapter_slots.unpin(adapter)
         assert (blocks.lend_arena(7) is None) == is_running
         assert blocks.adapter_slots.is_resident(adapter) == is_running
-        blocks.check_invariants()
+        check_blocks(blocks)
 
 
 def test_each_loan_has_a_number_of_its_own():

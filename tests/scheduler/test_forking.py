@@ -6,6 +6,7 @@ from service.core.sequence_group import SequenceGroup
 from service.kvcache.block_manager import BlockManager
 from service.kvcache.prefix_cache import NoPrefixCache
 from service.scheduler.forking import continue_beams, fork_choices, hand_over_lead, share_prompt
+from tests.kvcache.block_invariants import check_blocks
 
 PROMPT = (1, 2, 3, 4, 5)
 
@@ -32,7 +33,7 @@ def test_each_beam_becomes_its_parent_and_one_token_more():
     continue_beams(group.live, [1, 0, 1], [7, 8, 9], blocks)
     assert [beam.token_ids[5:] for beam in group.live] == [[11, 21, 31, 7], [10, 20, 30, 8], [11, 21, 31, 9]]
     assert [blocks.table(i).block_ids for i in range(3)] == [tables[1], tables[0], tables[1]]
-    blocks.check_invariants()
+    check_blocks(blocks)
     assert blocks.pool.reference_count(tables[2][1]) == 0, "nobody goes on from the third"
 
 
@@ -53,7 +54,7 @@ def test_what_is_written_next_is_copied_first():
     continue_beams(group.live, [0, 0, 0], [7, 8, 9], blocks)
     copies = [copy for beam in group.live for copy in blocks.append(beam.sequence_id, 8, 7)]
     assert len(copies) == 2, "the last holder writes in place"
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_notes_of_the_prefix_cache_go_with_the_tokens():
@@ -82,7 +83,7 @@ def test_choices_share_all_blocks_of_the_prompt():
     fork_choices(group, blocks)
     assert [blocks.table(i).block_ids for i in range(3)] == [blocks.table(0).block_ids] * 3
     assert [s.num_computed_tokens for s in group.live] == [5, 5, 5]
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_a_prompt_is_held_once_until_its_choices_fork():
@@ -119,7 +120,7 @@ def test_after_a_preemption_the_choices_share_the_prompts_full_blocks_once_they_
     share_prompt(group, blocks)
     assert [blocks.table(i).block_ids for i in (1, 2)] == [blocks.table(0).block_ids[:1]] * 2
     assert [s.num_computed_tokens for s in group.live] == [6, 4, 4]
-    blocks.check_invariants()
+    check_blocks(blocks)
 
 
 def test_the_next_leader_goes_on_where_the_old_one_stopped():
@@ -131,4 +132,4 @@ def test_the_next_leader_goes_on_where_the_old_one_stopped():
     blocks.free(old.sequence_id)
     assert group.leader.num_computed_tokens == 2
     assert not blocks.has_table(2), "it waits on"
-    blocks.check_invariants()
+    check_blocks(blocks)
