@@ -53,12 +53,6 @@ class PackedWeight:
         return _onednn_linear(x, self._onednn, bias)
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of its forms."""
-        of_onednn = 0 if self._onednn is None else self._onednn.numel() * self._onednn.element_size()
-        return of_onednn + (0 if self._loops is None else self._loops.num_bytes)
-
-    @property
     def form(self) -> WeightForm:
         if self._loops is None:
             return WeightForm.ONEDNN

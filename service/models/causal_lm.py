@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -68,10 +68,10 @@ class CausalLM(Layer, ABC):
         (`AttentionInputs.read_at`). On a stage before the last one, what is sent to the next stage.
         """
 
-    @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden_size]: rows of what `forward` returned. Returns [N, vocab_size]; with several ranks the
         logits of this rank's ids (`OutputHead.ids`), followed by padding."""
+        return self.head(hidden)
 
     def named_blocks(self) -> Iterator[tuple[str, Block]]:
         """This stage's blocks, each with the prefix of its tensors' names in a checkpoint."""
@@ -95,9 +95,25 @@ class CausalLM(Layer, ABC):
         """The mixtures of experts, each with the prefix of its tensors' names in a checkpoint."""
         return ()
 
-    @abstractmethod
     def checkpoint_tensors(self) -> dict[str, Destination]:
         """Name of a tensor in a checkpoint -> the part of a parameter to copy it to."""
+        table: dict[str, Destination] = {}
+        if self.has_embedding:
+            table |= self.embedding.checkpoint_tensors(self.embedding_name)
+        if is_first(self.stage):
+            table |= self.tensors_before_layers()
+        if is_last(self.stage):
+            table |= self.tensors_behind_layers()
+            table |= self.head.checkpoint_tensors()
+        return table | self.block_tensors()
+
+    def tensors_before_layers(self) -> Mapping[str, Destination]:
+        """Those of `checkpoint_tensors` between embedding and layers."""
+        return {}
+
+    def tensors_behind_layers(self) -> Mapping[str, Destination]:
+        """Those of `checkpoint_tensors` between layers and head."""
+        return {}
 
     def checkpoint_places(self, stored: Collection[str]) -> dict[str, Destination]:
         """`checkpoint_tensors`, by the names in a checkpoint that holds `stored`. They may differ from the model's own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -11,7 +11,7 @@ from service.layers.embedding import OutputHead, PositionEmbedding, TokenEmbeddi
 from service.layers.layer_norm import ResidualLayerNorm
 from service.layers.linear import NamedLinear, linear_tensors
 from service.layers.mlp import Mlp
-from service.layers.pipeline_stage import is_first, is_last
+from service.layers.pipeline_stage import is_last
 from service.layers.shard import Shard
 from service.layers.weight_storage import Destination, QuantizedRows
 from service.models.block import Block
@@ -87,18 +87,11 @@ class Gpt2(CausalLM):
         hidden, _ = self.norm(x, residual)
         return hidden
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
+    def tensors_before_layers(self) -> Mapping[str, Destination]:
+        return {"transformer.wpe.weight": self.positions.weight.detach()}
 
-    def checkpoint_tensors(self) -> dict[str, Destination]:
-        table: dict[str, Destination] = {}
-        if self.has_embedding:
-            table |= self.embedding.checkpoint_tensors(self.embedding_name)
-        if is_first(self.stage):
-            table["transformer.wpe.weight"] = self.positions.weight.detach()
-        if is_last(self.stage):
-            table |= {**self.norm.checkpoint_tensors("transformer.ln_f"), **self.head.checkpoint_tensors()}
-        return table | self.block_tensors()
+    def tensors_behind_layers(self) -> Mapping[str, Destination]:
+        return self.norm.checkpoint_tensors("transformer.ln_f")
 
     def checkpoint_shards(self) -> dict[str, Shard]:
         shards = super().checkpoint_shards()

@@ -6,7 +6,7 @@ value; checkpoints of Phi-3 and Phi-4 (Abdin et al. 2024) have these tensors mer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -230,9 +230,6 @@ class Llama(CausalLM):
         ]
         return (*into_mlp, *into_attention)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
-
     @property
     def optional_prefix(self) -> str:
         """A checkpoint without the head, as embedding models have it, has no prefix."""
@@ -245,13 +242,8 @@ class Llama(CausalLM):
             if isinstance(block, LlamaBlock) and isinstance(block.mlp, MixtureOfExperts)
         ]
 
-    def checkpoint_tensors(self) -> dict[str, Destination]:
-        table: dict[str, Destination] = {}
-        if self.has_embedding:
-            table |= self.embedding.checkpoint_tensors(self.embedding_name)
-        if is_last(self.stage):
-            table |= {"model.norm.weight": self.norm.weight.detach(), **self.head.checkpoint_tensors()}
-        return table | self.block_tensors()
+    def tensors_behind_layers(self) -> Mapping[str, Destination]:
+        return {"model.norm.weight": self.norm.weight.detach()}
 
     def checkpoint_shards(self) -> dict[str, Shard]:
         shards = super().checkpoint_shards()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -11,7 +11,7 @@ from service.layers.embedding import OutputHead, PositionEmbedding, TokenEmbeddi
 from service.layers.layer_norm import ResidualLayerNorm
 from service.layers.linear import Linear, NamedLinear, linear_tensors
 from service.layers.mlp import Mlp
-from service.layers.pipeline_stage import is_first, is_last
+from service.layers.pipeline_stage import is_last
 from service.layers.weight_storage import Destination
 from service.models.block import Block
 from service.models.causal_lm import CausalLM
@@ -112,21 +112,19 @@ class Opt(CausalLM):
             hidden = self.project_out(hidden)
         return self.head(hidden)
 
-    def checkpoint_tensors(self) -> dict[str, Destination]:
+    def tensors_before_layers(self) -> Mapping[str, Destination]:
+        table: dict[str, Destination] = {"model.decoder.embed_positions.weight": self.positions.weight.detach()}
+        if self.project_in is not None:
+            table |= self.project_in.checkpoint_tensors("model.decoder.project_in")
+        return table
+
+    def tensors_behind_layers(self) -> Mapping[str, Destination]:
         table: dict[str, Destination] = {}
-        if self.has_embedding:
-            table |= self.embedding.checkpoint_tensors(self.embedding_name)
-        if is_first(self.stage):
-            table["model.decoder.embed_positions.weight"] = self.positions.weight.detach()
-            if self.project_in is not None:
-                table |= self.project_in.checkpoint_tensors("model.decoder.project_in")
-        if is_last(self.stage):
-            if self.project_out is not None:
-                table |= self.project_out.checkpoint_tensors("model.decoder.project_out")
-            if self.norm is not None:
-                table |= self.norm.checkpoint_tensors("model.decoder.final_layer_norm")
-            table |= self.head.checkpoint_tensors()
-        return table | self.block_tensors()
+        if self.project_out is not None:
+            table |= self.project_out.checkpoint_tensors("model.decoder.project_out")
+        if self.norm is not None:
+            table |= self.norm.checkpoint_tensors("model.decoder.final_layer_norm")
+        return table
 
     @property
     def ends(self) -> tuple[Sequence[str], Sequence[str]]:

@@ -22,7 +22,7 @@ RUNNER_SITES = (
         "forward", f"{_RUNNER}.forward_pass:ForwardPass.compute", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE
     ),
     FaultSite(
-        "logits", "service.models.llama:Llama.compute_logits", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE
+        "logits", "service.models.causal_lm:CausalLM.compute_logits", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE
     ),
     FaultSite("sample", f"{_RUNNER}.eager_step:draw_all", Reach.ITERATION, OutOfMemoryError, moments=_BEFORE),
     FaultSite("note_drawn", f"{_RUNNER}.drawn_ids:DrawnIds.note", Reach.ITERATION, moments=_BEFORE),
