@@ -21,7 +21,7 @@ from service.runner.captured_step import CapturedStep
 from service.runner.graph_step import GraphStep, StepOutputs
 from service.runner.lane_decodes import LaneDecodes, LastDecodes
 from service.runner.sequence_rows import SequenceRows
-from service.runner.step_ways import Outputs, PendingTokenIds, Step
+from service.runner.step import Outputs, PendingTokenIds, Step
 
 
 class StepGraphs:
@@ -79,16 +79,12 @@ class StepGraphs:
         self, step: Step, captured: CapturedStep, num_draws: int, order: Tensor | None = None, *, has_filters: bool
     ) -> StepOutputs:
         """Replay a graph whose inputs are filled in. num_draws: how many draws are wanted. A graph's own draws are not
-        cut to it: that would cost the host two more calls. order: the place of each received row; None: as they lie.
+        cut to it: that would cost the host two more calls. order: as of `StepInputs.receive`.
         has_filters: as in `GraphStep.draw`."""
         if step.turn is not None:
             step.turn.begins()
-        received, there = step.received, captured.inputs.step.received
-        if received is not None and there is not None:
-            if order is None:
-                there[: len(received)].copy_(received)
-            else:
-                there.index_copy_(0, order, received)
+        if step.received is not None:
+            captured.inputs.step.receive(step.received, order)
         captured.graph.replay()
         outputs = captured.outputs
         if isinstance(outputs, StepOutputs):

@@ -27,7 +27,7 @@ from service.runner.pooling import pool
 from service.runner.sampling_rows import SamplingRows
 from service.runner.selective_batching import FlatBatch, has_filters
 from service.runner.sequence_rows import SequenceRows
-from service.runner.step_ways import Outputs, PendingTokenIds, Step
+from service.runner.step import Outputs, PendingTokenIds, Step
 from service.sampling.sampler import SamplingBatch, sample
 from service.sampling.sampling_extras import Drawn, SamplingExtras, TokenBitmask, draw
 from service.sampling.vocab_shard import VocabShard

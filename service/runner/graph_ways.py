@@ -14,7 +14,7 @@ from service.runner.graph_step import StepOutputs
 from service.runner.lane_decodes import LastDecodes
 from service.runner.selective_batching import FlatBatch, decode_columns, flat_order
 from service.runner.sequence_rows import SequenceRows
-from service.runner.step_ways import Outputs, Step
+from service.runner.step import Outputs, Step
 
 
 class DecodeGraph:

@@ -18,7 +18,7 @@ from service.runner.replays import Replays
 from service.runner.sampling_rows import SamplingRows
 from service.runner.sequence_rows import SequenceRows
 from service.runner.staging import StagingTurns
-from service.runner.step_ways import Outputs, Step
+from service.runner.step import Outputs, Step
 from service.runner.trainings import LaunchedShare, Trainings
 
 

@@ -14,7 +14,7 @@ from service.runner.drawn_ids import DrawnIds
 from service.runner.graph_inputs import GraphInputs
 from service.runner.row_invariance import RowInvariance
 from service.runner.sequence_rows import SequenceRows
-from service.runner.step_ways import Outputs, PendingTokenIds, Step
+from service.runner.step import Outputs, PendingTokenIds, Step
 
 
 class RecordedStep(NamedTuple):

@@ -23,8 +23,8 @@ from service.runner.graph_sizes import GraphSize
 from service.runner.recorded_decodes import DrawnStep, RecordedDecodesAgain, RecordedStep
 from service.runner.selective_batching import decode_columns
 from service.runner.sequence_rows import SequenceRows
+from service.runner.step import Outputs, Step
 from service.runner.step_inputs import StepForm
-from service.runner.step_ways import Outputs, Step
 from service.sampling.sampler import SamplingBatch, draws_of
 
 

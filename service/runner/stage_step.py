@@ -18,7 +18,8 @@ from service.runner.forward_pass import ForwardPass
 from service.runner.graph_step import StepOutputs
 from service.runner.graph_ways import DecodeGraph, MixedGraph
 from service.runner.sequence_rows import SequenceRows
-from service.runner.step_ways import Outputs, PendingTokenIds, Step, StepWay
+from service.runner.step import Outputs, PendingTokenIds, Step
+from service.runner.step_ways import StepWay
 
 
 class HandOver:

@@ -41,6 +41,15 @@ class StepInputs:
     adapters: AdapterInputs | None
     received: Tensor | None = None
 
+    def receive(self, hidden: Tensor, order: Tensor | None) -> None:
+        """Write the previous stage's hidden states. order: the place of each row; None: as they lie."""
+        if self.received is None:
+            return
+        if order is None:
+            self.received[: len(hidden)].copy_(hidden)
+        else:
+            self.received.index_copy_(0, order, hidden)
+
 
 _LOGITS = (
     Column("logit_rows", Per.DRAW, np.int64),

@@ -74,8 +74,7 @@ class IterationScheduler:
             blocks, policies.scheduling, policies.preemption, ledger, self._launched, max_preemptions
         )
         background_chunks = BackgroundChunks(self.pool, policies.background_chunk)
-        speculation = policies.speculation
-        self._drafts = None if speculation is None else DraftChoice(speculation, ledger)
+        self._drafts = None if policies.speculation is None else DraftChoice(policies.speculation, ledger)
         self.group_start = GroupStart(
             blocks, self.pool, self.lanes, self._growth, policies, background_chunks, ledger, clock, max_num_seqs
         )

@@ -42,6 +42,7 @@ WITHOUT_A_TWIN = {
     "service/engine/engine_watch.py": "tests/engine/test_engine_loop.py, test_ailment.py",
     "service/runner/step_inputs.py": "tests/runner/test_graph_inputs.py",
     "service/runner/pinned_memory.py": "tests/runner/test_staging.py",
+    "service/runner/step_ways.py": "a Protocol only",
     "service/runner/replays.py": "tests/runner/test_cuda_graphs.py, test_recorded_steps.py",
     "service/runner/recorded_decodes.py": "tests/runner/test_recorded_steps.py",
     "service/runner/captured_sizes.py": "tests/runner/test_cuda_graphs.py",

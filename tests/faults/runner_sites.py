@@ -12,8 +12,8 @@ _BEFORE: tuple[Moment, ...] = ("before",)
 
 RUNNER_SITES = (
     FaultSite("launch", f"{_RUNNER}.model_runner:ModelRunner._compute", Reach.ITERATION, OutOfMemoryError),
-    FaultSite("wait_for_ids", f"{_RUNNER}.step_ways:PendingTokenIds.wait", Reach.ITERATION),
-    FaultSite("batch", f"{_RUNNER}.step_ways:flatten", Reach.ITERATION, MemoryError, moments=_BEFORE),
+    FaultSite("wait_for_ids", f"{_RUNNER}.step:PendingTokenIds.wait", Reach.ITERATION),
+    FaultSite("batch", f"{_RUNNER}.step:flatten", Reach.ITERATION, MemoryError, moments=_BEFORE),
     FaultSite(
         "sequence_row", f"{_RUNNER}.sequence_rows:SequenceRows.remember", Reach.ITERATION, MemoryError, moments=_BEFORE
     ),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from service.runner.step_ways import PendingTokenIds
+from service.runner.step import PendingTokenIds
 
 
 class FaultyIds(PendingTokenIds):

@@ -18,7 +18,7 @@ from service.runner.kv_storage import KvLayout, KvStorage
 from service.runner.kv_transfer import KvTransfer
 from service.runner.model_runner import LaunchedIteration
 from service.runner.sequence_rows import DeviceBlockTable
-from service.runner.step_ways import Outputs
+from service.runner.step import Outputs
 from tests.examples import examples
 from tests.models.checkpoints import (
     generate,

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from service.core.sampling_params import SamplingParams
-from service.runner import graph_inputs, graph_ways, selective_batching, step_ways
+from service.runner import graph_inputs, graph_ways, selective_batching
+from service.runner import step as step_module
 from service.runner.batch_columns import Array, Column
 from service.runner.cuda_graphs import StepGraphs
 from service.runner.drawn_ids import DrawnIds
@@ -21,7 +22,7 @@ from service.runner.graph_sizes import GraphSize
 from service.runner.graph_ways import DecodeGraph
 from service.runner.sampling_rows import SamplingRows
 from service.runner.sequence_rows import NO_CHANGES, DeviceBlockTable, SequenceRows
-from service.runner.step_ways import Step
+from service.runner.step import Step
 from tests.models.checkpoints import llama, random_prompts
 from tests.runner import uncaptured
 from tests.runner.loading import load
@@ -250,7 +251,7 @@ def draws_in_the_flat_batchs_order(patch: Patch) -> None:
         object.__setattr__(batch, "logit_rows", np.sort(batch.logit_rows))
         return batch
 
-    patch.setattr(step_ways, "flatten", as_they_stand)
+    patch.setattr(step_module, "flatten", as_they_stand)
 
 
 def what_a_row_asked_kept_for_the_next(patch: Patch) -> None:

@@ -9,7 +9,7 @@ import torch
 from service.runner import staging
 from service.runner.pinned_memory import PinnedPart
 from service.runner.staging import StagingTurns
-from service.runner.step_ways import PendingTokenIds
+from service.runner.step import PendingTokenIds
 from tests.examples import examples
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

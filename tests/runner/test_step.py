@@ -4,7 +4,7 @@ from service.core.iteration import IterationPlan
 from service.core.sampling_params import SamplingParams
 from service.core.scheduled_sequence import Past, Sample, ScheduledSequence
 from service.runner.sequence_rows import SequenceRows
-from service.runner.step_ways import Step
+from service.runner.step import Step
 from tests.structured.masks import FixedMasks
 
 
