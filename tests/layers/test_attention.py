@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from kernels.graph_capture import capture_graph
-from kernels.paged_attention_decode import decode_batch
+from kernels.paged_attention_decode import decode_batch, paged_attention_decode
 from kernels.paged_attention_prefill import prefill_batch
 from kernels.reshape_and_cache import cache_slots, reshape_and_cache
 from kernels.rms_norm import add_rms_norm
+from service.layers import attention as attention_module
 from service.layers.attention import AttentionInputs, LayerCache, paged_attention
 from tests.kernels.paged_case import naive_attention
 
@@ -121,7 +120,7 @@ def test_what_keeps_the_l1_cache_keeps_it_in_all_layers():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("chunk", "past"), [(1024, 2048), (48, 200), (2, 3)])
-def test_decodes_beside_prompts_are_the_same_as_one_after_the_other(chunk, past):
+def test_decodes_beside_prompts_are_the_same_as_after_them(chunk, past, monkeypatch):
     """In a chain of layers, where each reads what the one before it has written. Padding of the decodes reaches into
     the prompt's rows."""
     num_decodes, padding, block, heads, kv_heads, dim = 40, 24, 16, 16, 4, 128
@@ -144,24 +143,24 @@ def test_decodes_beside_prompts_are_the_same_as_one_after_the_other(chunk, past)
     weight = torch.ones(heads * dim, device="cuda", dtype=torch.bfloat16)
     mixed = AttentionInputs(cache_slots(torch.nn.functional.pad(slots, (0, padding), value=-1), block), decode, prefill)
 
-    def chain(*parts):
+    def chain():
         y, residual = x, torch.zeros_like(x)
         for cache in caches:
             query, key, value = y.view(len(y), heads, dim), y[:, : kv_heads * dim], y[:, -kv_heads * dim :]
             reshape_and_cache(key.view(-1, kv_heads, dim), value.view(-1, kv_heads, dim), *cache, mixed.slots)
-            attended = [paged_attention(query, cache, part, dim**-0.5) for part in parts]
-            y = attended[0]
-            if len(parts) > 1:
-                y = torch.cat((y[:num_decodes], attended[1][num_decodes:]))
-            y[num_decodes + chunk :] = 0
+            y = paged_attention(query, cache, mixed, dim**-0.5)
             y, residual = add_rms_norm(y, residual, weight, 1e-5)
-        return y
+        return y[: num_decodes + chunk]
+
+    def after_the_prompts(*args, **options):
+        torch.cuda.synchronize()
+        paged_attention_decode(*args, **options)
 
     with torch.inference_mode():
-        want = chain(replace(mixed, prefill=None), replace(mixed, decode=None))
-        chain(mixed)
-        torch.cuda.synchronize()
-        graph, out = capture_graph(lambda: chain(mixed), torch.cuda.Stream())
+        with monkeypatch.context() as patched:
+            patched.setattr(attention_module, "paged_attention_decode", after_the_prompts)
+            want = chain()
+        graph, out = capture_graph(chain, torch.cuda.Stream())
         for _ in range(20):
             out.fill_(float("nan"))
             graph.replay()
