@@ -74,11 +74,13 @@ def assert_same_bits(one: TrainingState, other: TrainingState) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_is_what_peft_computes(family: str, model_folders: Mapping[str, Path]):
     """Several sequences a micro-batch, several micro-batches a step; PEFT has one sequence at a time."""
-    training = lora_training(served_model(model_folders[family]), EXAMPLES, CHOSEN)
-    oracle = PeftTraining(model_folders[family], CHOSEN, training.state().matrices())
+    num_epochs = examples(2)
+    chosen = replace(CHOSEN, num_epochs=num_epochs)
+    training = lora_training(served_model(model_folders[family]), EXAMPLES, chosen)
+    oracle = PeftTraining(model_folders[family], chosen, training.state().matrices())
     losses, norms = oracle.run(EXAMPLES)
     reports, state = completed(training)
-    assert [report.step for report in reports] == list(range(1, 51))
+    assert [report.step for report in reports] == list(range(1, 10 * num_epochs + 1))
     assert [report.loss for report in reports] == pytest.approx(losses, rel=1e-5)
     assert [report.gradient_norm for report in reports] == pytest.approx(norms, rel=1e-4)
     for name, matrices in oracle.matrices().items():

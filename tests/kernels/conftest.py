@@ -1,10 +1,22 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+from tests.kernels.quick_interpreter import make_quick
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_interpreter() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            make_quick(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

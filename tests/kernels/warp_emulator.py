@@ -1,4 +1,4 @@
-"""A warp of 32 threads that runs the little assembly of kernels/register_product.py on a CPU: with a row of 16 words a
+"""Warps of 32 threads that run the little assembly of kernels/register_product.py on a CPU: with a row of 16 words a
 register of four neighbours, as Triton gives them out. `in_the_interpreter` has Triton's interpreter do so."""
 
 from __future__ import annotations
@@ -13,40 +13,34 @@ import pytest
 import torch
 
 Registers = np.ndarray
+"""[W, 32] uint32: of each thread of each warp."""
 LANES = np.arange(32)
 
 
 def run(assembly: str, inputs: Sequence[np.ndarray], num_outputs: int) -> list[np.ndarray]:
-    """inputs [8, 16] uint32 each, thread t with row t // 4 and words 4 (t % 4) to 4 (t % 4) + 3; outputs likewise."""
+    """inputs [8 W, 16] uint32 each, of W warps with eight rows each: thread t with their row t // 4 and words 4 (t % 4)
+    to 4 (t % 4) + 3; outputs likewise."""
     registers: dict[str, Registers] = {}
     for place, tensor in enumerate(inputs):
+        by_warps = tensor.astype(np.uint32).reshape(-1, 8, 16)
         for i in range(4):
-            registers[f"${4 * (num_outputs + place) + i}"] = tensor[LANES // 4, LANES % 4 * 4 + i].astype(np.uint32)
-    for statement in re.sub(r"[{}]\s*\n|\.reg[^;]*;", "", assembly).split(";"):
-        if statement.strip():
-            _execute(statement.strip(), registers)
+            registers[f"${4 * (num_outputs + place) + i}"] = by_warps[:, LANES // 4, LANES % 4 * 4 + i]
+    _execute_all(assembly, registers)
     outputs = []
     for place in range(num_outputs):
-        output = np.zeros((8, 16), np.uint32)
+        output = np.zeros((len(by_warps), 8, 16), np.uint32)
         for i in range(4):
-            output[LANES // 4, LANES % 4 * 4 + i] = registers[f"${4 * place + i}"]
-        outputs.append(output)
+            output[:, LANES // 4, LANES % 4 * 4 + i] = registers[f"${4 * place + i}"]
+        outputs.append(output.reshape(-1, 16))
     return outputs
 
 
 def run_each(assembly: str, inputs: Sequence[np.ndarray], num_outputs: int) -> list[np.ndarray]:
     """Of assembly with one register an operand: inputs and outputs of one shape, uint32 each, of as many elements as a
     warp has threads or some times as many."""
-    by_warps = [each.astype(np.uint32).reshape(-1, 32) for each in inputs]
-    outputs = np.zeros((num_outputs, *by_warps[0].shape), np.uint32)
-    for warp in range(len(by_warps[0])):
-        registers = {f"${num_outputs + place}": each[warp] for place, each in enumerate(by_warps)}
-        for statement in re.sub(r"[{}]\s*\n|\.reg[^;]*;", "", assembly).split(";"):
-            if statement.strip():
-                _execute(statement.strip(), registers)
-        for place in range(num_outputs):
-            outputs[place, warp] = registers[f"${place}"]
-    return list(outputs.reshape(num_outputs, *inputs[0].shape))
+    registers = {f"${num_outputs + i}": each.astype(np.uint32).reshape(-1, 32) for i, each in enumerate(inputs)}
+    _execute_all(assembly, registers)
+    return [registers[f"${i}"].reshape(inputs[0].shape) for i in range(num_outputs)]
 
 
 def as_told(registers: Sequence[np.ndarray]) -> list[torch.Tensor]:
@@ -78,17 +72,20 @@ def in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         _: Any, assembly: str, constraints: str, values: list[Any], types: list[Any], is_pure: bool, pack: int
     ) -> _Results:
         words = [np.ascontiguousarray(value.data).view(np.uint32) for value in values]
-        warps = [
-            run(assembly, [each[row : row + 8] for each in words], len(types)) for row in range(0, len(words[0]), 8)
-        ]
         handles = []
-        for i, dtype in enumerate(types):
-            out = np.concatenate([outputs[i] for outputs in warps])
+        for out, dtype in zip(run(assembly, words, len(types)), types, strict=True):
             scalar = getattr(dtype, "scalar", dtype)
             handles.append(TensorHandle(out.view(np.float32 if scalar == float32 else np.int32), scalar))
         return _Results(handles)
 
     monkeypatch.setattr(InterpreterBuilder, "create_inline_asm", create_inline_asm, raising=False)
+
+
+def _execute_all(assembly: str, registers: dict[str, Registers]) -> None:
+    """In all warps at once; afterwards, registers hold what it leaves."""
+    for statement in re.sub(r"[{}]\s*\n|\.reg[^;]*;", "", assembly).split(";"):
+        if statement.strip():
+            _execute(statement.strip(), registers)
 
 
 def _execute(statement: str, registers: dict[str, Registers]) -> None:
@@ -123,7 +120,8 @@ def _execute(statement: str, registers: dict[str, Registers]) -> None:
         result = halves[0].view(np.uint32) >> 16 | halves[1].view(np.uint32)
     else:
         raise AssertionError(name)
-    registers[target] = np.broadcast_to(np.asarray(result, np.uint32), (32,))
+    shape = next(iter(registers.values())).shape
+    registers[target] = np.broadcast_to(np.asarray(result, np.uint32), shape)
 
 
 def _constant(text: str) -> np.ndarray:
@@ -131,18 +129,19 @@ def _constant(text: str) -> np.ndarray:
 
 
 def _wide(halves: np.ndarray) -> np.ndarray:
-    return np.broadcast_to((np.asarray(halves, np.uint32) << 16).astype(np.uint32), (32,)).copy().view(np.float32)
+    return (np.asarray(halves, np.uint32) << 16).astype(np.uint32).view(np.float32)
 
 
 def _mma(a: list[Registers], b: list[Registers], c: list[Registers]) -> list[Registers]:
-    left, right, out = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8), np.float32)
+    warps = a[0].shape[:-1]
+    left, right, out = np.zeros((*warps, 16, 16)), np.zeros((*warps, 16, 8)), np.zeros((*warps, 16, 8), np.float32)
     group, place = LANES // 4, LANES % 4
     for i in range(4):
         for half in range(2):
-            left[group + i % 2 * 8, place * 2 + i // 2 * 8 + half] = _wide(a[i] >> 16 * half & 0xFFFF)
-            out[group + i // 2 * 8, place * 2 + i % 2] = c[i].view(np.float32)
+            left[..., group + i % 2 * 8, place * 2 + i // 2 * 8 + half] = _wide(a[i] >> 16 * half & 0xFFFF)
+            out[..., group + i // 2 * 8, place * 2 + i % 2] = c[i].view(np.float32)
     for i in range(2):
         for half in range(2):
-            right[place * 2 + i * 8 + half, group] = _wide(b[i] >> 16 * half & 0xFFFF)
+            right[..., place * 2 + i * 8 + half, group] = _wide(b[i] >> 16 * half & 0xFFFF)
     out = (out + left @ right).astype(np.float32)
-    return [out[group + i // 2 * 8, place * 2 + i % 2].view(np.uint32) for i in range(4)]
+    return [out[..., group + i // 2 * 8, place * 2 + i % 2].view(np.uint32) for i in range(4)]
