@@ -206,7 +206,7 @@ def mask_of_fresh_matcher(walk: Walk) -> list[int] | None:
 @example([GrammarSpec("json_schema", OBJECT, "x")], 1)
 @example([GrammarSpec("lark", TEXT_OR_CALLS, "x"), GrammarSpec("grammar", SUMS, "x")], 2)
 @example([GrammarSpec("regex", r"(\d{3}-)+[a-z ]*", "x"), GrammarSpec("regex", r"([A-Z][a-z]+( [a-z]+)*\. )+", "x")], 3)
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_rows_mask_is_a_fresh_matchers_that_has_read_the_same(specs: list[GrammarSpec], seed: int) -> None:
     """Whatever a matcher, its grammar or the masker keep from the masks before, of this sequence or of others."""
     draws, grammars = random.Random(seed), list[tuple[GrammarSpec, CompiledGrammar]]()
