@@ -15,7 +15,7 @@ from tests.kernels.quick_interpreter import make_quick
 def quick_interpreter() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if os.environ.get("TRITON_INTERPRET") == "1":
-            make_quick(patch)
+            make_quick(patch.setattr)
         yield
 
 

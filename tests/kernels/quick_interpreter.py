@@ -7,15 +7,15 @@ those that it has to replace while the call lasts.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 
 
-def make_quick(patch: pytest.MonkeyPatch) -> None:
-    """Before anything is interpreted."""
+def make_quick(replace: Callable[[object, str, object], None]) -> None:
+    """Before anything is interpreted. replace: as `setattr`."""
     from triton.runtime import interpreter
 
     is_builtin = interpreter.tl.core.is_builtin
@@ -51,6 +51,6 @@ def make_quick(patch: pytest.MonkeyPatch) -> None:
             known[name] = np_dtype(dtype)
         return known[name]
 
-    patch.setattr(interpreter, "_patch_builtin", patch_builtin)
-    patch.setattr(interpreter, "_patch_lang", patch_lang)
-    patch.setattr(interpreter, "_get_np_dtype", known_np_dtype)
+    replace(interpreter, "_patch_builtin", patch_builtin)
+    replace(interpreter, "_patch_lang", patch_lang)
+    replace(interpreter, "_get_np_dtype", known_np_dtype)

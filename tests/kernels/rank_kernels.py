@@ -11,6 +11,7 @@ from kernels.one_shot_all_gather import one_shot_all_gather
 from kernels.one_shot_all_reduce import one_shot_add_rms_norm, one_shot_all_reduce
 from kernels.symmetric_memory import SymmetricMemory, mail_offset
 from kernels.two_shot_all_reduce import two_shot_add_rms_norm, two_shot_all_reduce
+from tests.kernels.quick_interpreter import make_quick
 
 CAPACITY = 1 << 20
 LAUNCHES = {"one": one_shot_all_reduce, "two": two_shot_all_reduce, "gather": one_shot_all_gather}
@@ -19,6 +20,7 @@ NORMED = {"one normed": one_shot_add_rms_norm, "two normed": two_shot_add_rms_no
 
 def shared_memory(parallel, folder: Path, capacity: int = CAPACITY) -> SymmetricMemory:
     """Of the interpreter's lane."""
+    make_quick(setattr)
     num_bytes = SymmetricMemory.num_bytes(parallel.size, capacity)
     files = [folder / f"rank-{rank}" for rank in range(parallel.size)]
     mapped = [torch.from_file(str(file), shared=True, size=num_bytes, dtype=torch.uint8) for file in files]
