@@ -24,7 +24,7 @@ from tests.equivalence.hf_model import random_prompts
 MAX_TOKENS = 24
 _VOCAB_SIZE = 400
 _LONGEST = 90
-_NUM_PROMPTS = 6
+NUM_PROMPTS = 6
 _BLOCK_SIZE = 16
 _BUDGET = 64
 """Shorter than the longest prompt, which is therefore computed in chunks beside other requests' decodes."""
@@ -47,6 +47,7 @@ def run_family(
     folder: Path,
     implementation: WantedImplementation = "auto",
     quantization: Literal["fp8"] | None = None,
+    num_prompts: int = NUM_PROMPTS,
 ) -> FamilyRun:
     """quantization: the setting. `generate` gets the rounded weights then."""
     family.save(folder)
@@ -54,7 +55,7 @@ def run_family(
         loaded = _load(folder, implementation, quantization)
     except ModelLoadError as fault:
         return FamilyRun(family, None, False, str(fault))
-    prompts = random_prompts(_NUM_PROMPTS, _VOCAB_SIZE, longest=_LONGEST)
+    prompts = random_prompts(num_prompts, _VOCAB_SIZE, longest=_LONGEST)
     model = family.random_model()
     if quantization is not None:
         _round_linears(model, loaded.model)

@@ -3,6 +3,7 @@ with sampling and shared prefixes; preempted, swapped, overlapped; with blocks o
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +26,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class Case:
-    """A model, prompts with a common beginning, tokens that end a beam, and `generate`'s answers to all of them."""
+    """A model, prompts with a common beginning, tokens that end a beam, and `generate`'s answers to what is asked."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -34,12 +35,7 @@ class Case:
         greedy = generate_alone(folder, self.prompts, MAX_TOKENS)
         self.stops = frozenset(tokens[MAX_TOKENS // 2] for tokens in greedy)
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.expected = {
-            (width, rules, prompt): self._generate(prompt, width, rules)
-            for width in WIDTHS
-            for rules in RULES
-            for prompt in self.prompts
-        }
+        self.expected = cache(self._generate)
 
     def _generate(self, prompt: tuple[int, ...], width: int, rules: Rules) -> list[list[int]]:
         """All beams that `generate` returns, best first, each up to the token that ends it."""
@@ -88,6 +84,11 @@ def beams_of(harness: Harness, request_id: str) -> list[list[int]]:
     return [harness.tokens[request_id, i] for i in range(harness.requests[request_id].sampling.n)]
 
 
+def mixed(case: Case) -> list[tuple[tuple[int, ...], tuple[int, Rules]]]:
+    """Each prompt with its width and rules in a batch of all."""
+    return [(prompt, (WIDTHS[index % 3], RULES[index % 4])) for index, prompt in enumerate(case.prompts)]
+
+
 @pytest.mark.each_once
 @pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("width", WIDTHS)
@@ -97,11 +98,11 @@ def test_alone(case: Case, device: str, width: int, rules: Rules):
         harness = Harness(loaded.num_blocks, 4, 32, 64, executor=loaded.runner)
         name = add_beams(harness, case, prompt, width, rules)
         harness.run()
-        assert beams_of(harness, name) == case.expected[width, rules, prompt]
+        assert beams_of(harness, name) == case.expected(prompt, width, rules)
 
 
 def test_some_beams_end_early(case: Case):
-    lengths = {len(beam) for beams in case.expected.values() for beam in beams}
+    lengths = {len(beam) for prompt, way in mixed(case) for beam in case.expected(prompt, *way)}
     assert len(lengths) > 3
 
 
@@ -131,9 +132,8 @@ def test_mixed_and_preempted(
             overlap=overlap,
         )
         expected, draws = {}, []
-        for index, prompt in enumerate(case.prompts):
-            width, rules = WIDTHS[index % 3], RULES[index % 4]
-            expected[add_beams(harness, case, prompt, width, rules)] = case.expected[width, rules, prompt]
+        for index, (prompt, way) in enumerate(mixed(case)):
+            expected[add_beams(harness, case, prompt, *way)] = case.expected(prompt, *way)
             request = harness.request(prompt, 20, n=1 + index % 3, seed=index)
             draws.append(request.request_id)
             assert harness.add(request)

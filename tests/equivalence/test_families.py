@@ -1,6 +1,6 @@
 """What docs/models.md says of families, for one family per feature; `families_table.py` tries all.
 
-Served: 24 greedy tokens of six prompts, in chunks beside other requests' decodes, alone and all at once, equal
+Served: 24 greedy tokens of some prompts, in chunks beside other requests' decodes, alone and all at once, equal
 `generate`'s. Refused: with a message that says why.
 """
 
@@ -12,8 +12,13 @@ import pytest
 
 from tests.equivalence.families_table import TABLE, read_table
 from tests.equivalence.family_list import FAMILIES, Family
-from tests.equivalence.family_run import run_family
+from tests.equivalence.family_run import NUM_PROMPTS, run_family
+from tests.examples import examples
 
+FEWER = min(NUM_PROMPTS, examples(3))
+"""Prompts: the shortest, the longest and one between them."""
+REPEATS_ITSELF = "Gemma 3 (with vision)"
+"""Says too few different tokens to fewer prompts than all."""
 BY_NAME = {family.name: family for family in FAMILIES}
 SAMPLE = (
     "Gemma 2",  # a soft cap, windows of some layers, embeddings that are scaled
@@ -36,14 +41,15 @@ def family(name: str) -> Family:
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_served_family_says_what_generate_says(name: str, tmp_path: Path):
-    run = run_family(family(name), tmp_path)
+    run = run_family(family(name), tmp_path, num_prompts=NUM_PROMPTS if name == REPEATS_ITSELF else FEWER)
     assert run.served_by is not None, run.refusal
     assert run.is_equal
     assert run.num_different > 20, "text of a few tokens would prove little"
 
 
 def test_so_does_one_with_a_native_file_by_transformers_modules(tmp_path: Path):
-    run = run_family(family("Gemma 2"), tmp_path, "transformers")  # a soft cap, windows of some layers
+    with_a_soft_cap_and_windows_of_some_layers = family("Gemma 2")
+    run = run_family(with_a_soft_cap_and_windows_of_some_layers, tmp_path, "transformers", num_prompts=FEWER)
     assert (run.served_by, run.is_equal) == ("transformers", True)
 
 
@@ -58,7 +64,7 @@ def test_so_does_one_with_a_native_file_by_transformers_modules(tmp_path: Path):
     ],
 )
 def test_in_fp8_it_says_what_generate_says_by_rounded_weights(name: str, tmp_path: Path):
-    run = run_family(family(name), tmp_path, quantization="fp8")
+    run = run_family(family(name), tmp_path, quantization="fp8", num_prompts=FEWER)
     assert (run.served_by, run.is_equal, run.refusal) == ("transformers", True, "")
 
 

@@ -24,7 +24,7 @@ from tests.equivalence.test_tensor_parallel import (
 from tests.models.checkpoints import gemma3, gpt_oss, llama
 from tests.ranks import Ranks, Where
 
-MAX_TOKENS = 6
+MAX_TOKENS = 4
 NUM_LAYERS = 4
 TWO_STAGES, TWO_BY_TWO, FOUR_STAGES = ParallelConfig(1, 2), ParallelConfig(2, 2), ParallelConfig(1, 4)
 

@@ -28,7 +28,7 @@ from tests.engine.harness import Harness
 from tests.equivalence.hf_model import random_prompts, save_random_model
 
 VOCAB = 400
-MAX_TOKENS = 12
+MAX_TOKENS = 8
 EOS = 2
 ASKS: list[dict[str, Any]] = [
     {},

@@ -69,7 +69,7 @@ FAMILIES = {
     "opt, norms last": partial(opt, do_layer_norm_before=False, word_embed_proj_dim=48),
     "gpt2": gpt2,
 }
-MAX_TOKENS = 6
+MAX_TOKENS = 4
 ATOL = 2e-4
 """Tolerance of log probabilities: fp32 sums in another order."""
 _VOCAB_SIZE = 301

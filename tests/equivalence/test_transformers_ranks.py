@@ -20,7 +20,7 @@ from tests.equivalence.test_tensor_parallel import ALL_KINDS, GREEDY, SAMPLED, c
 from tests.models.quantized_checkpoints import quantized
 from tests.ranks import Ranks
 
-MAX_TOKENS = 6
+MAX_TOKENS = 4
 SERVED = {
     family.name: family
     for family in FAMILIES

@@ -35,7 +35,7 @@ from tests.runner.plans import as_decodes, planned
 from tests.structured.masks import FixedMasks
 
 PROMPTS = random_prompts(48)
-NUM_PLANS = examples(250)
+NUM_PLANS = examples(150)
 CACHE = CacheConfig(block_size=16, memory_utilization=0.9, memory_bytes=64 << 20)
 
 
