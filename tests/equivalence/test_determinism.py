@@ -195,6 +195,11 @@ def bits_of(harness: Harness, requests: Sequence[Request]) -> Bits:
 EVERY_KIND = slice(None)
 
 
+def some_kinds(number: int) -> slice:
+    """Every second kind of request; with the next number the others."""
+    return EVERY_KIND if FACTOR > 1 else slice(number % 2, None, 2)
+
+
 def alone(loaded: LoadedModel, kinds: slice = EVERY_KIND) -> Bits:
     bits: dict[tuple[str, int], Any] = {}
     for place in range(len(asking(harness_of(loaded))[kinds])):
@@ -342,10 +347,9 @@ def test_who_does_not_ask_finds_no_blocks_of_who_does(loaded: LoadedModel):
 
 @pytest.mark.parametrize(("name", "device"), EACH_ALONE)
 def test_one_token_after_the_other_where_operations_are_not_our_own(tmp_path: Path, name: str, device: str):
-    """Every second kind of request each, with the next family the others."""
     loaded = load(ONE_BY_ONE[name](tmp_path), device=device)
     assert not loaded.batches_deterministic
-    kinds = EVERY_KIND if FACTOR > 1 else slice(list(ONE_BY_ONE).index(name) % 2, None, 2)
+    kinds = some_kinds(list(ONE_BY_ONE).index(name))
     assert among(loaded, 4, kinds=kinds, max_num_batched_tokens=50) == alone(loaded, kinds)
 
 
@@ -353,7 +357,9 @@ def test_one_token_after_the_other_where_operations_are_not_our_own(tmp_path: Pa
 def test_other_families_of_a_cpu_are_batched(tmp_path: Path, name: str):
     loaded = load(CPU_FAMILIES[name](tmp_path, hidden_size=128, **{**WIDTHS, "num_attention_heads": 4}))
     assert loaded.batches_deterministic is (cpu_loops() is not None)
-    assert among(loaded, 9, max_num_batched_tokens=50) == among(loaded, 12, caches=True) == alone(loaded)
+    kinds = some_kinds(list(CPU_FAMILIES).index(name))
+    in_pieces = among(loaded, 9, kinds=kinds, max_num_batched_tokens=50)
+    assert in_pieces == among(loaded, 12, kinds=kinds, caches=True) == alone(loaded, kinds)
 
 
 def test_no_family_is_left_out():
@@ -392,13 +398,18 @@ def test_what_has_no_batched_way_is_computed_token_by_token(tmp_path: Path, kind
     assert among(loaded, 3, caches=True, max_num_batched_tokens=60) == alone(loaded)
 
 
-@pytest.mark.parametrize("kind", ["fp8", "blocks", "awq", "packed"])
+QUANTIZED = ["fp8", "blocks", "awq", "packed"]
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
 def test_quantized_weights_are_batched_on_a_cpu(tmp_path: Path, kind: str):
     plain = checkpoints.llama(tmp_path / "llama", **widths("cpu"))
     folder = plain if kind == "fp8" else quantized(plain, kind)
     loaded = load(folder, quantization="fp8" if kind == "fp8" else None)
     assert loaded.batches_deterministic is (cpu_loops() is not None)
-    assert among(loaded, 9, max_num_batched_tokens=50) == among(loaded, 12, caches=True) == alone(loaded)
+    kinds = some_kinds(QUANTIZED.index(kind))
+    in_pieces = among(loaded, 9, kinds=kinds, max_num_batched_tokens=50)
+    assert in_pieces == among(loaded, 12, kinds=kinds, caches=True) == alone(loaded, kinds)
 
 
 @pytest.mark.parametrize("device", DEVICES)
