@@ -317,7 +317,7 @@ class BatchJobs:
             await self._fail(await self.get(batch_id, client), error)
         except (StorageUnavailable, StorageFull) as fault:
             _logger.warning("%s cannot end before the next start: %s", batch_id, fault)
-        except Exception:
+        except Exception:  # the bug that ends the batch may be where results are handed over
             _logger.exception("%s cannot end before the next start, and keeps its results", batch_id)
 
     async def _fail(self, batch: Batch, error: InputError) -> None:

@@ -62,6 +62,7 @@ class BatchOutput:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._name = name
+        self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.answers = folder / ANSWERS
         self.errors = folder / ERRORS
@@ -83,7 +84,7 @@ class BatchOutput:
     @property
     def num_bytes(self) -> int:
         """Bytes in both files, as long as they are in the folder."""
-        return sum(map(num_bytes_of, self._files))
+        return num_result_bytes(self._folder)
 
     def lines_of(self, results: Sequence[LineResult]) -> tuple[bytes, bytes]:
         """The lines to write: to the answers' file, and to the errors' file."""
@@ -133,6 +134,11 @@ def num_bytes_of(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def num_result_bytes(folder: Path) -> int:
+    """Bytes of both result files, as long as they are in the batch's folder."""
+    return num_bytes_of(folder / ANSWERS) + num_bytes_of(folder / ERRORS)
 
 
 def _numbers_in(file: BinaryIO) -> tuple[list[int], int]:

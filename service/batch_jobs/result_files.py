@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from service.batch_jobs.batch import Batch
-from service.batch_jobs.batch_output import ANSWERS, ERRORS, BatchOutput, num_bytes_of
+from service.batch_jobs.batch_output import ANSWERS, ERRORS, BatchOutput, num_bytes_of, num_result_bytes
 from service.storage.file_table import StoredFile
 from service.storage.storage import Storage
 from service.storage.upload import InThread
@@ -42,16 +42,12 @@ async def hand_over(batch: Batch, folder: Path, storage: Storage, in_thread: InT
 async def salvage(batch: Batch, folder: Path, storage: Storage, in_thread: InThread) -> Batch:
     """As `hand_over`, for a batch that does not run. Counts its results, and their bytes in the storage budget, first;
     if it raises, the budget is as before, and what was not handed over is still in the folder."""
-
-    def num_bytes() -> int:
-        return num_bytes_of(folder / ANSWERS) + num_bytes_of(folder / ERRORS)
-
     batch = await in_thread(partial(_counted, batch, folder))
-    storage.budget.note(await in_thread(num_bytes))
+    storage.budget.note(await in_thread(partial(num_result_bytes, folder)))
     try:
         return await hand_over(batch, folder, storage, in_thread)
-    except Exception:
-        storage.budget.give_back(num_bytes())
+    except Exception:  # whatever it is: the next attempt counts the bytes again
+        storage.budget.give_back(num_result_bytes(folder))
         raise
 
 

@@ -216,25 +216,6 @@ def test_a_fault_of_ours_where_results_are_handed_over_costs_none(
     with_jobs(tmp_path, second)
 
 
-def test_a_fault_of_ours_where_results_are_counted_costs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart."""
-    ids = list[str]()
-
-    async def first(storage: Storage, jobs: BatchJobs) -> None:
-        ids.append((await begin(storage, jobs, lines(range(10)))).batch_id)
-        while (await jobs.get(ids[0], "ann")).num_completed < 5:
-            await asyncio.sleep(0.01)
-
-    async def second(storage: Storage, jobs: BatchJobs) -> None:
-        batch = await ended(jobs, ids[0])
-        assert (batch.status, batch.errors[0].code) == (BatchStatus.FAILED, "server_error")
-        assert sorted(result["custom_id"] for result in await told(storage, batch)) == list("01234")
-
-    with_jobs(tmp_path, first, _some)
-    monkeypatch.setattr(BatchOutput, "recover", _broken)
-    with_jobs(tmp_path, second, _some)
-
-
 async def _some(batch: Batch, body: bytes) -> Answer:
     """The first five lines are answered, the others never."""
     if json.loads(body)["n"] > 4:
@@ -242,22 +223,42 @@ async def _some(batch: Batch, body: bytes) -> Answer:
     return Answer(200, "r", body)
 
 
-def test_a_batch_whose_input_is_gone_after_a_restart_keeps_its_answers(tmp_path: Path) -> None:
+def _interrupted(folder: Path) -> str:
+    """A batch of ten lines, by its id, that a server has left after five answers."""
     ids = list[str]()
 
-    async def first(storage: Storage, jobs: BatchJobs) -> None:
+    async def until_five(storage: Storage, jobs: BatchJobs) -> None:
         ids.append((await begin(storage, jobs, lines(range(10)))).batch_id)
         while (await jobs.get(ids[0], "ann")).num_completed < 5:
             await asyncio.sleep(0.01)
 
+    with_jobs(folder, until_five, _some)
+    return ids[0]
+
+
+def test_a_fault_of_ours_where_results_are_counted_costs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart."""
+    batch_id = _interrupted(tmp_path)
+
     async def second(storage: Storage, jobs: BatchJobs) -> None:
-        batch = await ended(jobs, ids[0])
+        batch = await ended(jobs, batch_id)
+        assert (batch.status, batch.errors[0].code) == (BatchStatus.FAILED, "server_error")
+        assert sorted(result["custom_id"] for result in await told(storage, batch)) == list("01234")
+
+    monkeypatch.setattr(BatchOutput, "recover", _broken)
+    with_jobs(tmp_path, second, _some)
+
+
+def test_a_batch_whose_input_is_gone_after_a_restart_keeps_its_answers(tmp_path: Path) -> None:
+    batch_id = _interrupted(tmp_path)
+
+    async def second(storage: Storage, jobs: BatchJobs) -> None:
+        batch = await ended(jobs, batch_id)
         assert (batch.status, batch.errors[0].code) == (BatchStatus.FAILED, "file_not_found")
         assert (batch.num_lines, batch.num_completed, batch.num_failed) == (10, 5, 0)
         assert sorted(result["custom_id"] for result in await told(storage, batch)) == list("01234")
 
-    with_jobs(tmp_path, first, _some)
-    with (tmp_path / "batches" / ids[0] / ANSWERS).open("ab") as results:
+    with (tmp_path / "batches" / batch_id / ANSWERS).open("ab") as results:
         results.write(b'{"id":"batch_req_5')  # as if it had been killed there
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
         database.execute("DELETE FROM files")
