@@ -13,7 +13,8 @@ of our kernels may be waiting at once, so an earlier one of them may not have ru
 A kernel that calls `wait_then_start_dependents(PDL)` first, and nothing before it, lets the next kernel start only when
 everything before both is complete. So a next kernel that reads none of its results need not wait for it until its own
 end, and the two run side by side. It must wait by its end; otherwise the kernel after it would not be ordered behind
-this one.
+this one. The same holds of a kernel that is launched without PDL and calls `start_dependents(PDL)`: attention of
+prompts, beside which decodes run (kernels/paged_attention_decode.py).
 
 Prefetching weights or keys and values before the wait (to L2, with cp.async.bulk.prefetch, prefetch or plain loads)
 gains nothing on an H200 (loadtest/log/kernels.md): the running programs leave no room for those that would prefetch.

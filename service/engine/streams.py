@@ -80,7 +80,9 @@ class RequestStream:
 
     def take_rows(self) -> None:
         """Move the tokens from `rows` into `events`. The reader has not taken them by that."""
-        self.is_told, self.events = self.is_told, self.take()
+        is_told = self.is_told
+        self.events = self.take()
+        self.is_told = is_told
         self.rows, self.num_taken = [], 0
 
 
